@@ -1,0 +1,455 @@
+"""The contracts: what a problem, a synchronisation, an estimator and an interval are.
+
+Everything here is data and signatures. Problems and estimators are written for one client
+and one replication; the engine alone adds those dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+if TYPE_CHECKING:
+    from jaxlsgd.schedules import Plan
+
+Array = jax.Array
+Params = chex.ArrayTree
+Observation = chex.ArrayTree
+Client = chex.ArrayTree
+
+
+class Draws(NamedTuple):
+    """Standard draws behind one observation; as a declaration, how many of each it needs."""
+
+    normal: Any = 0  # (normals,) float, or the count
+    uniform: Any = 0  # (uniforms,) float in (0, 1), or the count
+
+
+class Sync(NamedTuple):
+    """What the server knows when round m ends.
+
+    `gradient` is Σ_k p_k ∇f_k(x̄; ξ^k) and `hessian` Σ_k p_k ∇²f_k(x̄; ξ^k) at the average x̄, with
+    the sample of the first local step of the next round; None unless an estimator asks for it.
+    """
+
+    params: Params  # x̄_{t_m}
+    E: Any  # local steps of round m
+    eta: Any  # step size of round m
+    gradient: Params | None = None
+    hessian: Array | None = None  # (d, d), for the flattened parameters
+
+
+class Interval(NamedTuple):
+    """A two-sided confidence interval, coordinate by coordinate (or contrast by contrast)."""
+
+    estimate: Array  # (d,)
+    lower: Array  # (d,)
+    upper: Array  # (d,)
+
+
+class Measurement(NamedTuple):
+    """What an estimator has learnt: the interval is `estimate ± multiplier(level) · scale`."""
+
+    estimate: Array  # (d,)
+    scale: Array  # (d,)
+    floored: Array  # () bool: a numerical floor acted, so `scale` is a repaired figure
+    detail: Any = ()  # what a data-dependent multiplier needs, or ()
+
+
+class Accumulator(NamedTuple):
+    """A streaming statistic: `init(params) → state`, `update(state, sync) → state`, both pure.
+
+    A state's array leaves belong to one replication. Its scalar leaves (round counter, Σ1/E_m) are
+    functions of the schedule alone, so the engine keeps one copy for all replications.
+    """
+
+    init: Callable[[Params], Any]
+    update: Callable[[Any, Sync], Any]
+    needs_gradient: bool = False
+    needs_hessian: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """An interval method: the statistics it streams, and how they become an interval.
+
+    Made by a builder such as `jaxlsgd.random_scaling`. Works in the engine and in any JAX loop::
+
+        estimator = jaxlsgd.random_scaling()
+        state = estimator.init(params)
+        state = estimator.update(state, jaxlsgd.Sync(params=average, E=5, eta=0.01))
+        lower, upper = estimator.interval(state, level=0.95)[1:]
+
+    Attributes:
+      name: short, unique among the methods of a run.
+      accumulators: the statistics; two methods that name the same one share it in the engine.
+      measure: `(states, plan) → Measurement`; `plan` is a `Horizon` of arrays, or None.
+      multiplier: `(level, plan, detail) → q`, on the host; `plan` is a `Plan` or None.
+      tail: `(statistic, plan, detail) → p`, two-sided p-value of |estimate − null| / scale.
+      needs_plan: whether `measure` cannot do without the plan.
+      contrasts: rows R where the interval is for Rx, or () where it is for x itself.
+    """
+
+    name: str
+    accumulators: tuple[Accumulator, ...]
+    measure: Callable[[tuple[Any, ...], Horizon | None], Measurement]
+    multiplier: Callable[[float, Plan | None, Any], Any]
+    tail: Callable[[Any, Plan | None, Any], Any]
+    needs_plan: bool = False
+    contrasts: tuple[tuple[float, ...], ...] = ()
+
+    def coordinates(self, problem: Problem) -> tuple[str, ...]:
+        """Names of what the interval is for."""
+        if self.contrasts:
+            return tuple(f"contrast[{i}]" for i in range(len(self.contrasts)))
+        return tuple(problem.parameter_names())
+
+    def truth(self, problem: Problem) -> np.ndarray | None:
+        """True value of what the interval is for, where the problem knows it."""
+        x = problem.true_vector
+        if x is None or not self.contrasts:
+            return x
+        return np.asarray(self.contrasts) @ x
+
+    def init(self, params: Params) -> tuple[Any, ...]:
+        """Returns the state before the first round."""
+        return tuple(part.init(params) for part in self.accumulators)
+
+    def update(self, state: tuple[Any, ...], sync: Sync) -> tuple[Any, ...]:
+        """Returns the state after one more round."""
+        pairs = zip(self.accumulators, state, strict=True)
+        return tuple(part.update(old, sync) for part, old in pairs)
+
+    def interval(self, state: tuple[Any, ...], level: float, plan: Plan | None = None) -> Interval:
+        """Returns the two-sided interval of the given level (0.95, not 95)."""
+        check_level(level)
+        if self.needs_plan and plan is None:
+            raise ValueError(f"plan: {self.name} needs the plan that was run, got None")
+        measured = self.measure(state, None if plan is None else Horizon.of(plan))
+        half = self.multiplier(level, plan, measured.detail) * measured.scale
+        return Interval(measured.estimate, measured.estimate - half, measured.estimate + half)
+
+
+class Horizon(NamedTuple):
+    """A plan as arrays of padded length, so that plans of many lengths share one program."""
+
+    E: Array  # (padded,) E_m, 0 beyond the last round
+    eta: Array  # (padded,) η_m, 0 beyond the last round
+    num_rounds: Array  # () T
+
+    @classmethod
+    def of(cls, plan: Plan, dtype: Any = None) -> Horizon:
+        """Pads a plan to the next power of two."""
+        length = 1 << max(6, (plan.num_rounds - 1).bit_length())
+        pad = (0, length - plan.num_rounds)
+        dtype = dtype or jnp.result_type(float)
+        return cls(
+            jnp.asarray(np.pad(plan.E, pad), dtype),
+            jnp.asarray(np.pad(plan.eta, pad), dtype),
+            jnp.asarray(plan.num_rounds, jnp.int32),
+        )
+
+
+def check_level(level: float) -> float:
+    """Refuses a confidence level that is not strictly between 0 and 1."""
+    if isinstance(level, bool) or not isinstance(level, (int, float, np.floating)):
+        raise ValueError(f"level: must be a number in (0, 1), got {level!r}")
+    if not 0.0 < level < 1.0:
+        hint = f"; did you mean {level / 100:g}?" if 1 < level < 100 else ""
+        raise ValueError(f"level: must be in (0, 1), got {level!r}{hint}")
+    return float(level)
+
+
+def check_key(key: Any) -> Array:
+    """Refuses anything but one typed threefry2x32 key."""
+    if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ValueError(f"key: must be a typed key such as jax.random.key(0), got {key!r}")
+    if key.shape != ():
+        raise ValueError(f"key: must be one key, got an array of keys of shape {key.shape}")
+    if str(jax.random.key_impl(key)) != "threefry2x32":
+        raise ValueError(
+            "key: must be of the threefry2x32 implementation, whose streams do not depend on "
+            f"tiles or devices; got {jax.random.key_impl(key)}"
+        )
+    return key
+
+
+def _check_count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name}: must be an integer of at least {least}, got {value!r}")
+    return int(value)
+
+
+def _check_weights(weights: Any, num_clients: int) -> np.ndarray:
+    if weights is None:
+        return np.full(num_clients, 1.0 / num_clients)
+    weights = np.asarray(weights, np.float64)
+    if weights.shape != (num_clients,):
+        raise ValueError(f"weights: must have shape ({num_clients},), got {weights.shape}")
+    if not np.all(np.isfinite(weights)) or np.any(weights < 0):
+        raise ValueError(f"weights: must be finite and not negative, got {weights}")
+    if not math.isclose(weights.sum(), 1.0, abs_tol=1e-6):
+        raise ValueError(f"weights: must sum to 1, got a sum of {weights.sum():.8g}")
+    return weights / weights.sum()
+
+
+def check_finite(name: str, tree: Any) -> None:
+    """Refuses a pytree with a NaN or an infinity in it."""
+    for leaf in jax.tree.leaves(tree):
+        if not np.all(np.isfinite(np.asarray(leaf, np.float64))):
+            raise ValueError(f"{name}: must be finite, got {np.asarray(leaf)}")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """A federated estimation problem: minimise Σ_k p_k E f(x; ξ_k) over x.
+
+    Say where observations come from in one of two ways: `sample(key, client)`, the easy one, or
+    `draws` and `observe(draws, client)`, the fast one, for which the engine makes the standard
+    draws of a whole block at once. `client` is the client's index, or its slice of `clients`.
+
+    Example::
+
+        import jax, jax.numpy as jnp, jaxlsgd
+
+        def sample(key, client):
+            a = jax.random.normal(key, (3,))
+            return a, a @ jnp.ones(3) + 0.1 * client
+
+        problem = jaxlsgd.Problem(
+            init=jnp.zeros(3), sample=sample, num_clients=4,
+            loss=lambda params, obs: 0.5 * (obs[0] @ params - obs[1]) ** 2,
+        )
+
+    Args:
+      init: starting parameters x_0, any pytree of floating arrays.
+      loss: `(params, observation) → scalar`.
+      num_clients: K.
+      sample: `(key, client) → observation`.
+      draws: how many standard normals and uniforms an observation needs.
+      observe: `(draws, client) → observation`.
+      weights: p_k, (K,), non-negative with sum 1; uniform if None.
+      truth: x*, a pytree like `init`, where it is known.
+      clients: pytree with leading dimension K of what differs between clients.
+      gradient: `(params, observation) → pytree like params`, where better than `jax.grad(loss)`.
+      hessian: `(params, observation) → (d, d)`, where better than `jax.hessian(loss)`.
+      G: ∇²f(x*), (d, d), where it is known.
+      S: covariance of the averaged gradient at x*, (d, d), where it is known.
+      name: short name for tables.
+    """
+
+    init: Params
+    loss: Callable[[Params, Observation], Array]
+    num_clients: int
+    sample: Callable[[Array, Client], Observation] | None = None
+    draws: Draws | None = None
+    observe: Callable[[Draws, Client], Observation] | None = None
+    weights: Any = None
+    truth: Params | None = None
+    clients: Any = None
+    gradient: Callable[[Params, Observation], Params] | None = None
+    hessian: Callable[[Params, Observation], Array] | None = None
+    G: Any = None
+    S: Any = None
+    name: str = "problem"
+
+    def __post_init__(self) -> None:
+        _check_count("num_clients", self.num_clients, 1)
+        put = functools.partial(object.__setattr__, self)
+        put("weights", _check_weights(self.weights, self.num_clients))
+        check_finite("init", self.init)
+        put("init", jax.tree.map(_as_float, self.init))
+        if self.dim == 0:
+            raise ValueError("init: must have at least one parameter, got none")
+        if self.truth is not None:
+            check_finite("truth", self.truth)
+            if _flat_size(self.truth) != self.dim:
+                raise ValueError(
+                    f"truth: must have the {self.dim} parameters of init, "
+                    f"got {_flat_size(self.truth)}"
+                )
+        if self.clients is None:
+            put("clients", np.arange(self.num_clients, dtype=np.int32))
+        _check_clients(self.clients, self.num_clients)
+        _check_source(self)
+        _check_loss(self)
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters d."""
+        return _flat_size(self.init)
+
+    @property
+    def true_vector(self) -> np.ndarray | None:
+        """x* as a flat float64 vector, or None."""
+        if self.truth is None:
+            return None
+        leaves = jax.tree.leaves(self.truth)
+        return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
+
+    def parameter_names(self) -> list[str]:
+        """One name a coordinate of the flattened parameters: `x[0]`, or the pytree's path."""
+        names = []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.init):
+            stem = jax.tree_util.keystr(path) or "x"
+            shape = np.shape(leaf)
+            names += [stem + (f"[{','.join(map(str, i))}]" if i else "") for i in np.ndindex(shape)]
+        return names
+
+    def structure(self) -> Hashable:
+        """What decides the compiled program, apart from array shapes: functions and counts."""
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(self.init))
+        functions = (self.loss, self.sample, self.observe, self.gradient, self.hessian)
+        return Structure(functions, self.draws, jax.tree.structure(self.init), shapes)
+
+
+class Structure(NamedTuple):
+    """The hashable part of a problem; see `Problem.structure`."""
+
+    functions: tuple[Callable[..., Any] | None, ...]
+    draws: Draws | None
+    treedef: Any
+    shapes: tuple[Any, ...]
+
+    def flat_functions(self) -> FlatFunctions:
+        """Returns the problem's functions on flat parameter vectors."""
+        loss, sample, observe, gradient, hessian = self.functions
+        template = self.treedef.unflatten([np.zeros(shape) for shape, _ in self.shapes])
+
+        def unravel(vector: Array) -> Params:
+            # A plain vector stays as it is: a reshape would cost the layout of the innermost loop.
+            if isinstance(template, np.ndarray) and template.ndim == 1:
+                return vector
+            return ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, vector.dtype), template))[
+                1
+            ](vector)
+
+        def flat_loss(vector: Array, observation: Observation) -> Array:
+            assert loss is not None
+            return loss(unravel(vector), observation)
+
+        def flat_gradient(vector: Array, observation: Observation) -> Array:
+            if gradient is None:
+                return jax.grad(flat_loss)(vector, observation)
+            return flatten(gradient(unravel(vector), observation))
+
+        def flat_hessian(vector: Array, observation: Observation) -> Array:
+            if hessian is None:
+                return jax.hessian(flat_loss)(vector, observation)
+            return hessian(unravel(vector), observation)
+
+        return FlatFunctions(flat_gradient, flat_hessian, sample, observe, unravel)
+
+
+class FlatFunctions(NamedTuple):
+    """A problem's functions for one client and one replication, on flat vectors (d,)."""
+
+    gradient: Callable[[Array, Observation], Array]
+    hessian: Callable[[Array, Observation], Array]
+    sample: Callable[[Array, Client], Observation] | None
+    observe: Callable[[Draws, Client], Observation] | None
+    unravel: Callable[[Array], Params]
+
+
+def flatten(params: Params) -> Array:
+    """Flattens a pytree of parameters to a vector; a vector is returned as it is."""
+    if isinstance(params, (jax.Array, np.ndarray)) and np.ndim(params) == 1:
+        return jnp.asarray(params)
+    return ravel_pytree(params)[0]
+
+
+def compensated_add(total: Array, lost: Array, term: Array) -> tuple[Array, Array]:
+    """Kahan's sum: `total + lost` is the sum to nearly twice the working precision."""
+    term = term + lost
+    new = total + term
+    return new, term - (new - total)
+
+
+def _as_float(leaf: Any) -> np.ndarray:
+    leaf = np.asarray(leaf)
+    return leaf if np.issubdtype(leaf.dtype, np.floating) else leaf.astype(np.float32)
+
+
+def _flat_size(tree: Params) -> int:
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+def _check_clients(clients: Any, num_clients: int) -> None:
+    for leaf in jax.tree.leaves(clients):
+        if np.ndim(leaf) == 0 or np.shape(leaf)[0] != num_clients:
+            raise ValueError(
+                f"clients: every leaf must have leading dimension num_clients = {num_clients}, "
+                f"got shape {np.shape(leaf)}"
+            )
+    check_finite("clients", clients)
+
+
+def _check_source(problem: Problem) -> None:
+    """Refuses a problem whose observations have no source, two, or a shape that varies."""
+    easy, fast = problem.sample is not None, problem.observe is not None
+    if easy == fast:
+        given = "both" if easy else "neither"
+        raise ValueError(f"sample: give either sample or draws with observe, got {given}")
+    if fast and not isinstance(problem.draws, Draws):
+        raise ValueError(f"draws: observe needs a declaration Draws(...), got {problem.draws!r}")
+    if fast:
+        _check_count("draws.normal", problem.draws.normal, 0)  # type: ignore[union-attr]
+        _check_count("draws.uniform", problem.draws.uniform, 0)  # type: ignore[union-attr]
+    last = problem.num_clients - 1
+    shapes = [_observation_shape(problem, k) for k in sorted({0, last // 2, last})]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ValueError(
+            "sample: observations must have the same shape for every client, "
+            f"got {shapes[0]} for client 0 and {next(s for s in shapes if s != shapes[0])}"
+        )
+
+
+def abstract_source(problem: Problem) -> tuple[Callable[..., Any], Any]:
+    """Returns the observation's source and the abstract value of its first argument."""
+    if problem.sample is not None:
+        return problem.sample, jax.eval_shape(lambda: jax.random.key(0))
+    assert problem.observe is not None and problem.draws is not None
+    shapes = [jax.ShapeDtypeStruct((count,), jnp.float32) for count in problem.draws]
+    return problem.observe, Draws(*shapes)
+
+
+def _observation_shape(problem: Problem, k: int) -> Any:
+    source, argument = abstract_source(problem)
+    client = jax.tree.map(lambda leaf: leaf[k], problem.clients)
+    found = jax.eval_shape(lambda a: source(a, client), argument)
+    return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), found)
+
+
+def _check_loss(problem: Problem) -> None:
+    """Refuses a loss (or gradient, or Hessian) whose result has the wrong shape."""
+    source, argument = abstract_source(problem)
+    client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
+    try:
+        observation = jax.eval_shape(source, argument, client)
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
+        raise ValueError(
+            "sample: must work for a traced client, so that all clients run at once; "
+            f"its shapes or branches may not depend on the client's value ({type(error).__name__})"
+        ) from error
+    found = jax.eval_shape(problem.loss, problem.init, observation)
+    if not hasattr(found, "shape") or found.shape != ():
+        raise ValueError(f"loss: must return a scalar, got shape {getattr(found, 'shape', found)}")
+    if problem.hessian is not None:
+        found = jax.eval_shape(problem.hessian, problem.init, observation)
+        if found.shape != (problem.dim, problem.dim):
+            raise ValueError(
+                f"hessian: must return shape {(problem.dim, problem.dim)}, got {found.shape}"
+            )
+    if problem.gradient is not None:
+        found = jax.eval_shape(problem.gradient, problem.init, observation)
+        if _flat_size(found) != problem.dim:
+            raise ValueError(f"gradient: must have {problem.dim} parameters, got {found}")

@@ -1,0 +1,171 @@
+"""Plug-in: intervals from running estimates of the Hessian G and the gradient covariance S."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from jax import lax
+
+from jaxlsgd.base import (
+    Accumulator,
+    Array,
+    Estimator,
+    Horizon,
+    Measurement,
+    Params,
+    Sync,
+    compensated_add,
+    flatten,
+)
+
+if TYPE_CHECKING:
+    from jaxlsgd.schedules import Plan
+
+HORIZONS = ("asymptotic", "finite")
+_FLOOR = 1e-6  # smallest eigenvalue of Ĝ allowed, as a share of the largest
+
+
+class PlugInState(NamedTuple):
+    """Running means of Hessians and squared gradients, and the path's mean."""
+
+    G: Array  # (d, d)
+    S: Array  # (d, d)
+    mean: Array  # (d,) ȳ_m
+    lost: Array  # (d,) what rounding took from ȳ_m so far
+    s: Array  # () Σ 1/E_n
+    s_lost: Array  # ()
+    m: Array  # () int32
+
+
+@functools.cache
+def curvature() -> Accumulator:
+    """Ĝ = (1/m) Σ Σ_k p_k ∇²f_k(x̄; ξ^k) and Ŝ = (1/m) Σ g gᵀ, g = Σ_k p_k ∇f_k(x̄; ξ^k)."""
+
+    def init(params: Params) -> PlugInState:
+        x = flatten(params)
+        y, zero = jnp.zeros_like(x), jnp.zeros((), x.dtype)
+        square = y[:, None] * y[None, :]
+        return PlugInState(square, square, y, y, zero, zero, jnp.zeros((), jnp.int32))
+
+    def update(state: PlugInState, sync: Sync) -> PlugInState:
+        if sync.gradient is None or sync.hessian is None:
+            raise ValueError("sync: plug_in needs gradient and hessian at the average, got None")
+        x, g = flatten(sync.params), flatten(sync.gradient)
+        m = state.m + 1
+        share = jnp.asarray(1, x.dtype) / m.astype(x.dtype)
+        E = jnp.asarray(sync.E, x.dtype)
+        mean, lost = compensated_add(
+            state.mean, state.lost, ((x - state.mean) - state.lost) * share
+        )
+        s, s_lost = compensated_add(state.s, state.s_lost, 1 / E)
+        G = state.G + (sync.hessian - state.G) * share
+        S = state.S + (g[:, None] * g[None, :] - state.S) * share
+        return PlugInState(G, S, mean, lost, s, s_lost, m)
+
+    return Accumulator(init, update, needs_gradient=True, needs_hessian=True)
+
+
+class Spectrum(NamedTuple):
+    """Ĝ = Q diag(λ) Qᵀ with eigenvalues kept above a floor, and S̃ = QᵀŜQ."""
+
+    eigenvalues: Array  # (d,)
+    vectors: Array  # (d, d), columns
+    S: Array  # (d, d)
+    floored: Array  # () bool
+
+
+def spectrum(state: PlugInState) -> Spectrum:
+    """Eigen-decomposition that solves with Ĝ; says when the floor had to act.
+
+    Eigenvalues rather than Cholesky: the finite-horizon formulas need them, a floor can be put on
+    them, and `eigh` compiles for every accelerator where a general solve does not.
+    """
+    G = (state.G + state.G.T) / 2
+    finite = jnp.all(jnp.isfinite(G))
+    values, Q = jnp.linalg.eigh(jnp.where(finite, G, jnp.eye(G.shape[0], dtype=G.dtype)))
+    floor = _FLOOR * jnp.max(jnp.abs(values))
+    low = jnp.any(values < floor)
+    values = jnp.where(finite, jnp.maximum(values, floor), jnp.nan)
+    rotated = jnp.matmul(state.S, Q, precision=lax.Precision.HIGHEST)
+    return Spectrum(
+        values, Q, jnp.matmul(Q.T, rotated, precision=lax.Precision.HIGHEST), low & finite
+    )
+
+
+def sandwich(spec: Spectrum) -> Array:
+    """G⁻¹SG⁻ᵀ in the basis of G's eigenvectors."""
+    return spec.S / (spec.eigenvalues[:, None] * spec.eigenvalues[None, :])
+
+
+def rotate_back(spec: Spectrum, middle: Array) -> Array:
+    """Q · middle · Qᵀ."""
+    left = jnp.matmul(spec.vectors, middle, precision=lax.Precision.HIGHEST)
+    return jnp.matmul(left, spec.vectors.T, precision=lax.Precision.HIGHEST)
+
+
+def asymptotic_covariance(state: PlugInState) -> tuple[Array, Array]:
+    """ν̂ Ĝ⁻¹ŜĜ⁻ᵀ/t_T, and whether the floor on Ĝ's eigenvalues acted."""
+    spec = spectrum(state)
+    rounds = jnp.maximum(state.m, 1).astype(state.G.dtype)
+    # ν̂/t_T = (Σ1/E)/T²
+    return rotate_back(spec, sandwich(spec)) * (state.s / rounds / rounds), spec.floored
+
+
+def plug_in(horizon: str = "asymptotic", *, name: str | None = None) -> Estimator:
+    """Plug-in: ȳ_j ± z √Cov(ȳ)_jj with the covariance from running Ĝ and Ŝ.
+
+    "asymptotic" is the paper's Cov(ȳ) = ν̂ Ĝ⁻¹ŜĜ⁻ᵀ/t_T; it is too small at short horizons. "finite"
+    is the covariance of the linearised Local SGD recursion for the plan as it is; see
+    `finite_horizon`. It needs the plan.
+
+    Args:
+      horizon: "asymptotic" or "finite".
+      name: name in tables; made from the arguments if None.
+
+    Returns:
+      An `Estimator`. Its `update` needs `sync.gradient` and `sync.hessian`.
+
+    Example::
+
+        estimator = plug_in()
+        state = estimator.init(jnp.zeros(2))
+        sync = Sync(params=jnp.ones(2), E=1, eta=0.1, gradient=jnp.ones(2), hessian=jnp.eye(2))
+        estimator.interval(estimator.update(state, sync), level=0.95)
+
+    Reference: Li, Liang, Chang, Zhang, Section 4.1.
+    """
+    if horizon not in HORIZONS:
+        raise ValueError(f"horizon: must be one of {', '.join(HORIZONS)}, got {horizon!r}")
+    if horizon == "finite":
+        from jaxlsgd.inference import finite_horizon
+
+        return finite_horizon.plug_in_estimator(name or "plug_in[finite]", curvature())
+    return Estimator(name or "plug_in", (curvature(),), _measure, normal_multiplier, normal_tail)
+
+
+def measurement(state: PlugInState, covariance: Array, floored: Array) -> Measurement:
+    """The measurement for a covariance of ȳ."""
+    variance = jnp.diagonal(covariance)
+    scale = jnp.sqrt(jnp.where(variance >= 0, variance, jnp.nan))
+    return Measurement(state.mean + state.lost, scale, floored)
+
+
+def _measure(states: tuple[PlugInState, ...], horizon: Horizon | None) -> Measurement:
+    del horizon
+    return measurement(states[0], *asymptotic_covariance(states[0]))
+
+
+def normal_multiplier(level: float, plan: Plan | None, detail: Any) -> float:
+    """Two-sided standard normal quantile."""
+    del plan, detail
+    return float(scipy.stats.norm.isf((1 - level) / 2))
+
+
+def normal_tail(statistic: Any, plan: Plan | None, detail: Any) -> np.ndarray:
+    """Two-sided normal p-value."""
+    del plan, detail
+    return 2 * scipy.stats.norm.sf(np.abs(np.asarray(statistic, np.float64)))

@@ -1,0 +1,226 @@
+"""Random scaling: intervals from the path alone, with no gradient and no Hessian."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxlsgd.base import (
+    Accumulator,
+    Array,
+    Estimator,
+    Horizon,
+    Measurement,
+    Params,
+    Sync,
+    check_finite,
+    compensated_add,
+    flatten,
+)
+from jaxlsgd.inference import critical_values
+
+if TYPE_CHECKING:
+    from jaxlsgd.schedules import Plan
+
+MODES = ("full", "diagonal", "contrasts")
+CRITICAL = ("asymptotic", "schedule", "paper", "finite_horizon")
+
+
+class RandomScalingState(NamedTuple):
+    """The paper's four accumulators, centred at the running mean ȳ_m.
+
+    A = Σ (n²/E_n)(ȳ_n − ȳ_m)(ȳ_n − ȳ_m)ᵀ, b = Σ (n²/E_n)(ȳ_n − ȳ_m), s = Σ 1/E_n, q = Σ n²/E_n.
+    """
+
+    A: Array  # (d, d), or (d,) in diagonal mode
+    b: Array  # (d,)
+    mean: Array  # (d,) ȳ_m
+    lost: Array  # (d,) what rounding took from ȳ_m so far
+    s: Array  # ()
+    q: Array  # ()
+    s_lost: Array  # ()
+    q_lost: Array  # ()
+    m: Array  # () int32: a float32 counter would stick at 2²⁴
+
+
+@functools.cache
+def path_scale(mode: str = "full", contrasts: tuple[tuple[float, ...], ...] = ()) -> Accumulator:
+    """The random-scaling accumulators as a streaming statistic of x̄_{t_m}.
+
+    With δ = (x̄_m − ȳ_{m−1})/m each round does, at the cost of the paper's Algorithm 2,
+
+        A ← A − b δᵀ − δ bᵀ + q δδᵀ;   b ← b − q δ;   ȳ ← ȳ + δ;   q ← q + m²/E_m;   s ← s + 1/E_m
+
+    Algorithm 2 keeps raw sums and subtracts at the end, which cancels in float32: V̂ would lose all
+    its digits in a long run. ȳ, s and q are compensated sums (Kahan), because δ falls below the last
+    bit of ȳ once m is large or ȳ is far from the origin.
+    """
+    matrix = np.asarray(contrasts, np.float64)
+
+    def view(params: Params) -> Array:
+        vector = flatten(params)
+        if mode != "contrasts":
+            return vector
+        rows = jnp.asarray(matrix, vector.dtype)
+        return jnp.sum(rows * vector[None, :], axis=1)
+
+    def init(params: Params) -> RandomScalingState:
+        y = jnp.zeros_like(view(params))
+        zero = jnp.zeros((), y.dtype)
+        A = y if mode == "diagonal" else y[:, None] * y[None, :]
+        return RandomScalingState(A, y, y, y, zero, zero, zero, zero, jnp.zeros((), jnp.int32))
+
+    def update(state: RandomScalingState, sync: Sync) -> RandomScalingState:
+        x = view(sync.params)
+        m = state.m + 1
+        weight = m.astype(x.dtype)
+        inverse_E = jnp.asarray(1, x.dtype) / jnp.asarray(sync.E, x.dtype)
+        delta = ((x - state.mean) - state.lost) / weight
+        # b δᵀ + δ bᵀ − q δδᵀ = c δᵀ + δ cᵀ with c = b − q δ/2
+        c = state.b - (state.q / 2) * delta
+        cross = (
+            2 * c * delta
+            if mode == "diagonal"
+            else c[:, None] * delta[None, :] + delta[:, None] * c[None, :]
+        )
+        mean, lost = compensated_add(state.mean, state.lost, delta)
+        s, s_lost = compensated_add(state.s, state.s_lost, inverse_E)
+        q, q_lost = compensated_add(state.q, state.q_lost, weight * weight * inverse_E)
+        b = state.b - state.q * delta
+        return RandomScalingState(state.A - cross, b, mean, lost, s, q, s_lost, q_lost, m)
+
+    return Accumulator(init, update)
+
+
+def random_scaling(
+    mode: str = "full",
+    *,
+    contrasts: ArrayLike | None = None,
+    critical: str = "asymptotic",
+    beta: float | None = None,
+    name: str | None = None,
+) -> Estimator:
+    """Random scaling: ȳ_j ± q √V̂_jj with V̂_m = A_m/(m² s_m).
+
+    The distribution of (ȳ − x*)/√V̂ does not depend on the problem, only on how E_m grows, so that
+    no gradient or Hessian is needed: q is a quantile of t*(β), see `critical_values`.
+
+    Args:
+      mode: "full" keeps V̂ as (d, d), which joint tests need; "diagonal" keeps its diagonal in O(d);
+        "contrasts" keeps V̂ of Rx for the rows R given.
+      contrasts: R, (number, d); only with (and then required by) mode "contrasts".
+      critical: where q comes from: "asymptotic" (t*(β) of the schedule's family), "schedule" (the
+        actual E_m of the plan), "paper" (the paper's simulated Table 2), "finite_horizon" (the
+        Gaussian process of the plan with the estimated G and S; needs Hessians).
+      beta: growth exponent of E_m for "asymptotic" and "paper"; taken from the plan if None.
+      name: name in tables; made from the arguments if None.
+
+    Returns:
+      An `Estimator`.
+
+    Example::
+
+        estimator = random_scaling("contrasts", contrasts=[[1.0, -1.0]])
+        state = estimator.init(jnp.zeros(2))
+        for E, x in zip([1, 2, 4], jnp.eye(3, 2)):
+            state = estimator.update(state, Sync(params=x, E=E, eta=0.1))
+        estimator.interval(state, level=0.95)
+
+    Reference: Li, Liang, Chang, Zhang, Section 4.2, Algorithm 2 and Corollary 4.2.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode: must be one of {', '.join(MODES)}, got {mode!r}")
+    if critical not in CRITICAL:
+        raise ValueError(f"critical: must be one of {', '.join(CRITICAL)}, got {critical!r}")
+    if (contrasts is not None) != (mode == "contrasts"):
+        raise ValueError(f"contrasts: go with mode 'contrasts', got mode {mode!r}")
+    if beta is not None:
+        critical_values.critical_value(0.5, beta=beta)
+    rows = check_contrasts(contrasts) if contrasts is not None else ()
+    part = path_scale(mode, rows)
+    name = name or "random_scaling" + ("" if critical == "asymptotic" else f"[{critical}]")
+    if critical == "finite_horizon":
+        from jaxlsgd.inference import finite_horizon
+
+        return finite_horizon.random_scaling_estimator(name, part, rows)
+    return Estimator(
+        name=name,
+        accumulators=(part,),
+        measure=_measure,
+        multiplier=functools.partial(_multiplier, critical, beta),
+        tail=functools.partial(_tail, critical, beta),
+        contrasts=rows,
+    )
+
+
+def check_contrasts(contrasts: ArrayLike) -> tuple[tuple[float, ...], ...]:
+    """Refuses contrasts that are not a finite matrix of full row rank."""
+    matrix = np.asarray(contrasts, np.float64)
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"contrasts: must be a matrix (number, d), got shape {matrix.shape}")
+    check_finite("contrasts", matrix)
+    rank = int(np.linalg.matrix_rank(matrix))
+    if rank < matrix.shape[0]:
+        raise ValueError(
+            f"contrasts: rows must be linearly independent, got {matrix.shape[0]} of rank {rank}"
+        )
+    return tuple(map(tuple, matrix.tolist()))
+
+
+def scaling_matrix(state: RandomScalingState) -> Array:
+    """V̂_m = A/(m² s): (d, d), or its diagonal (d,) in diagonal mode."""
+    m = jnp.maximum(state.m, 1).astype(state.A.dtype)
+    # Two divisions: m² overflows nothing here, but m²·s would leave float32 at long horizons.
+    return state.A / m / m / jnp.where(state.m > 0, state.s, 1)
+
+
+def _measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Measurement:
+    del horizon
+    state = states[0]
+    V = scaling_matrix(state)
+    diagonal = jnp.diagonal(V) if V.ndim == 2 else V
+    scale = jnp.sqrt(jnp.maximum(diagonal, 0))
+    # maximum() would turn a NaN of a diverged path into 0 on some back ends.
+    scale = jnp.where(jnp.isnan(diagonal), jnp.nan, scale)
+    return Measurement(state.mean + state.lost, scale, jnp.any(diagonal < 0))
+
+
+def _growth(beta: float | None, plan: Plan | None) -> float:
+    if beta is not None:
+        return beta
+    if plan is None:
+        return 0.0
+    if plan.beta is None:
+        raise ValueError(
+            f"beta: the schedule {plan.name} has no known growth exponent; "
+            "give random_scaling(beta=...) or use critical='schedule'"
+        )
+    return plan.beta
+
+
+def _multiplier(
+    critical: str, beta: float | None, level: float, plan: Plan | None, detail: Any
+) -> float:
+    del detail
+    if critical == "schedule":
+        return critical_values.for_plan(_required(plan), level)
+    if critical == "paper":
+        return critical_values.paper_value(_growth(beta, plan), level)
+    return critical_values.critical_value(level, beta=_growth(beta, plan))
+
+
+def _tail(critical: str, beta: float | None, statistic: Any, plan: Plan | None, detail: Any) -> Any:
+    del detail
+    if critical == "schedule":
+        return critical_values.p_value_for_plan(_required(plan), statistic)
+    return critical_values.p_value(statistic, beta=_growth(beta, plan))
+
+
+def _required(plan: Plan | None) -> Plan:
+    if plan is None:
+        raise ValueError("plan: critical='schedule' needs the plan that was run, got None")
+    return plan

@@ -1,0 +1,109 @@
+"""What the synthetic problems share: covariates a ~ N(0, Σ) and the clients' true parameters."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxlsgd.base import _check_count, _check_weights
+
+MAX_MATRIX_DIM = 2_000  # beyond it G and S stay None: a (d, d) float64 array passes 32 MB
+
+
+class Population(NamedTuple):
+    """The checked and completed description of the clients."""
+
+    weights: np.ndarray  # (K,)
+    truths: np.ndarray  # (K, d), x*_k
+    factor: np.ndarray | None  # (d, d), lower triangular L with Σ = LLᵀ; None for the identity
+    init: np.ndarray  # (d,)
+
+    def whiten(self, params: np.ndarray) -> np.ndarray:
+        """Returns Lᵀx for rows x: aᵀx = wᵀ(Lᵀx) with w ~ N(0, I)."""
+        return params if self.factor is None else params @ self.factor
+
+    def client_factors(self) -> np.ndarray:
+        """Returns L once a client, (K, d, d), as a view."""
+        assert self.factor is not None
+        return np.broadcast_to(self.factor, (len(self.weights), *self.factor.shape))
+
+
+def population(
+    dim: int,
+    num_clients: int,
+    *,
+    heterogeneity: float,
+    weights: Any,
+    covariance: Any,
+    truth_seed: int,
+    client_truths: Any,
+    center: Any,
+    default_center: np.ndarray,
+    init: Any,
+) -> Population:
+    """Checks the arguments and draws x*_k = center + heterogeneity · N(0, I), once."""
+    heterogeneity = check_scale("heterogeneity", heterogeneity)
+    truth_seed = _check_count("truth_seed", truth_seed, 0)
+    if client_truths is not None:
+        if center is not None:
+            raise ValueError(f"center: must be None when client_truths is given, got {center!r}")
+        truths = check_array("client_truths", client_truths, (num_clients, dim))
+    else:
+        middle = default_center if center is None else check_array("center", center, (dim,))
+        unit = np.random.Generator(np.random.PCG64(truth_seed)).standard_normal((num_clients, dim))
+        truths = middle + heterogeneity * unit
+    return Population(
+        weights=_check_weights(weights, num_clients),
+        truths=truths,
+        factor=check_covariance(covariance, dim),
+        init=np.zeros(dim) if init is None else check_array("init", init, (dim,)),
+    )
+
+
+def check_sizes(dim: Any, num_clients: Any) -> tuple[int, int]:
+    """Refuses sizes that are not integers of at least 1."""
+    return _check_count("dim", dim, 1), _check_count("num_clients", num_clients, 1)
+
+
+def check_scale(name: str, value: Any) -> float:
+    """Refuses a scale that is not a finite number of at least 0."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    scale = float(value) if real else math.nan
+    if not (math.isfinite(scale) and scale >= 0):
+        raise ValueError(f"{name}: must be a finite number of at least 0, got {value!r}")
+    return scale
+
+
+def check_array(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Refuses anything but finite numbers of the given shape; returns a float64 copy."""
+    try:
+        array = np.array(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: must hold real numbers of shape {shape}, got {value!r}"
+        ) from error
+    if array.shape != shape:
+        raise ValueError(f"{name}: must have shape {shape}, got {array.shape}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name}: must be finite, got {array}")
+    return array
+
+
+def check_covariance(covariance: Any, dim: int) -> np.ndarray | None:
+    """Returns the Cholesky factor of Σ, or None for the identity."""
+    if covariance is None:
+        return None
+    matrix = check_array("covariance", covariance, (dim, dim))
+    largest = np.abs(matrix).max()
+    if np.abs(matrix - matrix.T).max() > 1e-10 * largest:
+        raise ValueError(f"covariance: must be symmetric, got {matrix}")
+    matrix = (matrix + matrix.T) / 2
+    smallest = np.linalg.eigvalsh(matrix)[0]
+    if smallest <= dim * np.finfo(np.float64).eps * largest:
+        raise ValueError(
+            f"covariance: must be positive definite, got a smallest eigenvalue of {smallest:.6g}"
+        )
+    return None if np.array_equal(matrix, np.eye(dim)) else np.linalg.cholesky(matrix)

@@ -1,0 +1,230 @@
+"""Finite data that lives on clients, sampled with replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxlsgd.base import Array, Draws, Observation, Params, Problem, _check_weights, check_finite
+from jaxlsgd.problems import _finite_sum as finite_sum
+from jaxlsgd.problems._common import MAX_MATRIX_DIM, check_array
+from jaxlsgd.problems.linear import squared_gradient, squared_hessian, squared_loss
+from jaxlsgd.problems.logistic import logistic_gradient, logistic_hessian, logistic_loss
+
+MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
+
+
+class DatasetClient(NamedTuple):
+    """A client's rows, padded to the length of the longest client's."""
+
+    rows: tuple[Any, Any]  # features and targets, pytrees with leading dimension max n_k
+    size: Any  # () int32, n_k
+
+
+class _Closed(NamedTuple):
+    loss: Callable[..., Array]
+    gradient: Callable[..., Array]
+    hessian: Callable[..., Array]
+    solve: Callable[..., np.ndarray]
+    factors: Callable[..., tuple[np.ndarray, np.ndarray]]
+
+
+_CLOSED = {
+    "squared": _Closed(
+        squared_loss,
+        squared_gradient,
+        squared_hessian,
+        finite_sum.solve_squared,
+        finite_sum.squared_factors,
+    ),
+    "logistic": _Closed(
+        logistic_loss,
+        logistic_gradient,
+        logistic_hessian,
+        finite_sum.solve_logistic,
+        finite_sum.logistic_factors,
+    ),
+}
+
+
+def observe(draws: Draws, client: Any) -> Observation:
+    """Returns row ⌊u n_k⌋ of a `DatasetClient`."""
+    # float32 in every precision, so that a float64 run draws the same rows.
+    size = jnp.asarray(client.size).astype(jnp.int32)
+    place = draws.uniform[0].astype(jnp.float32) * size.astype(jnp.float32)
+    index = jnp.minimum(jnp.floor(place).astype(jnp.int32), size - 1)  # u n_k can round up to n_k
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], client.rows)
+
+
+def dataset(
+    features: Sequence[Any],
+    targets: Sequence[Any],
+    *,
+    loss: Literal["squared", "logistic"] | Callable[[Params, Observation], Array],
+    init: Any = None,
+    weights: ArrayLike | None = None,
+    gradient: Callable[[Params, Observation], Params] | None = None,
+    hessian: Callable[[Params, Observation], Array] | None = None,
+    truth: Params | None = None,
+    name: str = "dataset",
+) -> Problem:
+    """A finite-sum problem: minimise Σ_k p_k (1/n_k) Σ_i f(x; ξ_ki) over rows held by clients.
+
+    An observation of client k is (features[k][i], targets[k][i]) with i uniform on its n_k rows,
+    drawn with replacement: i = ⌊u n_k⌋. As u is a float32, the rows' probabilities are equal up to
+    a relative n_k 2⁻²³. Clients are padded to the longest, so memory is K · max n_k rows.
+
+    Args:
+      features: one array (n_k, ...) a client, or one pytree of such arrays; the n_k may differ.
+      targets: the same for the targets, (n_k,) for the losses with a name.
+      loss: `(params, (features, targets)) → scalar` of one row, or 'squared', ½(aᵀx − b)², or
+        'logistic', log(1 + eᶻ) − bz with z = aᵀx and b ∈ {0, 1}. With a name the problem knows x*,
+        G and S of the finite sum, and the data is float64; there is no intercept but the features'.
+      init: x_0, any pytree; zeros if None, where the loss has a name.
+      weights: p_k, (K,); n_k/Σn if None, which makes the objective the average over all rows.
+      gradient: as in `Problem`, for a loss without a name.
+      hessian: as in `Problem`, for a loss without a name.
+      truth: x* of a loss without a name, where it is known.
+      name: short name for tables.
+
+    Returns:
+      The problem, with one uniform draw an observation.
+
+    Example:
+      >>> import numpy as np
+      >>> rows = np.eye(2), np.array([[1.0, 1.0], [1.0, -1.0], [2.0, 0.0]])
+      >>> problem = dataset(rows, ([1.0, 2.0], [3.0, -1.0, 2.0]), loss="squared")
+      >>> problem.truth.round(6).tolist(), problem.weights.tolist()
+      ([1.0, 2.0], [0.4, 0.6])
+
+    Reference:
+      "Statistical Estimation and Inference via Local SGD in Federated Learning", the finite-sum
+      case of its problem set-up.
+    """
+    features, targets = _read("features", features), _read("targets", targets)
+    sizes = _check_sizes(features, targets)
+    p = _check_weights(sizes / sizes.sum() if weights is None else weights, len(sizes))
+    given = {"gradient": gradient, "hessian": hessian, "truth": truth}
+    if callable(loss):
+        if init is None:
+            raise ValueError("init: must be given with a loss without a name, got None")
+        known: dict[str, Any] = {"init": init, "loss": loss, **given}
+    else:
+        known = _closed_form(*_check_regression(features, targets, loss), p, loss, init, given)
+    length = int(sizes.max())
+    return Problem(
+        num_clients=len(sizes),
+        draws=Draws(uniform=1),
+        observe=observe,
+        weights=p,
+        clients=DatasetClient((_pad(features, length), _pad(targets, length)), sizes),
+        name=name,
+        **known,
+    )
+
+
+def _closed_form(
+    features: Any, targets: Any, weights: np.ndarray, loss: str, init: Any, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the fields of a problem whose loss has a name."""
+    for argument, value in given.items():
+        if value is not None:
+            raise ValueError(f"{argument}: must be None with loss={loss!r}, got {value!r}")
+    dim, closed = features[0].shape[1], _CLOSED[loss]
+    truth = closed.solve(features, targets, weights)
+    G, S = None, None
+    if dim <= MAX_MATRIX_DIM:
+        G, S = finite_sum.moments(features, targets, weights, truth, closed.factors)
+    return {
+        "init": np.zeros(dim) if init is None else check_array("init", init, (dim,)),
+        "loss": closed.loss,
+        "gradient": closed.gradient,
+        "hessian": closed.hessian,
+        "truth": truth,
+        "G": G,
+        "S": S,
+    }
+
+
+def _read(name: str, clients: Any) -> list[Any]:
+    """Returns the clients' rows as pytrees of arrays; a list within a client is an array."""
+    if not isinstance(clients, (list, tuple, np.ndarray, jax.Array)) or len(clients) == 0:
+        raise ValueError(f"{name}: must be a sequence with one entry a client, got {clients!r}")
+    found = [jax.tree.map(_as_rows, c, is_leaf=lambda x: isinstance(x, list)) for c in clients]
+    for k, client in enumerate(found):
+        shapes = [leaf.shape for leaf in jax.tree.leaves(client)]
+        if not shapes or any(shape[:1] != shapes[0][:1] or not shape for shape in shapes):
+            raise ValueError(f"{name}: client {k} must have arrays of n_k rows, got {shapes}")
+        if any(leaf.dtype.kind not in "fiub" for leaf in jax.tree.leaves(client)):
+            raise ValueError(f"{name}: client {k} must hold real numbers, got {clients[k]!r}")
+        if _row_shape(client) != _row_shape(found[0]):
+            raise ValueError(
+                f"{name}: a row of client {k} must have the shape of client 0's, "
+                f"{_row_shape(found[0])}, got {_row_shape(client)}"
+            )
+    return found
+
+
+def _as_rows(leaf: Any) -> np.ndarray:
+    try:
+        return np.asarray(leaf)
+    except ValueError:  # ragged
+        return np.asarray(leaf, object)
+
+
+def _row_shape(client: Any) -> Any:
+    return jax.tree.structure(client), [leaf.shape[1:] for leaf in jax.tree.leaves(client)]
+
+
+def _check_sizes(features: list[Any], targets: list[Any]) -> np.ndarray:
+    """Returns the n_k; refuses clients that are empty or too long, and data that is not finite."""
+    if len(features) != len(targets):
+        raise ValueError(
+            f"targets: must have one entry for each of the {len(features)} clients, "
+            f"got {len(targets)}"
+        )
+    counts = [len(jax.tree.leaves(client)[0]) for client in features]
+    for k, n in enumerate(counts):
+        other = len(jax.tree.leaves(targets[k])[0])
+        if n != other:
+            raise ValueError(f"targets: client {k} must have {n} rows as in features, got {other}")
+        if not 1 <= n <= MAX_ROWS:
+            raise ValueError(f"features: client {k} must have 1 to {MAX_ROWS} rows, got {n}")
+    check_finite("features", features)
+    check_finite("targets", targets)
+    return np.array(counts, np.int32)
+
+
+def _check_regression(features: list[Any], targets: list[Any], loss: Any) -> tuple[Any, Any]:
+    """Returns float64 rows (n_k, d) and targets (n_k,); refuses what the loss has no use for."""
+    if not isinstance(loss, str) or loss not in _CLOSED:
+        raise ValueError(f"loss: must be a function or one of {sorted(_CLOSED)}, got {loss!r}")
+    for argument, data, ndim in (("features", features, 2), ("targets", targets, 1)):
+        if not isinstance(data[0], np.ndarray) or data[0].ndim != ndim:
+            shape = "(n_k, d)" if ndim == 2 else "(n_k,)"
+            found = jax.tree.map(np.shape, data[0])
+            raise ValueError(f"{argument}: loss={loss!r} needs arrays {shape}, got {found}")
+    if loss == "logistic":
+        for k, labels in enumerate(targets):
+            if not np.isin(labels, (0, 1)).all():
+                raise ValueError(f"targets: client {k} must have labels 0 and 1, got {labels}")
+    return [np.asarray(a, np.float64) for a in features], [
+        np.asarray(b, np.float64) for b in targets
+    ]
+
+
+def _pad(clients: list[Any], length: int) -> Any:
+    """Stacks the clients' rows to (K, length, ...), with zeros after the n_k."""
+
+    def stack(*leaves: np.ndarray) -> np.ndarray:
+        padded = np.zeros((len(leaves), length, *leaves[0].shape[1:]), np.result_type(*leaves))
+        for row, leaf in zip(padded, leaves, strict=True):
+            row[: len(leaf)] = leaf
+        return padded
+
+    return jax.tree.map(stack, *clients)

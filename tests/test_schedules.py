@@ -1,0 +1,524 @@
+"""Schedules, step sizes and plans: exact integers, the paper's numbers, and refusals."""
+
+# Wrong types are passed on purpose.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
+import doctest
+import math
+import subprocess
+import sys
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from jaxlsgd import schedules
+from jaxlsgd.schedules import (
+    PAPER_SCHEDULES,
+    Plan,
+    constant,
+    constant_step,
+    custom,
+    custom_step,
+    iterated_logarithmic,
+    logarithmic,
+    paper,
+    power,
+    power_decay,
+)
+
+STEP = power_decay(0.5)
+
+# Plug-in interval lengths of the paper's Table 4 (logistic, 1e-2), t_T -> one per schedule.
+PAPER_LENGTHS = {
+    5_000: (4.113, 5.081, 6.347, 5.949, 8.062),
+    10_000: (2.903, 3.587, 4.681, 4.526, 6.320),
+    20_000: (2.049, 2.534, 3.453, 3.456, 4.927),
+    40_000: (1.448, 1.790, 2.544, 2.647, 3.821),
+}
+
+
+def verdicts(plan: Plan) -> dict[str, str]:
+    return {row.label: row.verdict for row in plan.check()}
+
+
+def test_docstring_examples_run():
+    result = doctest.testmod(schedules)
+    assert result.attempted >= 12 and result.failed == 0
+
+
+def test_module_does_not_import_jax():
+    code = "import sys, jaxlsgd.schedules; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- intervals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (paper("C1"), [1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        (paper("C5"), [5, 5, 5, 5, 5, 5, 5, 5, 5]),
+        (paper("Log"), [1, 2, 2, 3, 3, 3, 3, 4, 4]),
+        (paper("P(1/3)"), [1, 2, 2, 2, 2, 2, 2, 2, 3]),
+        (paper("P(1/2)"), [1, 2, 2, 2, 3, 3, 3, 3, 3]),
+        (power(0.0, scale=2.5), [3, 3, 3, 3, 3, 3, 3, 3, 3]),
+        (power(1 / 2, scale=2.0), [2, 3, 4, 4, 5, 5, 6, 6, 6]),
+        (logarithmic(scale=1, power=2, base=math.e), [1, 2, 2, 3, 4, 4, 5, 5, 6]),
+        (iterated_logarithmic(scale=4, power=0.5), [2, 3, 3, 4, 4, 4, 4, 4, 4]),
+        (custom(np.array([3.0, 1.0, 2.0] * 3)), [3, 1, 2, 3, 1, 2, 3, 1, 2]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_first_intervals(schedule, expected):
+    E = schedule.intervals(9)
+    assert E.dtype == np.int64
+    assert E.tolist() == expected
+
+
+@pytest.mark.parametrize("root", [2, 3, 4, 5])
+def test_ceiling_of_perfect_powers(root):
+    """n^r gives n, and n^r + 1 gives n + 1, for every n with n^r <= 1e13."""
+    n = np.arange(1, min(30_000, int(1e13 ** (1 / root))) + 1, dtype=np.int64)
+    assert np.array_equal(ceilings(power(1 / root), n**root), n)
+    assert np.array_equal(ceilings(power(1 / root), n**root + 1), n + 1)
+
+
+@pytest.mark.parametrize(("base", "most"), [(2, 43), (3, 27), (4, 21), (5, 17), (10, 12)])
+def test_ceiling_of_perfect_logarithms(base, most):
+    """m + 1 = base^k gives k, and the next m gives k + 1."""
+    k = np.arange(1, most + 1, dtype=np.int64)
+    m = np.array([base ** int(j) - 1 for j in k], dtype=np.int64)
+    assert np.array_equal(ceilings(logarithmic(base=base), m), k)
+    assert np.array_equal(ceilings(logarithmic(base=base), m + 1), k + 1)
+
+
+def ceilings(schedule, m):
+    """E'_m at chosen m far beyond what can be listed."""
+    shape = schedules._SHAPES[schedule.family]
+    x = schedule.scale * shape(m.astype(np.float64), schedule.exponent, schedule.base)
+    return schedules._ceil(x)
+
+
+def test_ceiling_guard_is_needed_and_used_by_intervals():
+    m = np.arange(1, 10**6 + 1)
+    assert np.ceil(7776.0 ** (1 / 5)) == 7 and power(1 / 5).intervals(7777)[-2:].tolist() == [6, 7]
+    exact = np.rint(np.cbrt(m)).astype(np.int64)
+    exact += exact**3 < m  # smallest n with n^3 >= m, in integers
+    exact -= (exact - 1) ** 3 >= m
+    assert np.array_equal(paper("P(1/3)").intervals(10**6), exact)
+    roots = np.array([math.isqrt(int(j) - 1) + 1 for j in m[:100_000]])
+    assert np.array_equal(paper("P(1/2)").intervals(100_000), roots)
+    bits = np.array([int(j).bit_length() for j in m[:100_000]])  # ceil(log2(m+1))
+    assert np.array_equal(paper("Log").intervals(100_000), bits)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "beta", "nu"),
+    [
+        (paper("C1"), "C1", 0.0, 1.0),
+        (constant(np.int64(7)), "C7", 0.0, 1.0),
+        (paper("Log"), "Log", 0.0, 1.0),
+        (logarithmic(2, 3, math.e), "Log(2,3,e)", 0.0, 1.0),
+        (iterated_logarithmic(2.0, 1.5), "LogLog(2,1.5)", 0.0, 1.0),
+        (power(Fraction(1, 3)), "P(1/3)", 1 / 3, 9 / 8),
+        (paper("P(1/2)"), "P(1/2)", 1 / 2, 4 / 3),
+        (power(0.37, 2), "2*P(0.37)", 0.37, 1 / (1 - 0.37**2)),
+        (power(1.5, allow_outside_theory=True), "P(3/2)", None, None),
+        (custom([1, 2]), "custom[2]", None, None),
+    ],
+)
+def test_names_and_limits(schedule, name, beta, nu):
+    plan = schedule.with_warmup(0.0).plan(STEP, num_rounds=2)
+    assert (schedule.name, plan.name) == (name, name)
+    assert schedule.beta == plan.beta == (beta if beta is None else pytest.approx(beta))
+    assert schedule.nu == plan.nu == (nu if nu is None else pytest.approx(nu))
+    assert (plan.g is None) == (beta is None)
+    if plan.g is not None:
+        assert plan.g(0.25) == pytest.approx(0.25 ** (1 / (1 - beta)))
+
+
+def test_paper_names_are_the_five_in_order():
+    assert PAPER_SCHEDULES == ("C1", "C5", "Log", "P(1/3)", "P(1/2)")
+    assert tuple(paper(name).name for name in PAPER_SCHEDULES) == PAPER_SCHEDULES
+    assert paper("P(1/3)") == power(1 / 3) and hash(paper("Log")) == hash(logarithmic())
+
+
+# --- plans and warm-up -------------------------------------------------------------------------
+
+
+def test_warmup_of_c5_at_5000():
+    plan = paper("C5").with_warmup(0.05).plan(STEP, num_steps=5000)
+    assert (plan.warmup_rounds, plan.num_rounds, plan.num_steps) == (250, 1200, 5000)
+    assert plan.E.tolist() == [1] * 250 + [5] * 950
+    m = np.arange(1, 1201)
+    np.testing.assert_allclose(plan.gamma, 0.5 * m**-0.505, rtol=1e-15)
+    np.testing.assert_allclose(plan.eta, 0.5 * m**-0.505 / plan.E, rtol=1e-15)
+    assert plan.ends[[0, 249, 250, -1]].tolist() == [1, 250, 255, 5000]
+    assert plan.nu_hat == pytest.approx(5000 * (250 + 950 / 5) / 1200**2)
+    assert plan.acf == 0.24
+
+
+@pytest.mark.parametrize("num_steps", PAPER_LENGTHS)
+def test_warmup_reading_gives_the_length_ratios_of_the_paper(num_steps):
+    """Lengths go as sqrt(nu_hat); 1% is what the paper's three digits and 1,000 runs allow."""
+    lengths = np.array(PAPER_LENGTHS[num_steps])
+    plans = [paper(n).with_warmup(0.05).plan(STEP, num_steps=num_steps) for n in PAPER_SCHEDULES]
+    nu_hat = np.array([plan.nu_hat for plan in plans])
+    np.testing.assert_allclose(nu_hat / nu_hat[0], (lengths / lengths[0]) ** 2, rtol=0.01)
+
+
+def test_warmup_as_a_share_of_rounds_would_not():
+    """The other reading of Section 5 is off by far more than the tolerance above."""
+    for name, length in zip(PAPER_SCHEDULES[1:], PAPER_LENGTHS[5000][1:], strict=True):
+        E = paper(name).plan(STEP, num_steps=5000).E
+        E = np.concatenate([np.ones(round(0.05 / 0.95 * len(E)), np.int64), E])
+        nu_hat = E.sum() * (1 / E).sum() / len(E) ** 2
+        assert nu_hat < 0.85 * (length / 4.113) ** 2
+
+
+@pytest.mark.parametrize("name", PAPER_SCHEDULES)
+@pytest.mark.parametrize("warmup", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("num_steps", [3, 63, 64, 65, 1000, 4999])
+def test_num_steps_is_met_exactly(name, warmup, num_steps):
+    plan = paper(name).with_warmup(warmup).plan(STEP, num_steps=num_steps)
+    w = round(warmup * num_steps)
+    body = plan.E[w:]
+    assert plan.num_steps == num_steps == plan.ends[-1] and plan.warmup_rounds == w
+    assert (plan.E[:w] == 1).all()
+    full = paper(name).intervals(len(body))
+    assert np.array_equal(body[:-1], full[:-1]) and 1 <= body[-1] <= full[-1]
+
+
+@pytest.mark.parametrize("name", PAPER_SCHEDULES)
+@pytest.mark.parametrize("num_rounds", [2, 10, 400, 3000])
+def test_num_rounds_finds_the_smallest_enough_warmup(name, num_rounds):
+    plan = paper(name).with_warmup(0.05).plan(STEP, num_rounds=num_rounds)
+    w = plan.warmup_rounds
+    assert plan.num_rounds == num_rounds
+    assert np.array_equal(plan.E[w:], paper(name).intervals(num_rounds - w))
+    assert w >= round(0.05 * plan.num_steps)
+    fewer = w - 1 + paper(name).intervals(num_rounds - w + 1).sum()
+    assert w == 0 or w - 1 < round(0.05 * fewer)
+    if w == round(0.05 * plan.num_steps):  # consistent, so both ways of asking agree
+        again = paper(name).with_warmup(0.05).plan(STEP, num_steps=plan.num_steps)
+        assert again == plan
+
+
+def test_warmup_steps_over_equality_only_where_intervals_are_long():
+    plan = constant(100).with_warmup(0.05).plan(STEP, num_rounds=100)
+    # w = 83 would need round(0.05 * 1783) = 89, w = 84 needs 84: found exactly.
+    assert (plan.warmup_rounds, plan.num_steps) == (84, 1684)
+    skipped = constant(100).with_warmup(0.05).plan(STEP, num_rounds=101)
+    assert skipped.warmup_rounds > round(0.05 * skipped.num_steps)
+
+
+def test_custom_sequence_may_be_shorter_than_a_plan_with_warmup():
+    plan = custom([5] * 95).with_warmup(0.05).plan(STEP, num_steps=500)
+    assert plan.num_rounds == 25 + 95
+    assert custom([5] * 95).with_warmup(0.05).plan(STEP, num_rounds=120) == plan
+    with pytest.raises(ValueError, match="sequence.*96 rounds.*95 rounds"):
+        custom([5] * 95).with_warmup(0.05).plan(STEP, num_rounds=121)
+
+
+def test_plans_are_read_only_values():
+    plan, same = (paper("C5").plan(STEP, num_rounds=4) for _ in range(2))
+    assert plan == same and hash(plan) == hash(same) and plan.digest == same.digest
+    other = paper("C5").plan(power_decay(0.4), num_rounds=4)
+    assert plan != other and plan.digest != other.digest
+    assert plan != Plan.from_arrays(plan.E, plan.eta) and plan != "plan"
+    for array in (plan.E, plan.eta, plan.gamma, plan.ends):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 2
+    assert repr(plan) == "Plan(C5, gamma_m = 0.5 m^-0.505, num_rounds=4, num_steps=20)"
+
+
+def test_from_arrays_copies_and_describes():
+    E, eta = np.array([2, 3]), np.array([0.5, 0.25])
+    plan = Plan.from_arrays(E, eta)
+    E[0] = eta[0] = 9
+    assert plan.E.tolist() == [2, 3] and plan.gamma.tolist() == [1.0, 0.75]
+    assert plan.schedule == custom([2, 3]) and plan.step_size == custom_step([1.0, 0.75])
+    assert (plan.nu, plan.beta, plan.g, plan.warmup_rounds) == (None, None, None, 0)
+
+
+def test_prefix():
+    plan = paper("P(1/2)").with_warmup(0.05).plan(STEP, num_steps=2000)
+    part = plan.prefix(150)
+    assert np.array_equal(part.E, plan.E[:150]) and np.array_equal(part.eta, plan.eta[:150])
+    assert part.num_steps == plan.ends[149] and part.warmup_rounds == 100
+    assert plan.prefix(60).warmup_rounds == 60 and plan.prefix(plan.num_rounds) == plan
+
+
+def test_a_million_rounds_take_well_under_a_second():
+    start = time.perf_counter()
+    assert paper("P(1/2)").with_warmup(0.05).plan(STEP, num_rounds=10**6).num_rounds == 10**6
+    assert paper("C1").with_warmup(0.05).plan(STEP, num_steps=10**6).num_rounds == 10**6
+    assert time.perf_counter() - start < 1.0
+
+
+# --- Table 1 -----------------------------------------------------------------------------------
+
+LN = math.log
+TABLE_1 = {
+    # row: (schedule, ACF formula, bound on |nu_hat - nu|, bound on |ACF/formula - 1|), at T = 1e6.
+    # Scales of 50 make the ceiling (1/2 in E) cost about 1% at most for the slow families.
+    "Base": (constant(1), lambda T: 1.0, lambda T: 1e-12, lambda T: 1e-12),
+    "1": (constant(7), lambda T: 1 / 7, lambda T: 1e-12, lambda T: 1e-12),
+    # Mean of ln^2 m is ln^2 T - 2 ln T + 2 and Var(ln m) is 1: relative errors beta/ln T and
+    # beta^2/ln^2 T at first order, doubled for the higher orders.
+    "3": (
+        logarithmic(50, 2, math.e),
+        lambda T: 1 / (50 * LN(T) ** 2),
+        lambda T: 2 * (2 / LN(T)) ** 2,
+        lambda T: 2 * 2 / LN(T),
+    ),
+    # Mean of ln ln m is ln ln T - 1/ln T: one more logarithm in each bound.
+    "4": (
+        iterated_logarithmic(50, 1),
+        lambda T: 1 / (50 * LN(LN(T))),
+        lambda T: 2 / (LN(T) * LN(LN(T))) ** 2,
+        lambda T: 2 / (LN(T) * LN(LN(T))),
+    ),
+    # The ceiling adds up to 1 to E of order T^beta, nothing else of that order does.
+    "5, 1/3": (
+        power(1 / 3),
+        lambda T: 4 / 3 * T ** (-1 / 3),
+        lambda T: 3 * T ** (-1 / 3),
+        lambda T: 2 * T ** (-1 / 3),
+    ),
+    "5, 1/2": (
+        power(1 / 2, 3),
+        lambda T: 1.5 / 3 * T**-0.5,
+        lambda T: 3 * T**-0.5,
+        lambda T: 2 * T**-0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", TABLE_1)
+def test_table_1(row):
+    schedule, acf, nu_bound, acf_bound = TABLE_1[row]
+    nu_errors, acf_errors = [], []
+    for T in (10**3, 10**6):
+        plan = schedule.plan(STEP, num_rounds=T)
+        nu_errors.append(abs(plan.nu_hat - plan.nu))
+        acf_errors.append(abs(plan.acf / acf(T) - 1))
+    assert nu_errors[1] <= nu_bound(T) and acf_errors[1] <= acf_bound(T)
+    if schedule.family != "constant":
+        assert nu_errors[1] < nu_errors[0] / 2 and acf_errors[1] < acf_errors[0]
+
+
+def test_table_1_row_2_needs_intervals_that_settle():
+    """Bounded E_m <= E: ACF is in [1/E, 1]; nu = 1 if E_m settles, but 1.8 for 1, 5, 1, 5, ..."""
+    settles = Plan.from_arrays([1, 2, 3, 4] + [5] * 20_000, np.full(20_004, 0.1))
+    assert settles.nu_hat == pytest.approx(1.0, abs=1e-3) and 1 / 5 <= settles.acf <= 1
+    alternates = Plan.from_arrays([1, 5] * 10_000, np.full(20_000, 0.1))
+    assert alternates.nu_hat == pytest.approx((1 + 5) ** 2 / (4 * 5))
+    assert 1 / 5 <= alternates.acf <= 1
+
+
+# --- assumptions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("beta", "alpha", "rate"),
+    [
+        (0.0, 0.505, "holds"),
+        (0.0, 0.99, "holds"),
+        (0.2, 0.505, "fails"),  # needs alpha > 0.6
+        (0.2, 0.7, "holds"),
+        (0.2, 0.85, "fails"),  # needs alpha < 0.8
+        (1 / 3, 2 / 3, "fails"),  # needs 2/3 < alpha < 2/3: the boundary
+        (1 / 3, 0.505, "fails"),
+        (1 / 2, 0.505, "fails"),
+    ],
+)
+def test_rate_condition_of_power_schedules(beta, alpha, rate):
+    found = verdicts(power(beta).plan(power_decay(1.0, alpha), num_rounds=50))
+    assert found.pop("3.4(iv)") == rate
+    assert list(found) == ["3.3", "3.3(i)", "3.3(ii)", "3.3(iii)", "3.4(i)", "3.4(ii)", "3.4(iii)"]
+    assert set(found.values()) == {"holds"}
+
+
+@pytest.mark.parametrize(("beta", "alpha"), [(0.2, 0.7), (0.2, 0.505), (0.2, 0.85), (0.5, 0.505)])
+def test_rate_condition_agrees_with_the_numbers(beta, alpha):
+    """The two terms of 3.4(iv), computed, move with T as the exponents in the sentence say."""
+    terms = []
+    for T in (10**5, 10**6):
+        plan = power(beta, scale=100).plan(power_decay(1.0, alpha), num_rounds=T)
+        rate = math.sqrt(plan.num_steps) / T
+        terms.append((rate * plan.gamma.sum(), rate / math.sqrt(plan.gamma[-1])))
+    seen = np.log10(np.array(terms[1]) / np.array(terms[0]))
+    exact = np.array([(1 + beta) / 2 - alpha, (alpha + beta - 1) / 2])
+    # sum gamma_m = T^(1-alpha)/(1-alpha) - O(1): the O(1) costs 0.03 in the slope at these T.
+    np.testing.assert_allclose(seen, exact, atol=0.03)
+    assert verdicts(plan)["3.4(iv)"] == ("holds" if (exact < 0).all() else "fails")
+
+
+def test_rate_failure_is_told_in_words():
+    row = paper("P(1/2)").plan(STEP, num_steps=5000).check()[-1]
+    assert row.label == "3.4(iv)" and row.verdict == "fails"
+    for words in ("T^0.2450", "T^0.0025", "beta >= 1/3", "paper says", "not necessary"):
+        assert words in row.sentence
+    fast = power(1.5, allow_outside_theory=True)  # sum gamma_m is finite here: T^(5/4 - 1)
+    step = power_decay(1, 1.3, allow_outside_theory=True)
+    assert "T^0.2500" in fast.plan(step, num_rounds=9).check()[-1].sentence
+    assert "beta >= 1/3" not in power(0.2).plan(STEP, num_rounds=9).check()[-1].sentence
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "failing"),
+    [
+        (paper("Log"), STEP, set()),
+        (iterated_logarithmic(), STEP, set()),
+        (paper("C5"), power_decay(1, 0.5, allow_outside_theory=True), {"3.3(i)", "3.4(iv)"}),
+        (paper("C5"), power_decay(1, 1.0, allow_outside_theory=True), {"3.3(iii)", "3.4(iv)"}),
+        (
+            paper("C5"),
+            power_decay(1, 1.2, allow_outside_theory=True),
+            {"3.3(ii)", "3.3(iii)", "3.4(iv)"},
+        ),
+        (
+            paper("C5"),
+            power_decay(1, -0.5, allow_outside_theory=True),
+            {"3.3", "3.3(i)", "3.4(iv)"},
+        ),
+        (paper("C5"), constant_step(0.1), {"3.3(i)", "3.4(iv)"}),
+        (power(1.0, allow_outside_theory=True), STEP, {"3.4(ii)", "3.4(iii)", "3.4(iv)"}),
+        (
+            power(1.5, allow_outside_theory=True),
+            power_decay(1, 1.3, allow_outside_theory=True),
+            {"3.3(ii)", "3.3(iii)", "3.4(ii)", "3.4(iii)", "3.4(iv)"},
+        ),
+    ],
+)
+def test_which_conditions_fail(schedule, step, failing):
+    found = verdicts(schedule.plan(step, num_rounds=20))
+    assert {label for label, verdict in found.items() if verdict == "fails"} == failing
+    assert set(found.values()) <= {"holds", "fails"}
+
+
+def test_given_sequences_cannot_be_told_but_get_a_hint():
+    m = np.arange(1, 2001)
+    plan = Plan.from_arrays(np.ceil(m**0.5), m**-0.7 / np.ceil(m**0.5))
+    report = plan.check()
+    assert {row.verdict for row in report} == {"cannot be told"}
+    assert "alpha = 0.7" in report[1].sentence and "beta = 0.49" in report[5].sentence
+    assert verdicts(paper("C5").plan(custom_step(m**-0.7), num_rounds=9))["3.4(iii)"] == "holds"
+    assert verdicts(custom([1, 2, 3]).plan(STEP, num_rounds=3))["3.3(i)"] == "holds"
+    assert verdicts(Plan.from_arrays([1, 1], [0.1, 0.2]))["3.3"] == "fails"
+    assert str(Plan.from_arrays([1], [0.1]).check()).count("cannot be told") == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "limit"),
+    [("C1", 0.05, "1"), ("C5", 0.05, "1.528"), ("P(1/2)", 0.05, "20"), ("Log", 0.5, "2")],
+)
+def test_warmup_row(name, share, limit):
+    row = paper(name).with_warmup(share).plan(STEP, num_steps=100).check()[-1]
+    assert (row.label, row.verdict) == ("warm-up", "cannot be told")
+    assert f"nu_hat then tends to {limit} " in row.sentence
+
+
+def test_warmup_moves_the_limit_of_nu_hat():
+    """With half the observations in the warm-up nu_hat tends to 1/0.5, not to 4/3."""
+    plan = power(1 / 2, 5).with_warmup(0.5).plan(STEP, num_steps=5 * 10**6)
+    assert plan.nu_hat == pytest.approx(2.0, rel=0.02) and plan.nu == pytest.approx(4 / 3)
+
+
+def test_report_prints_as_a_table():
+    text = str(paper("P(1/3)").with_warmup(0.05).plan(STEP, num_steps=5000).check())
+    assert text.startswith("3.3      holds           gamma_m")
+    assert "\n3.4(iv)  fails           two terms" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+NAN, INF = math.nan, math.inf
+REFUSED = [
+    # (what is called, exception, what the message must say)
+    (lambda: constant(0), ValueError, "E must .*received 0"),
+    (lambda: constant(-3), ValueError, "E must .*received -3"),
+    (lambda: constant(2.5), ValueError, "E must be an integer.*received 2.5"),
+    (lambda: constant(NAN), ValueError, "E must .*received nan"),
+    (lambda: constant(2**31), ValueError, "E.*2147483647.*received 2147483648"),
+    (lambda: constant(True), TypeError, "E must .*received True"),
+    (lambda: constant("5"), TypeError, "E must .*received '5'"),
+    (lambda: logarithmic(scale=0), ValueError, "scale must .*received 0"),
+    (lambda: logarithmic(power=0), ValueError, "power must .*received 0"),
+    (lambda: logarithmic(base=1), ValueError, "base must .*received 1"),
+    (lambda: logarithmic(base=INF), ValueError, "base must .*received inf"),
+    (lambda: iterated_logarithmic(power=-1), ValueError, "power must .*received -1"),
+    (lambda: iterated_logarithmic(scale=NAN), ValueError, "scale must .*received nan"),
+    (lambda: power(1.0), ValueError, r"beta must be in \[0, 1\).*received 1.0"),
+    (lambda: power(-0.1), ValueError, r"beta must be in \[0, 1\).*received -0.1"),
+    (lambda: power(-0.1, allow_outside_theory=True), ValueError, "beta must .*received -0.1"),
+    (lambda: power(NAN, allow_outside_theory=True), ValueError, "beta must .*received nan"),
+    (lambda: power(0.5, scale=-1), ValueError, "scale must .*received -1"),
+    (lambda: power(None), TypeError, "beta must .*received None"),
+    (lambda: custom([]), ValueError, "sequence must .*not empty"),
+    (lambda: custom([[1, 2]]), ValueError, "sequence must "),
+    (lambda: custom(3), ValueError, "sequence must .*received 3"),
+    (lambda: custom([1, 0]), ValueError, r"sequence\[1\] must .*received 0"),
+    (lambda: custom([1, 2.5]), ValueError, r"sequence\[1\] must be an integer.*received 2.5"),
+    (lambda: custom([1, NAN]), ValueError, r"sequence\[1\] must .*received nan"),
+    (lambda: custom([1, True]), TypeError, "sequence must .*bool"),
+    (lambda: custom(np.array([True])), TypeError, "sequence must .*bool"),
+    (lambda: custom(["a"]), TypeError, "sequence must "),
+    (lambda: custom([1, 2]).intervals(3), ValueError, "sequence must .*3 rounds.*2 rounds"),
+    (lambda: custom([1, 2]).plan(STEP, num_steps=4), ValueError, "sequence.*4 local.*3 local"),
+    (lambda: custom([1, 2]).plan(STEP, num_rounds=3), ValueError, "sequence.*3 rounds"),
+    (lambda: paper("P(1/3"), ValueError, r"received 'P\(1/3' \(did you mean 'P\(1/3\)'\?\)"),
+    (lambda: paper("log"), ValueError, "name must .*did you mean 'Log'"),
+    (lambda: paper("quadratic"), ValueError, r"name must be one of C1, C5.*'quadratic'$"),
+    (lambda: paper(5), TypeError, "name must .*received 5"),
+    (lambda: constant(1).intervals(0), ValueError, "num_rounds must .*received 0"),
+    (lambda: constant(1).with_warmup(1.0), ValueError, "fraction must .*received 1.0"),
+    (lambda: constant(1).with_warmup(-0.1), ValueError, "fraction must .*received -0.1"),
+    (lambda: constant(1).with_warmup(NAN), ValueError, "fraction must .*received nan"),
+    (lambda: constant(1).plan(0.5, num_steps=9), TypeError, "step_size must .*received 0.5"),
+    (lambda: constant(1).plan(STEP), ValueError, "exactly one .*num_steps=None, num_rounds=None"),
+    (lambda: constant(1).plan(STEP, num_steps=3, num_rounds=3), ValueError, "exactly one"),
+    (lambda: constant(1).plan(STEP, num_steps=0), ValueError, "num_steps must .*received 0"),
+    (lambda: constant(1).plan(STEP, num_steps=5e3), ValueError, "num_steps must .*5000.0"),
+    (lambda: constant(1).plan(STEP, num_rounds=True), TypeError, "num_rounds must .*True"),
+    (lambda: constant(1).plan(STEP, num_steps=10**400), ValueError, "num_steps must "),
+    (
+        lambda: constant(1).with_warmup(0.95).plan(STEP, num_steps=5),
+        ValueError,
+        "num_steps must leave at least one observation after a warm-up of 5; received 5",
+    ),
+    (
+        lambda: constant(1).with_warmup(0.95).plan(STEP, num_rounds=5),
+        ValueError,
+        "num_rounds must leave at least one round after a warm-up of 5; received 5",
+    ),
+    (lambda: power_decay(0), ValueError, "gamma0 must .*received 0"),
+    (lambda: power_decay(INF), ValueError, "gamma0 must .*received inf"),
+    (lambda: power_decay(1, 0.5), ValueError, r"alpha must be in \(1/2, 1\).*received 0.5"),
+    (lambda: power_decay(1, 1.0), ValueError, "alpha must .*received 1.0"),
+    (lambda: power_decay(1, NAN, allow_outside_theory=True), ValueError, "alpha must .*nan"),
+    (lambda: constant_step(-1.0), ValueError, "gamma must .*received -1.0"),
+    (lambda: custom_step([0.1, 0.0]), ValueError, r"sequence\[1\] must .*received 0.0"),
+    (lambda: custom_step([0.1, INF]), ValueError, r"sequence\[1\] must .*received inf"),
+    (lambda: constant(1).plan(custom_step([1.0]), num_rounds=2), ValueError, "step sequence must"),
+    (lambda: Plan.from_arrays([1, 2], [0.1]), ValueError, "eta must .*2 rounds.*1 rounds"),
+    (lambda: Plan.from_arrays([1, -2], [0.1, 0.1]), ValueError, r"E\[1\] must .*received -2"),
+    (lambda: Plan.from_arrays([1, 2], [0.1, NAN]), ValueError, r"eta\[1\] must .*received nan"),
+    (lambda: constant(1).plan(STEP, num_rounds=3).prefix(4), ValueError, "num_rounds must .*3"),
+    (
+        lambda: power(9.0, allow_outside_theory=True).plan(STEP, num_rounds=20),
+        ValueError,
+        r"E\[10\] must .*2147483647",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_bad_input_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
