@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,9 +21,10 @@ if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
 
 Array = jax.Array
-Params = chex.ArrayTree
-Observation = chex.ArrayTree
-Client = chex.ArrayTree
+# Pytrees of arrays. A narrower type would refuse a user's function that is typed for its own pytree.
+Params = Any
+Observation = Any
+Client = Any
 
 
 class Draws(NamedTuple):
@@ -183,13 +183,15 @@ def check_key(key: Any) -> Array:
     return key
 
 
-def _check_count(name: str, value: Any, least: int) -> int:
+def check_count(name: str, value: Any, least: int) -> int:
+    """Refuses anything but an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name}: must be an integer of at least {least}, got {value!r}")
     return int(value)
 
 
-def _check_weights(weights: Any, num_clients: int) -> np.ndarray:
+def check_weights(weights: Any, num_clients: int) -> np.ndarray:
+    """Refuses weights that are not a distribution over the clients; uniform if None."""
     if weights is None:
         return np.full(num_clients, 1.0 / num_clients)
     weights = np.asarray(weights, np.float64)
@@ -263,9 +265,9 @@ class Problem:
     name: str = "problem"
 
     def __post_init__(self) -> None:
-        _check_count("num_clients", self.num_clients, 1)
+        check_count("num_clients", self.num_clients, 1)
         put = functools.partial(object.__setattr__, self)
-        put("weights", _check_weights(self.weights, self.num_clients))
+        put("weights", check_weights(self.weights, self.num_clients))
         check_finite("init", self.init)
         put("init", jax.tree.map(_as_float, self.init))
         if self.dim == 0:
@@ -305,7 +307,7 @@ class Problem:
             names += [stem + (f"[{','.join(map(str, i))}]" if i else "") for i in np.ndindex(shape)]
         return names
 
-    def structure(self) -> Hashable:
+    def structure(self) -> Structure:
         """What decides the compiled program, apart from array shapes: functions and counts."""
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(self.init))
         functions = (self.loss, self.sample, self.observe, self.gradient, self.hessian)
@@ -329,9 +331,8 @@ class Structure(NamedTuple):
             # A plain vector stays as it is: a reshape would cost the layout of the innermost loop.
             if isinstance(template, np.ndarray) and template.ndim == 1:
                 return vector
-            return ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, vector.dtype), template))[
-                1
-            ](vector)
+            like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, vector.dtype), template)
+            return ravel_pytree(like)[1](vector)
 
         def flat_loss(vector: Array, observation: Observation) -> Array:
             assert loss is not None
@@ -402,8 +403,8 @@ def _check_source(problem: Problem) -> None:
     if fast and not isinstance(problem.draws, Draws):
         raise ValueError(f"draws: observe needs a declaration Draws(...), got {problem.draws!r}")
     if fast:
-        _check_count("draws.normal", problem.draws.normal, 0)  # type: ignore[union-attr]
-        _check_count("draws.uniform", problem.draws.uniform, 0)  # type: ignore[union-attr]
+        check_count("draws.normal", problem.draws.normal, 0)  # type: ignore[union-attr]
+        check_count("draws.uniform", problem.draws.uniform, 0)  # type: ignore[union-attr]
     last = problem.num_clients - 1
     shapes = [_observation_shape(problem, k) for k in sorted({0, last // 2, last})]
     if any(shape != shapes[0] for shape in shapes):
@@ -424,7 +425,7 @@ def abstract_source(problem: Problem) -> tuple[Callable[..., Any], Any]:
 
 def _observation_shape(problem: Problem, k: int) -> Any:
     source, argument = abstract_source(problem)
-    client = jax.tree.map(lambda leaf: leaf[k], problem.clients)
+    client = jax.tree.map(lambda leaf: jnp.asarray(leaf[k]), problem.clients)
     found = jax.eval_shape(lambda a: source(a, client), argument)
     return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), found)
 

@@ -31,9 +31,7 @@ class MethodRows:
             whole = np.concatenate([getattr(part, name) for part in parts], axis=axis)
             return whole if keep is None else whole.take(range(keep), axis=axis)
 
-        return cls(
-            join("estimate", 1), join("scale", 1), join("half_width", 2), join("floored", 1)
-        )
+        return cls(join("estimate", 1), join("scale", 1), join("half_width", 2), join("floored", 1))
 
     @classmethod
     def stacked(cls, saves: Sequence[MethodRows]) -> MethodRows:

@@ -236,7 +236,9 @@ def _feed(
         hessian = local_sgd.weighted_sum(data.weights, each(average, seen))
     needs_gradient = any(part.needs_gradient for part in program.accumulators)
     sync = Sync(average, at.E, at.eta, gradient if needs_gradient else None, hessian)
-    sync_axes = Sync(-1, None, None, -1 if needs_gradient else None, None if hessian is None else -1)
+    sync_axes = Sync(
+        -1, None, None, -1 if needs_gradient else None, None if hessian is None else -1
+    )
     fed = []
     for part, old in zip(program.accumulators, state.statistics, strict=True):
         axes = _axes(part, data.init)

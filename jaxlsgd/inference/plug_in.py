@@ -39,6 +39,7 @@ class PlugInState(NamedTuple):
     s: Array  # () Σ 1/E_n
     s_lost: Array  # ()
     m: Array  # () int32
+    start: Array  # (d,) x_0
 
 
 @functools.cache
@@ -49,7 +50,7 @@ def curvature() -> Accumulator:
         x = flatten(params)
         y, zero = jnp.zeros_like(x), jnp.zeros((), x.dtype)
         square = y[:, None] * y[None, :]
-        return PlugInState(square, square, y, y, zero, zero, jnp.zeros((), jnp.int32))
+        return PlugInState(square, square, y, y, zero, zero, jnp.zeros((), jnp.int32), x)
 
     def update(state: PlugInState, sync: Sync) -> PlugInState:
         if sync.gradient is None or sync.hessian is None:
@@ -64,7 +65,7 @@ def curvature() -> Accumulator:
         s, s_lost = compensated_add(state.s, state.s_lost, 1 / E)
         G = state.G + (sync.hessian - state.G) * share
         S = state.S + (g[:, None] * g[None, :] - state.S) * share
-        return PlugInState(G, S, mean, lost, s, s_lost, m)
+        return PlugInState(G, S, mean, lost, s, s_lost, m, state.start)
 
     return Accumulator(init, update, needs_gradient=True, needs_hessian=True)
 

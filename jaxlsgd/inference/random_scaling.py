@@ -144,13 +144,15 @@ def random_scaling(
     part = path_scale(mode, rows)
     name = name or "random_scaling" + ("" if critical == "asymptotic" else f"[{critical}]")
     if critical == "finite_horizon":
+        # Built on this module, so it cannot be imported by it at the top.
         from jaxlsgd.inference import finite_horizon
+        from jaxlsgd.inference.plug_in import curvature
 
-        return finite_horizon.random_scaling_estimator(name, part, rows)
+        return finite_horizon.random_scaling_estimator(name, part, rows, curvature())
     return Estimator(
         name=name,
         accumulators=(part,),
-        measure=_measure,
+        measure=measure,
         multiplier=functools.partial(_multiplier, critical, beta),
         tail=functools.partial(_tail, critical, beta),
         contrasts=rows,
@@ -178,7 +180,8 @@ def scaling_matrix(state: RandomScalingState) -> Array:
     return state.A / m / m / jnp.where(state.m > 0, state.s, 1)
 
 
-def _measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Measurement:
+def measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Measurement:
+    """ȳ with √V̂_jj as its scale."""
     del horizon
     state = states[0]
     V = scaling_matrix(state)

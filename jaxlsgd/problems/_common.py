@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxlsgd.base import _check_count, _check_weights
+from jaxlsgd.base import check_count, check_weights
 
 MAX_MATRIX_DIM = 2_000  # beyond it G and S stay None: a (d, d) float64 array passes 32 MB
 
@@ -46,7 +46,7 @@ def population(
 ) -> Population:
     """Checks the arguments and draws x*_k = center + heterogeneity · N(0, I), once."""
     heterogeneity = check_scale("heterogeneity", heterogeneity)
-    truth_seed = _check_count("truth_seed", truth_seed, 0)
+    truth_seed = check_count("truth_seed", truth_seed, 0)
     if client_truths is not None:
         if center is not None:
             raise ValueError(f"center: must be None when client_truths is given, got {center!r}")
@@ -56,7 +56,7 @@ def population(
         unit = np.random.Generator(np.random.PCG64(truth_seed)).standard_normal((num_clients, dim))
         truths = middle + heterogeneity * unit
     return Population(
-        weights=_check_weights(weights, num_clients),
+        weights=check_weights(weights, num_clients),
         truths=truths,
         factor=check_covariance(covariance, dim),
         init=np.zeros(dim) if init is None else check_array("init", init, (dim,)),
@@ -65,7 +65,7 @@ def population(
 
 def check_sizes(dim: Any, num_clients: Any) -> tuple[int, int]:
     """Refuses sizes that are not integers of at least 1."""
-    return _check_count("dim", dim, 1), _check_count("num_clients", num_clients, 1)
+    return check_count("dim", dim, 1), check_count("num_clients", num_clients, 1)
 
 
 def check_scale(name: str, value: Any) -> float:

@@ -20,7 +20,7 @@ def gaussian_rule(scale: float, refine: float = 1.0) -> tuple[np.ndarray, np.nda
 
     `h` may be as sharp as σ(scale·z). Its poles are π/scale off the real line, where the rule's
     error is about exp(π²/(2 scale²) − 2π²/(scale·step)), and exp(−2π²/step²) for entire `h`:
-    below 1e-14 for these steps. A Gauss-Hermite rule would need about scale² times more nodes.
+    below 1e-14 for these steps. Nodes grow as scale; those of Gauss-Hermite would as scale².
     """
     step = min(0.4, 0.5 / max(scale, 1.0)) / refine
     count = int(np.ceil(_REACH / step))

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, Observation, Params, Problem, _check_weights, check_finite
+from jaxlsgd.base import Array, Draws, Observation, Params, Problem, check_weights
 from jaxlsgd.problems import _finite_sum as finite_sum
+from jaxlsgd.problems._client_rows import check_sizes, pad, read_rows
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, check_array
 from jaxlsgd.problems.linear import squared_gradient, squared_hessian, squared_loss
 from jaxlsgd.problems.logistic import logistic_gradient, logistic_hessian, logistic_loss
-
-MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
 
 
 class DatasetClient(NamedTuple):
@@ -106,23 +105,24 @@ def dataset(
       "Statistical Estimation and Inference via Local SGD in Federated Learning", the finite-sum
       case of its problem set-up.
     """
-    features, targets = _read("features", features), _read("targets", targets)
-    sizes = _check_sizes(features, targets)
-    p = _check_weights(sizes / sizes.sum() if weights is None else weights, len(sizes))
+    features, targets = read_rows("features", features), read_rows("targets", targets)
+    sizes = check_sizes(features, targets)
+    p = check_weights(sizes / sizes.sum() if weights is None else weights, len(sizes))
     given = {"gradient": gradient, "hessian": hessian, "truth": truth}
     if callable(loss):
         if init is None:
             raise ValueError("init: must be given with a loss without a name, got None")
         known: dict[str, Any] = {"init": init, "loss": loss, **given}
     else:
-        known = _closed_form(*_check_regression(features, targets, loss), p, loss, init, given)
+        features, targets = _check_regression(features, targets, loss)
+        known = _closed_form(features, targets, p, loss, init, given)
     length = int(sizes.max())
     return Problem(
         num_clients=len(sizes),
         draws=Draws(uniform=1),
         observe=observe,
         weights=p,
-        clients=DatasetClient((_pad(features, length), _pad(targets, length)), sizes),
+        clients=DatasetClient((pad(features, length), pad(targets, length)), sizes),
         name=name,
         **known,
     )
@@ -151,55 +151,6 @@ def _closed_form(
     }
 
 
-def _read(name: str, clients: Any) -> list[Any]:
-    """Returns the clients' rows as pytrees of arrays; a list within a client is an array."""
-    if not isinstance(clients, (list, tuple, np.ndarray, jax.Array)) or len(clients) == 0:
-        raise ValueError(f"{name}: must be a sequence with one entry a client, got {clients!r}")
-    found = [jax.tree.map(_as_rows, c, is_leaf=lambda x: isinstance(x, list)) for c in clients]
-    for k, client in enumerate(found):
-        shapes = [leaf.shape for leaf in jax.tree.leaves(client)]
-        if not shapes or any(shape[:1] != shapes[0][:1] or not shape for shape in shapes):
-            raise ValueError(f"{name}: client {k} must have arrays of n_k rows, got {shapes}")
-        if any(leaf.dtype.kind not in "fiub" for leaf in jax.tree.leaves(client)):
-            raise ValueError(f"{name}: client {k} must hold real numbers, got {clients[k]!r}")
-        if _row_shape(client) != _row_shape(found[0]):
-            raise ValueError(
-                f"{name}: a row of client {k} must have the shape of client 0's, "
-                f"{_row_shape(found[0])}, got {_row_shape(client)}"
-            )
-    return found
-
-
-def _as_rows(leaf: Any) -> np.ndarray:
-    try:
-        return np.asarray(leaf)
-    except ValueError:  # ragged
-        return np.asarray(leaf, object)
-
-
-def _row_shape(client: Any) -> Any:
-    return jax.tree.structure(client), [leaf.shape[1:] for leaf in jax.tree.leaves(client)]
-
-
-def _check_sizes(features: list[Any], targets: list[Any]) -> np.ndarray:
-    """Returns the n_k; refuses clients that are empty or too long, and data that is not finite."""
-    if len(features) != len(targets):
-        raise ValueError(
-            f"targets: must have one entry for each of the {len(features)} clients, "
-            f"got {len(targets)}"
-        )
-    counts = [len(jax.tree.leaves(client)[0]) for client in features]
-    for k, n in enumerate(counts):
-        other = len(jax.tree.leaves(targets[k])[0])
-        if n != other:
-            raise ValueError(f"targets: client {k} must have {n} rows as in features, got {other}")
-        if not 1 <= n <= MAX_ROWS:
-            raise ValueError(f"features: client {k} must have 1 to {MAX_ROWS} rows, got {n}")
-    check_finite("features", features)
-    check_finite("targets", targets)
-    return np.array(counts, np.int32)
-
-
 def _check_regression(features: list[Any], targets: list[Any], loss: Any) -> tuple[Any, Any]:
     """Returns float64 rows (n_k, d) and targets (n_k,); refuses what the loss has no use for."""
     if not isinstance(loss, str) or loss not in _CLOSED:
@@ -209,22 +160,11 @@ def _check_regression(features: list[Any], targets: list[Any], loss: Any) -> tup
             shape = "(n_k, d)" if ndim == 2 else "(n_k,)"
             found = jax.tree.map(np.shape, data[0])
             raise ValueError(f"{argument}: loss={loss!r} needs arrays {shape}, got {found}")
+    if features[0].shape[1] == 0:
+        raise ValueError(f"features: must have at least one column, got {features[0].shape}")
     if loss == "logistic":
         for k, labels in enumerate(targets):
             if not np.isin(labels, (0, 1)).all():
                 raise ValueError(f"targets: client {k} must have labels 0 and 1, got {labels}")
-    return [np.asarray(a, np.float64) for a in features], [
-        np.asarray(b, np.float64) for b in targets
-    ]
-
-
-def _pad(clients: list[Any], length: int) -> Any:
-    """Stacks the clients' rows to (K, length, ...), with zeros after the n_k."""
-
-    def stack(*leaves: np.ndarray) -> np.ndarray:
-        padded = np.zeros((len(leaves), length, *leaves[0].shape[1:]), np.result_type(*leaves))
-        for row, leaf in zip(padded, leaves, strict=True):
-            row[: len(leaf)] = leaf
-        return padded
-
-    return jax.tree.map(stack, *clients)
+    rows, numbers = ([np.asarray(x, np.float64) for x in data] for data in (features, targets))
+    return rows, numbers

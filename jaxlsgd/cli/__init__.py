@@ -1,0 +1,101 @@
+"""The command line: verbs only, no mathematics. Starts without jax where it can."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from jaxlsgd.cli import results, studies, values
+
+USAGE = 2
+_EPILOG = """\
+a first study:
+  jaxlsgd init study.toml               a commented study file, to edit
+  jaxlsgd plan study.toml               what it will cost, before it runs
+  jaxlsgd run study.toml --out results  run it; the same command again resumes
+  jaxlsgd status results                how far it is, also while it runs
+  jaxlsgd table results                 coverage and length, with their errors
+
+the paper:
+  jaxlsgd reproduce all --out paper     its tables and figures, ours beside them
+
+exit codes: 0 done, 1 failed, 2 refused (usage, study file), 3 partial (stopped in time).
+'jaxlsgd VERB --help' explains each verb. JAXLSGD_DEBUG=1 shows tracebacks.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose refusals are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Tells what is wrong and where to read more, and exits with code 2."""
+        sys.stderr.write(f"jaxlsgd: error: {message} (see {self.prog} --help)\n")
+        raise SystemExit(USAGE)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
+    parser = _Parser(
+        prog="jaxlsgd",
+        description="How sure can we be of parameters learnt by Local SGD? Coverage studies.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for group in (studies, results, values):
+        group.add_verbs(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns the exit code.
+
+    Args:
+      argv: arguments, those of the process if None.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except (ValueError, TypeError) as error:
+        return _told(error, USAGE)
+    except (RuntimeError, ImportError, MemoryError) as error:
+        return _told(error, 1)
+    except BrokenPipeError:
+        # The reader of our output has left; what Python still holds for it must not be flushed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _told(error, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    parser = make_parser()
+    _check_verb(parser, arguments)
+    parsed = parser.parse_args(arguments)
+    return parsed.function(parsed)
+
+
+def _check_verb(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Refuses an unknown verb with the nearest known one, and not with the whole list."""
+    known = [*studies.VERBS, *results.VERBS, *values.VERBS]
+    if not arguments:
+        parser.error("a verb is needed")
+    verb = arguments[0]
+    if not verb.startswith("-") and verb not in known:
+        near = difflib.get_close_matches(verb, known, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        parser.error(f"unknown verb {verb!r}{hint}")
+
+
+def _told(error: BaseException, code: int) -> int:
+    if os.environ.get("JAXLSGD_DEBUG") == "1":
+        raise error
+    sys.stderr.write(f"jaxlsgd: error: {error or type(error).__name__}\n")
+    return code

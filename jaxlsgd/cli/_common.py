@@ -1,0 +1,53 @@
+"""What the verbs share: how a verb is declared, and how arguments are read."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def add_verb(
+    verbs: Any, name: str, function: Callable[[argparse.Namespace], int], text: str, examples: str
+) -> argparse.ArgumentParser:
+    """Declares a verb with its help and examples."""
+    parser = verbs.add_parser(
+        name,
+        help=text.split("\n")[0],
+        description=text,
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.strip().split("\n")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(function=function)
+    return parser
+
+
+def seconds(text: str) -> float:
+    """Reads 90, 90s, 15m, 8h or 1h30m."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise argparse.ArgumentTypeError(f"must be a time such as 90, 15m or 1h30m, got {text!r}")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def positive(text: str) -> int:
+    """Reads an integer of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """Reads a number strictly between 0 and 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        hint = f"; did you mean {value / 100:g}?" if 1 < value < 100 else ""
+        raise argparse.ArgumentTypeError(f"must be strictly between 0 and 1, got {text!r}{hint}")
+    return value

@@ -1,0 +1,172 @@
+"""Verbs on results: status, table, plot, replay."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from jaxlsgd.cli._common import add_verb
+
+if TYPE_CHECKING:
+    from jaxlsgd.rows import CellRows
+    from jaxlsgd.study.store import Results
+
+VERBS = ("status", "table", "plot", "replay")
+FORMATS = ("text", "markdown", "csv", "latex", "json")
+
+
+def add_verbs(verbs: Any) -> None:
+    """Declares the verbs."""
+    parser = add_verb(
+        verbs,
+        "status",
+        status,
+        "say how far a study is, also while it runs",
+        "jaxlsgd status results",
+    )
+    parser.add_argument("directory", metavar="DIR")
+    _add_table(verbs)
+    _add_plot(verbs)
+    _add_replay(verbs)
+
+
+def _add_table(verbs: Any) -> None:
+    text = "print coverage, length and their errors, also of a study that runs or was stopped"
+    examples = "jaxlsgd table results\njaxlsgd table results --format latex > table.tex"
+    parser = add_verb(verbs, "table", table, text, examples)
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+
+
+def _add_plot(verbs: Any) -> None:
+    text = "draw coverage, length and error against rounds (needs the extra 'plots')"
+    parser = add_verb(verbs, "plot", plot, text, "jaxlsgd plot results --out figures")
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("--out", metavar="DIR", help="default: DIR/figures")
+
+
+def _add_replay(verbs: Any) -> None:
+    text = (
+        "run one replication again and show its path\n\nIts last round is held against the stored "
+        "row; exit code 1 if they disagree."
+    )
+    examples = (
+        "jaxlsgd replay results --cell linear-c5-5000 --replication 17\n"
+        "jaxlsgd replay results --cell log --replication 3 --coordinate 2"
+    )
+    parser = add_verb(verbs, "replay", replay, text, examples)
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("--cell", required=True, help="its id, or a part of it that is unique")
+    parser.add_argument("--replication", required=True, type=int, help="its number, from 0")
+    parser.add_argument("--coordinate", type=int, default=0, help="which to show (default: 0)")
+    parser.add_argument("--rounds", type=int, default=20, help="how many, about (default: 20)")
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Prints how much of each cell there is."""
+    from jaxlsgd.study.store import Results
+
+    results = Results(arguments.directory)
+    counts = results.counts()
+    width = max(len(cell) for cell in counts)
+    for cell, count in counts.items():
+        print(f"{cell:<{width}}  {count.replications:>9,} / {count.wanted:,}")
+    tiles = sum(count.tiles for count in counts.values())
+    wanted = sum(count.tiles_wanted for count in counts.values())
+    complete = sum(count.tiles == count.tiles_wanted for count in counts.values())
+    now = "a run is writing" if results.running() else "no run is writing"
+    print(f"cells {complete}/{len(counts)}, tiles {tiles}/{wanted} ({tiles / wanted:.0%}); {now}")
+    return 0
+
+
+def table(arguments: argparse.Namespace) -> int:
+    """Prints a table of all cells."""
+    from jaxlsgd.report import tables
+
+    rows = _rows(arguments.directory)
+    sys.stdout.write(tables.render(rows, format=arguments.format).rstrip("\n") + "\n")
+    return 0
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    """Draws all cells."""
+    from pathlib import Path
+
+    rows = _rows(arguments.directory)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("figures need matplotlib: pip install 'jaxlsgd[plots]'") from error
+    from jaxlsgd.report import figures
+
+    out = Path(arguments.out or Path(arguments.directory) / "figures")
+    for path in figures.save_all(rows, out):
+        print(path)
+    return 0
+
+
+def _rows(directory: str) -> list[CellRows]:
+    """Every cell's rows, with a word on stderr when some are still to come."""
+    from jaxlsgd.study.files import StoreError
+    from jaxlsgd.study.store import Results
+
+    results = Results(directory)
+    rows = results.read_all()
+    if not rows:
+        raise StoreError(f"{directory} has no finished tiles yet")
+    short = [count for count in results.counts().values() if count.replications < count.wanted]
+    if short:
+        fewest = min(count.replications for count in short)
+        sys.stderr.write(
+            f"jaxlsgd: partial: {len(short)} of {len(results.cells())} cells have fewer than "
+            f"{short[0].wanted:,} replications (the least: {fewest:,})\n"
+        )
+    return rows
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Runs one replication again."""
+    from jaxlsgd.study import machine
+    from jaxlsgd.study.store import Results
+
+    results = Results(arguments.directory)
+    cell = _find(results, arguments.cell)
+    machine.prepare(1)
+    from jaxlsgd.study.replay import replay as run_again
+
+    found = run_again(results, cell, arguments.replication, max(2, arguments.rounds))
+    _print_path(found.path, cell, arguments)
+    if found.difference is None:
+        print("the study has no row of this replication yet")
+        return 0
+    verdict = "agrees with" if found.agrees else "DISAGREES with"
+    print(f"{verdict} the stored row (largest difference: {found.difference:.2g} half-widths)")
+    return 0 if found.agrees else 1
+
+
+def _find(results: Results, part: str) -> str:
+    known = results.cells()
+    matching = [cell for cell in known if part == cell] or [c for c in known if part in c]
+    if len(matching) != 1:
+        which = ", ".join((matching or known)[:10])
+        many = "fits several cells" if matching else "fits no cell"
+        raise ValueError(f"--cell = {part!r}: {many}: {which}")
+    return matching[0]
+
+
+def _print_path(path: CellRows, cell: str, arguments: argparse.Namespace) -> None:
+    j, level = arguments.coordinate, path.levels[0]
+    for name, rows in path.methods.items():
+        labels = path.coordinates[name]
+        if not 0 <= j < len(labels):
+            raise ValueError(f"--coordinate = {j}: must be in 0..{len(labels) - 1}")
+        truth = path.truth[name]
+        aim = "" if truth is None else f", truth {truth[j]:.6g}"
+        where = f"{cell}, replication {arguments.replication}, {labels[j]}{aim}"
+        print(f"{name}, level {level:g}: {where}")
+        print(f"{'round':>10}{'steps':>12}{'estimate':>14}{'lower':>14}{'upper':>14}")
+        for i, (m, t) in enumerate(zip(path.save_at, path.steps_at, strict=True)):
+            middle, half = rows.estimate[i, 0, j], rows.half_width[i, 0, 0, j]
+            print(f"{m:>10}{t:>12}{middle:>14.6g}{middle - half:>14.6g}{middle + half:>14.6g}")
+        print()

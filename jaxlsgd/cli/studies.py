@@ -1,0 +1,210 @@
+"""Verbs on study files: init, plan, run, reproduce."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxlsgd.cli._common import add_verb, positive, seconds, share
+
+if TYPE_CHECKING:
+    from jaxlsgd.study.local import Stop
+    from jaxlsgd.study.runner import Outcome
+
+VERBS = ("init", "plan", "run", "reproduce")
+_TEMPLATES = {False: "template.toml", True: "paper.toml"}
+
+
+def add_verbs(verbs: Any) -> None:
+    """Declares the verbs."""
+    _add_init(verbs)
+    _add_plan(verbs)
+    _add_run(verbs)
+    _add_reproduce(verbs)
+
+
+def _add_init(verbs: Any) -> None:
+    text = "write a commented study file, to edit\n\nA file that is there is never overwritten."
+    examples = "jaxlsgd init study.toml\njaxlsgd init --paper paper.toml"
+    parser = add_verb(verbs, "init", init, text, examples)
+    parser.add_argument("path", nargs="?", default="study.toml", help="default: study.toml")
+    parser.add_argument("--paper", action="store_true", help="the paper's own experiments instead")
+
+
+def _add_plan(verbs: Any) -> None:
+    text = (
+        "say what a study will cost before it runs\n\n"
+        "Cells, tiles, compiled programs, memory, time and the Monte-Carlo standard error of a\n"
+        "coverage. Nothing is written."
+    )
+    examples = "jaxlsgd plan study.toml\njaxlsgd plan study.toml --mcse 0.002 --measure"
+    parser = add_verb(verbs, "plan", plan, text, examples)
+    parser.add_argument("study", help="study file (TOML)")
+    parser.add_argument("--mcse", type=share, help="replications needed for this standard error")
+    parser.add_argument("--devices", type=positive, help="devices to reckon with (default: cores)")
+    parser.add_argument(
+        "--rate", type=positive, help="client-steps a second a device, if you know it"
+    )
+    parser.add_argument("--measure", action="store_true", help="measure the rate (some seconds)")
+
+
+def _add_run(verbs: Any) -> None:
+    text = (
+        "run a study, or what is missing of it\n\n"
+        "Every finished tile of replications is kept, so the same command again resumes, and\n"
+        "more replications in the study file extend it. Ctrl-C or SIGTERM finishes the tiles in\n"
+        "flight and exits with code 3; a second one drops them. A changed study is refused in\n"
+        "the same directory."
+    )
+    examples = (
+        "jaxlsgd run study.toml --out results\n"
+        "jaxlsgd run study.toml --out results --max-time 8h\n"
+        "jaxlsgd run study.toml --out results --devices 1 --quiet"
+    )
+    parser = add_verb(verbs, "run", run, text, examples)
+    parser.add_argument("study", help="study file (TOML)")
+    parser.add_argument("--out", required=True, metavar="DIR", help="directory of the results")
+    parser.add_argument("--max-time", type=seconds, help="begin no tile after this: 90, 15m, 8h")
+    parser.add_argument("--devices", type=positive, help="use so many devices (default: all)")
+    parser.add_argument("--replications", type=positive, help="in place of the study file's")
+    parser.add_argument("--fresh", action="store_true", help="refuse a DIR that holds a study")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only warnings")
+
+
+def _add_reproduce(verbs: Any) -> None:
+    text = "reproduce the paper's tables and figures, ours beside them"
+    examples = "jaxlsgd reproduce all --out paper\njaxlsgd reproduce table4 --replications 200"
+    parser = add_verb(verbs, "reproduce", reproduce, text, examples)
+    if "reproduce" in sys.argv[1:2]:
+        from jaxlsgd.report import reproduce as target
+
+        target.add_arguments(parser)
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Writes a study file to begin with."""
+    import jaxlsgd.study
+
+    folder, path = Path(jaxlsgd.study.__file__).parent, Path(arguments.path)
+    content = (folder / _TEMPLATES[arguments.paper]).read_text(encoding="utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(content)
+    except FileExistsError:
+        raise ValueError(f"{path} is there already; give another name") from None
+    print(f"wrote {path}; next: jaxlsgd plan {path}")
+    return 0
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Prints a forecast."""
+    from jaxlsgd.study import forecast, machine
+    from jaxlsgd.study.spec import Study
+
+    study = Study.from_toml(arguments.study)
+    rate, source = arguments.rate or forecast.RATE, "given" if arguments.rate else "assumed"
+    with _naming(arguments.study):
+        if arguments.measure:
+            machine.prepare()
+            rate, source = forecast.measure_rate(study), "measured"
+        devices = arguments.devices or machine.cores()
+        lines = list(_plan_lines(study, rate, source, devices, arguments.mcse))
+    print("\n".join(f"{name:<24}{value}" for name, value in lines))
+    return 0
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Names the study file in what the builders refuse."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _plan_lines(
+    study: Any, rate: float, source: str, devices: int, error: float | None
+) -> Iterator[tuple[str, str]]:
+    from jaxlsgd.study import forecast
+    from jaxlsgd.study.progress import duration
+
+    found = forecast.forecast(study)
+    yield "cells", f"{found.cells:,}"
+    yield "replications", f"{study.replications:,} of each cell"
+    yield "tiles", f"{found.tiles:,} of {study.tile_size} replications"
+    if found.idle_share > 0.1:
+        full = study.tiles_per_cell * study.tile_size
+        yield "", f"({found.idle_share:.0%} idle: {full:,} replications would take no longer)"
+    yield "compiled programs", f"about {found.programs}"
+    yield "memory per tile", f"about {found.tile_bytes / 1e6:,.0f} MB, on each of {devices} devices"
+    yield "work", f"{found.work:.3g} client-steps"
+    time = duration(found.seconds(rate, devices))
+    yield "time", f"about {time} at {rate / 1e6:.3g} M client-steps/s a device ({source})"
+    for level in study.levels:
+        got = forecast.standard_error(level, study.replications)
+        yield f"MC error of {level:g}", f"{got:.4f} with {study.replications:,} replications"
+        if error is not None:
+            yield "", f"{error:g} needs {forecast.replications_for(level, error):,} replications"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs a study."""
+    import dataclasses
+
+    from jaxlsgd.study import machine, progress
+    from jaxlsgd.study.local import Stop
+    from jaxlsgd.study.spec import Study
+
+    study = Study.from_toml(arguments.study)
+    if arguments.replications:
+        study = dataclasses.replace(study, replications=arguments.replications)
+    stop = Stop(arguments.max_time)
+    with _signals(stop), _naming(arguments.study):
+        machine.prepare(arguments.devices)
+        import jax
+
+        outcome = study.run(
+            arguments.out,
+            devices=jax.local_devices()[: arguments.devices],
+            stop=stop,
+            progress=progress.for_stream(sys.stderr, arguments.quiet),
+            fresh=arguments.fresh,
+        )
+    print(_outcome(outcome, arguments.out))
+    return outcome.exit_code
+
+
+@contextlib.contextmanager
+def _signals(stop: Stop) -> Iterator[None]:
+    """Lets SIGINT and SIGTERM end a run in order."""
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _outcome(outcome: Outcome, directory: str) -> str:
+    from jaxlsgd.study.progress import duration
+
+    made = f"{outcome.tiles_run} tiles in {duration(outcome.seconds)}"
+    if outcome.errors:
+        return f"failed: {len(outcome.errors)} cells, after {made}; other rows are in {directory}"
+    if outcome.tiles_left:
+        return f"partial: {made}, {outcome.tiles_left} to come; the same command again goes on"
+    return f"done: {made}; jaxlsgd table {directory}"
+
+
+def reproduce(arguments: argparse.Namespace) -> int:
+    """Reproduces the paper."""
+    from jaxlsgd.report import reproduce as target
+    from jaxlsgd.study import machine
+
+    machine.prepare()
+    return target.main(arguments)

@@ -1,0 +1,184 @@
+"""One run of Local SGD with its intervals and tests, for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from numpy.typing import ArrayLike, NDArray
+
+from jaxlsgd import local_sgd
+from jaxlsgd.base import (
+    Array,
+    Estimator,
+    Interval,
+    Params,
+    Problem,
+    check_count,
+    check_finite,
+    check_key,
+    flatten,
+)
+from jaxlsgd.inference.plug_in import plug_in
+from jaxlsgd.inference.random_scaling import random_scaling
+from jaxlsgd.rows import MethodRows
+from jaxlsgd.schedules import Plan
+from jaxlsgd.simulation import Task, run_replications
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """Tests of x_j = null_j, coordinate by coordinate."""
+
+    __test__ = False  # not a test case for pytest
+
+    null: NDArray[np.float64]
+    statistic: NDArray[np.float64]  # (estimate − null)/scale
+    p_value: NDArray[np.float64]  # two-sided
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fit:
+    """The result of one run; `print(fit)` shows it as a table."""
+
+    task: Task
+    rows: dict[str, MethodRows]
+    details: dict[str, Any]  # what each method's measurement said besides, after the last round
+
+    @property
+    def save_at(self) -> tuple[int, ...]:
+        """Rounds at which intervals were read."""
+        return self.task.layout.save_at
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended in something that is not a number."""
+        return not all(rows.ok[-1, 0] for rows in self.rows.values())
+
+    @property
+    def estimate(self) -> Params:
+        """ȳ_T in the shape of the problem's parameters."""
+        for method in self.task.methods:
+            if not method.contrasts:
+                vector = self.rows[method.name].estimate[-1, 0]
+                return self.task.problem.structure().flat_functions().unravel(vector)
+        raise ValueError("estimate: only contrasts were followed; add a method without contrasts")
+
+    def interval(self, method: str, level: float | None = None, save: int = -1) -> Interval:
+        """The interval of a method at a level of the run (its first if None), at a saved round."""
+        rows = self.rows[self._known(method)]
+        level = self.task.levels[0] if level is None else level
+        if level not in self.task.levels:
+            raise ValueError(f"level: must be one of {self.task.levels}, got {level!r}")
+        center = rows.estimate[save, 0]
+        half = rows.half_width[save, self.task.levels.index(level), 0]
+        return Interval(center, center - half, center + half)  # type: ignore[arg-type]
+
+    def test(self, method: str, null: ArrayLike = 0.0) -> Test:
+        """Two-sided tests of x_j = null_j after the last round."""
+        estimator = next(m for m in self.task.methods if m.name == self._known(method))
+        rows = self.rows[method]
+        check_finite("null", null)
+        null = np.broadcast_to(flatten(null) if np.ndim(null) else null, rows.scale[-1, 0].shape)
+        statistic = (rows.estimate[-1, 0] - null) / rows.scale[-1, 0]
+        p = estimator.tail(statistic, self.task.plan, self.details[method])
+        return Test(np.asarray(null, np.float64), statistic, np.asarray(p, np.float64))
+
+    def _known(self, method: str) -> str:
+        if method not in self.rows:
+            raise ValueError(f"method: must be one of {', '.join(self.rows)}, got {method!r}")
+        return method
+
+    def __str__(self) -> str:
+        return _table(self)
+
+
+def fit(
+    key: Array,
+    problem: Problem,
+    plan: Plan,
+    *,
+    methods: Sequence[Estimator] = (random_scaling(), plug_in(), plug_in("finite")),
+    levels: Sequence[float] = (0.95,),
+    save_at: Sequence[int] | None = None,
+    dtype: str = "float32",
+    transform: optax.GradientTransformation = local_sgd.SGD,
+    replication: int = 0,
+) -> Fit:
+    """Runs Local SGD once and returns the estimate with its intervals and tests.
+
+    Args:
+      key: typed root key, as for `simulate`.
+      problem: what is estimated.
+      plan: how many rounds, of how many steps, of what size.
+      methods: interval methods, fed along the path.
+      levels: confidence levels.
+      save_at: rounds at which to read the intervals; the last is always read.
+      dtype: "float32" or "float64".
+      transform: local optax transformation of unit rate; another than SGD is outside the theory.
+      replication: which replication of `simulate` under the same key this is.
+
+    Returns:
+      A `Fit`: `fit.estimate`, `fit.interval("plug_in")`, `fit.test("plug_in")`, `print(fit)`.
+
+    Example::
+
+        import jax, jaxlsgd
+
+        problem = jaxlsgd.problems.linear(3, 4)
+        schedule = jaxlsgd.schedules.power(0.5).with_warmup(0.05)
+        plan = schedule.plan(jaxlsgd.schedules.power_decay(0.5), num_steps=2000)
+        print(jaxlsgd.fit(jax.random.key(0), problem, plan))
+    """
+    key = check_key(key)
+    check_count("replication", replication, 0)
+    save = None if save_at is None else tuple(save_at)
+    task = Task(problem, plan, tuple(methods), tuple(levels), save, dtype, transform)
+    found: list[Any] = []
+    rows = run_replications(key, task, replication, 1, on_measure=found.append)
+    details = {
+        name: jax.tree.map(lambda leaf: leaf[0], measured.detail)
+        for name, measured in found[-1].items()
+    }
+    return Fit(task, rows, details)
+
+
+def _table(result: Fit) -> str:
+    """Estimate and intervals of every method, a row a coordinate."""
+    task = result.task
+    plan = task.plan
+    lines = [
+        f"Local SGD on {task.problem.name}: {task.problem.num_clients} clients, schedule {plan.name}, "
+        f"T = {plan.num_rounds} rounds, {plan.num_steps} observations a client",
+    ]
+    if not task.within_theory:
+        lines.append("The local step is not plain SGD: these intervals are outside the theory.")
+    if result.diverged:
+        lines.append("The run diverged: there is no estimate. Try a smaller step size.")
+        return "\n".join(lines)
+    for method in task.methods:
+        lines += ["", *_method_table(result, method)]
+    return "\n".join(lines)
+
+
+def _method_table(result: Fit, method: Estimator) -> list[str]:
+    level = result.task.levels[0]
+    center, lower, upper = map(np.asarray, result.interval(method.name))
+    p = result.test(method.name).p_value
+    names = method.coordinates(result.task.problem)
+    width = max(10, *(len(name) for name in names))
+    floored = (
+        " (a floor on the eigenvalues of G acted)"
+        if result.rows[method.name].floored[-1, 0]
+        else ""
+    )
+    head = f"{'':{width}} {'estimate':>12} {f'{level:.4g} interval':>26} {'p (x = 0)':>11}"
+    body = [
+        f"{name:{width}} {center[i]:>12.6g} {f'[{lower[i]:.6g}, {upper[i]:.6g}]':>26} {p[i]:>11.3g}"
+        for i, name in enumerate(names)
+    ]
+    return [f"{method.name}{floored}", head, *body]

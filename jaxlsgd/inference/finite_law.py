@@ -1,0 +1,247 @@
+"""The law of (ȳ_T − x*)/√V̂_T at a finite horizon, in one direction, without simulation.
+
+Along an eigenvector of G with eigenvalue λ the linearised path is the Gaussian process
+
+    s_m = ρ_m s_{m−1} + ε_m,    ρ_m = (1 − η_m λ)^{E_m},    Var ε_m = σ² η_m² Σ_{l<E_m} (1 − η_m λ)^{2l},
+
+plus a deterministic part from the start x_0, which fades at the rate ρ_m of a second eigenvalue, the
+largest. The sums P_n = s_1 + … + s_n have means and covariances known from a few recursions, and
+P(|P_T/T| > c √V̂_T), with V̂_T = Σ_n (P_n − (n/T) P_T)²/(E_n T² Σ1/E), is the probability that a
+quadratic form in normals is positive:
+
+    (Z + b)² − c² Σ_k (√D_k ζ_k + h_k Z + d_k)² > 0.
+
+Given Z the ζ_k are independent, so its characteristic function is a product and one Gaussian
+integral, and Gil-Pelaez' formula turns that into the probability. The start matters: it bends the
+path's first rounds, which widens V̂ long after it has ceased to bias ȳ.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import RectBivariateSpline
+from scipy.optimize import brentq
+
+from jaxlsgd.schedules import Plan
+
+FloatArray = NDArray[np.float64]
+# Rounds kept of a long path. Between them it is taken as linear, which loses about 1/_NODES of V̂ and
+# so half of that of the critical value.
+_NODES = 400
+# Terms of the quadratic form kept one by one; the rest enter by their mean.
+_TERMS = 64
+# Gil-Pelaez' integral over log t, by the trapezoidal rule.
+_LOG_T = np.arange(-14.0, 12.0, 0.08)
+# Knots of the table of critical values, in log λ and in the start's bias over the standard error.
+_EIGENVALUE_STEP = 0.5 * np.log(2.0)
+_BIASES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
+
+
+class Path(NamedTuple):
+    """Second moments of the path's sums at the kept rounds, for σ = 1."""
+
+    covariance: FloatArray  # (nodes, nodes) Cov(P_n, P_m); the last node is T
+    share: FloatArray  # (nodes,) n/T
+    weight: FloatArray  # (nodes,) share of Σ1/E_n that falls to the node
+
+
+class Form(NamedTuple):
+    """The quadratic form above; the last term stands for all that follow, with `rest` their ΣD_k."""
+
+    D: FloatArray  # (_TERMS + 1,), 0 in the last
+    hh: FloatArray  # h_k²
+    hd: FloatArray  # h_k d_k, for b = 1
+    dd: FloatArray  # d_k², for b = 1
+    rest: float
+
+
+def local_factors(plan: Plan, eigenvalue: float) -> tuple[FloatArray, FloatArray]:
+    """ρ_m and Var ε_m of every round, stable for small η_m λ and right for 1 − η_m λ ≤ 0."""
+    step = plan.eta * eigenvalue
+    rate = 1 - step
+    size = np.exp(plan.E * np.log(np.maximum(np.abs(rate), 1e-300)))
+    rho = np.where((rate < 0) & (plan.E % 2 == 1), -size, size)
+    # 1 − ρ without cancellation where ηλ is small
+    lost = np.where(step < 0.5, -np.expm1(plan.E * np.log1p(-np.minimum(step, 0.5))), 1 - rho)
+    apart = step * (2 - step)
+    flat = np.abs(apart) < 1e-14
+    geometric = np.where(flat, plan.E, lost * (2 - lost) / np.where(flat, 1.0, apart))
+    return rho, plan.eta**2 * geometric
+
+
+def path(plan: Plan, eigenvalue: float) -> Path:
+    """Moments of the path's sums in one eigendirection, in O(T)."""
+    rho, noise = local_factors(plan, eigenvalue)
+    variance, cross = _forward(rho, noise)
+    ahead = np.zeros(plan.num_rounds)  # U_n = Σ_{k>n} ρ_{n+1}…ρ_k
+    for n in range(plan.num_rounds - 2, -1, -1):
+        ahead[n] = rho[n + 1] * (1 + ahead[n + 1])
+    nodes, weight = _nodes(plan)
+    log = np.cumsum(np.log(np.maximum(np.abs(rho), 1e-300)))[nodes]
+    sign = np.cumprod(np.where(rho < 0, -1.0, 1.0))[nodes]
+    # For n ≤ m: Cov(P_n, P_m) = Var P_n + Cov(P_n, s_n)(U_n − ρ_{n+1}…ρ_m U_m)
+    decay = np.outer(sign, sign) * np.exp(np.minimum(log[None, :] - log[:, None], 700.0))
+    reach = ahead[nodes][:, None] - decay * ahead[nodes][None, :]
+    upper = np.triu(variance[nodes][:, None] + cross[nodes][:, None] * reach)
+    share = (nodes + 1.0) / plan.num_rounds
+    return Path(upper + np.triu(upper, 1).T, share, weight)
+
+
+def _forward(rho: FloatArray, noise: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Var P_n and Cov(P_n, s_n) of every round."""
+    variance, cross = np.empty(rho.size), np.empty(rho.size)
+    v = c = total = 0.0
+    for n, (r, e) in enumerate(zip(rho.tolist(), noise.tolist(), strict=True)):
+        v = r * r * v + e
+        total += 2 * r * c + v
+        c = r * c + v
+        variance[n], cross[n] = total, c
+    return variance, cross
+
+
+def _nodes(plan: Plan) -> tuple[NDArray[np.int64], FloatArray]:
+    """Rounds to keep, even in r_m = Σ1/E, and the share of V̂'s sum that falls to each."""
+    clock = np.cumsum(1 / plan.E)
+    T = plan.num_rounds
+    if T <= _NODES:
+        nodes = np.arange(T)
+    else:
+        even = np.searchsorted(clock, clock[-1] * np.arange(1, _NODES + 1) / _NODES * (1 - 1e-12))
+        nodes = np.unique(np.append(even, [0, T - 1]).clip(0, T - 1))
+    place = np.interp(np.arange(T), nodes, np.arange(nodes.size))
+    low = place.astype(np.int64)
+    up = place - low
+    each = 1 / plan.E / clock[-1]
+    weight = np.bincount(low, each * (1 - up), nodes.size)
+    weight += np.bincount(np.minimum(low + 1, nodes.size - 1), each * up, nodes.size)
+    return nodes, weight
+
+
+class Noise(NamedTuple):
+    """The form's part that does not depend on the start."""
+
+    D: FloatArray  # (nodes,) descending
+    h: FloatArray  # (nodes,)
+    vectors: FloatArray  # (nodes, nodes), columns
+    root: FloatArray  # (nodes,) root of the rounds' weights
+    share: FloatArray  # (nodes,) n/T
+
+
+def noise_form(found: Path) -> Noise:
+    """Splits the path's deviations from n ȳ_T into their part along ȳ_T and the rest."""
+    C, share = found.covariance, found.share
+    last, whole = C[:, -1], C[-1, -1]
+    along = last - share * whole  # Cov(P_n − (n/T) P_T, P_T)
+    apart = C - np.outer(share, last) - np.outer(last, share) + np.outer(share, share) * whole
+    rest = apart - np.outer(along, along) / whole
+    root = np.sqrt(found.weight)
+    values, vectors = np.linalg.eigh(root[:, None] * rest * root[None, :] / whole)
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    return Noise(values, vectors.T @ (root * along / whole), vectors, root, share)
+
+
+def start_path(plan: Plan, eigenvalue: float) -> FloatArray:
+    """Σ_{m≤n} ρ_1…ρ_m at the kept rounds, over its value at T; a step that overshoots ends it."""
+    rho = np.maximum(1 - plan.eta * eigenvalue, 0.0) ** plan.E
+    total = np.cumsum(np.cumprod(rho))[_nodes(plan)[0]]
+    return total / total[-1] if total[-1] > 0 else np.ones_like(total)
+
+
+def quadratic_form(noise: Noise, start: FloatArray) -> Form:
+    """The form, for a start that biases ȳ_T by one standard deviation."""
+    d = noise.vectors.T @ (noise.root * (start - noise.share))
+
+    def kept(terms: FloatArray) -> FloatArray:
+        return np.append(terms[:_TERMS], terms[_TERMS:].sum())
+
+    D = np.append(noise.D[:_TERMS], np.zeros(1))
+    rest = float(noise.D[_TERMS:].sum())
+    return Form(D, kept(noise.h**2), kept(noise.h * d), kept(d * d), rest)
+
+
+def tail_probability(form: Form, bias: float, c: float) -> float:
+    """P(|ȳ_T − x*| > c √V̂_T) where the start biases ȳ_T by so many of its standard deviations."""
+    t = np.exp(_LOG_T)
+    spread = 1 / (1 + 2j * t[:, None] * c**2 * form.D)
+    a2 = 1j * t * (1 - c**2 * (spread @ form.hh))
+    a1 = 2j * t * bias * (1 - c**2 * (spread @ form.hd))
+    a0 = 1j * t * (bias**2 * (1 - c**2 * (spread @ form.dd)) - c**2 * form.rest)
+    # A sum of logarithms stays on the branch that starts at 0; the root of a product would not.
+    log = a0 + a1**2 / (2 * (1 - 2 * a2)) - 0.5 * np.log(1 - 2 * a2) + 0.5 * np.log(spread).sum(1)
+    integral = np.sum(np.imag(np.exp(log))) * (_LOG_T[1] - _LOG_T[0])
+    return float(np.clip(0.5 + integral / np.pi, 0.0, 1.0))
+
+
+def critical_value(form: Form, bias: float, level: float) -> float:
+    """The c with P(|ȳ_T − x*| > c √V̂_T) = 1 − level."""
+
+    def excess(c: float) -> float:
+        return tail_probability(form, bias, c) - (1 - level)
+
+    high = 8.0
+    while excess(high) > 0:
+        high *= 2
+        if high > 1e9:
+            raise ValueError(
+                f"level: no finite critical value at {level!r} for this plan; are its first steps "
+                "too long for the problem (η_1 λ > 2)?"
+            )
+    return float(brentq(excess, 0.0, high, xtol=1e-9, rtol=1e-9))
+
+
+@functools.lru_cache(maxsize=64)
+def _noise(plan: Plan, index: int) -> Noise:
+    return noise_form(path(plan, float(np.exp(index * _EIGENVALUE_STEP))))
+
+
+@functools.lru_cache(maxsize=65536)
+def _tabulated(plan: Plan, level: float, index: int, bias: float, fastest: int) -> float:
+    start = start_path(plan, float(np.exp(fastest * _EIGENVALUE_STEP)))
+    return critical_value(quadratic_form(_noise(plan, index), start), bias, level)
+
+
+def interpolated(
+    plan: Plan, eigenvalues: FloatArray, biases: FloatArray, level: float
+) -> FloatArray:
+    """Critical values for every direction of many runs, from tables that are made once a plan.
+
+    A bicubic spline in log λ and the bias, linear in the logarithm of the start's fading rate, which is
+    the run's largest eigenvalue. A bias of more than 6 is taken as 6.
+
+    Args:
+      plan: the plan that was run.
+      eigenvalues: λ > 0, (..., d).
+      biases: bias that the start leaves in ȳ_T, over its standard deviation, (..., d).
+      level: confidence level.
+
+    Returns:
+      Critical values (..., d); NaN for a run whose eigenvalues are not positive and finite.
+    """
+    if plan.num_rounds < 2:
+        raise ValueError(f"plan: must have at least 2 rounds, got {plan.num_rounds}")
+    values = np.asarray(eigenvalues, np.float64)
+    shift = np.minimum(np.abs(np.asarray(biases, np.float64)), _BIASES[-1])
+    result = np.full(values.shape, np.nan)
+    good = np.all(np.isfinite(values) & (values > 0) & np.isfinite(shift), axis=-1)
+    place = np.log(np.where(good[..., None], values, 1.0)) / _EIGENVALUE_STEP
+    fastest = np.floor(place.max(axis=-1)).astype(int)
+    for knot in np.unique(fastest[good]):
+        runs = good & (fastest == knot)
+        share = (place[runs].max(axis=-1) - knot)[..., None]
+        ends = [_spline(plan, place[runs], shift[runs], level, int(knot) + i) for i in (0, 1)]
+        result[runs] = np.exp((1 - share) * ends[0] + share * ends[1])
+    return result
+
+
+def _spline(
+    plan: Plan, place: FloatArray, shift: FloatArray, level: float, fastest: int
+) -> FloatArray:
+    low = int(np.floor(place.min())) - 1
+    rows = np.arange(low, max(low + 4, int(np.floor(place.max())) + 3))
+    columns = _BIASES[: max(4, int(np.searchsorted(_BIASES, shift.max())) + 2)]
+    table = [[_tabulated(plan, level, int(i), j, fastest) for j in columns] for i in rows]
+    return RectBivariateSpline(rows, columns, np.log(table)).ev(place, shift)

@@ -1,0 +1,1 @@
+"""Reports: rows of a study as tables and figures, and the paper's own reproduced."""

@@ -1,0 +1,159 @@
+"""The house style of the figures: palette, panels, legend, axes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from jaxlsgd.schedules import PAPER_SCHEDULES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Okabe and Ito's palette, which people with any colour vision can tell apart; no yellow on white.
+_COLOURS = ("#000000", "#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F7F")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+GREY, _BAND = "#808080", "#EFEFEF"
+DASHES, DOTS = (0, (4, 3)), (0, (1, 2))
+_PANEL, _LEGEND = (3.3, 2.5), 1.1  # inches
+_STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "legend.fontsize": 8.5,
+    "legend.title_fontsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 200,
+}
+
+
+class Look(NamedTuple):
+    """How a schedule is drawn, everywhere the same."""
+
+    color: str
+    marker: str
+
+
+def matplotlib() -> Any:
+    """Matplotlib, which is an extra."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("figures need matplotlib: pip install 'jaxlsgd[plots]'") from error
+    return matplotlib
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function draw in the house style."""
+
+    @functools.wraps(draw)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with matplotlib().rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return wrapper
+
+
+def looks(schedules: Iterable[str]) -> dict[str, Look]:
+    """Colour and marker by schedule: the paper's five have theirs, others get what is left."""
+    others = [name for name in dict.fromkeys(schedules) if name not in PAPER_SCHEDULES]
+    place = {name: i for i, name in enumerate((*PAPER_SCHEDULES, *others))}
+    n = len(_COLOURS)
+    return {name: Look(_COLOURS[i % n], _MARKERS[(i + i // n) % n]) for name, i in place.items()}
+
+
+def grid(rows: int, columns: int, **share: Any) -> tuple[Figure, list[list[Axes]]]:
+    """An empty figure of equal panels, with room for a legend on the right."""
+    from matplotlib.figure import Figure
+
+    size = (_PANEL[0] * columns + _LEGEND, _PANEL[1] * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **share)
+    return figure, [list(line) for line in axes]
+
+
+def nominal(axis: Axes, level: float, replications: int | None = None) -> None:
+    """A dashed line at the level promised, and a band where chance alone would put the points."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.axhline(100 * level, color="black", linestyle=DASHES, linewidth=0.8, zorder=1)
+    axis.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
+    if replications:
+        half = 100 * 1.96 * math.sqrt(level * (1 - level) / replications)
+        axis.axhspan(100 * level - half, 100 * level + half, color=_BAND, zorder=0, linewidth=0)
+
+
+def plain_log(axis: Axis) -> None:
+    """A logarithmic axis with few ticks, written as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = axis.get_view_interval()
+    subs = (1.0, 2.0, 5.0) if high / low < 50 else (1.0, 3.0) if high / low < 1000 else (1.0,)
+    axis.set_major_locator(LogLocator(base=10, subs=subs))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain_number(value)))
+
+
+def _plain_number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.6g}"
+
+
+def legend(
+    figure: Figure,
+    schedules: Iterable[str],
+    *,
+    lines: bool = True,
+    level: float | None = None,
+    band: bool = False,
+    warmup: bool = False,
+) -> None:
+    """One legend for all panels, to the right of them."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    names = list(schedules)
+    look, style = looks(names), "-" if lines else "none"
+    entries = {name: Line2D([], [], linestyle=style, **look[name]._asdict()) for name in names}
+    if level is not None:
+        dashes = Line2D([], [], color="black", linestyle=DASHES, linewidth=0.8)
+        entries[f"nominal {100 * level:g} %"] = dashes
+    if band:
+        entries["chance, 95 %"] = Patch(color=_BAND)
+    if warmup:
+        entries["end of warm-up"] = Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1)
+    figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=1.8)
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Saves a figure as PNG and PDF; the same figure gives the same bytes."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
+    with matplotlib().rc_context(_STYLE):
+        figure.savefig(paths[0])
+        figure.savefig(paths[1], metadata={"CreationDate": None})
+    return paths

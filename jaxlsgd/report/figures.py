@@ -1,0 +1,239 @@
+"""Figures of a study: coverage and length by schedule, and along the communication rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxlsgd.measures import Row, summarise
+from jaxlsgd.report import drawing
+from jaxlsgd.report.tables import cells_of
+from jaxlsgd.rows import CellRows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_METHODS = {
+    "plug_in": "plug-in",
+    "plug_in[finite]": "plug-in, finite horizon",
+    "random_scaling": "random scaling",
+    "random_scaling[paper]": "random scaling, paper's q",
+    "random_scaling[schedule]": "random scaling, schedule's q",
+    "random_scaling[finite_horizon]": "random scaling, finite horizon",
+}
+
+
+def save_all(source: Any, directory: str | Path) -> list[Path]:
+    """Draws what the rows have and saves every figure as PNG (200 dpi) and PDF.
+
+    `coverage` and `length` by schedule, horizon and method; and for cells with more than one saved
+    round `rounds_<problem>_<t_T>`, coverage and length along the communication rounds, and
+    `l2_error`. Of several levels each has its own files. The first coordinate is drawn, as in the
+    tables; what is not known (coverage without a truth) is left out.
+
+    Args:
+      source: `CellRows`, a sequence of them, or the results of a study.
+      directory: where to save; made if it is not there.
+
+    Returns:
+      The files.
+
+    Example::
+
+        save_all(cells, "figures")
+    """
+    rows = [row for cell in cells_of(source) for row in first_coordinate(cell)]
+    paths: list[Path] = []
+    for name, figure in _figures(rows):
+        paths += drawing.save(figure, Path(directory) / name)
+    return paths
+
+
+def first_coordinate(cell: CellRows) -> list[Row]:
+    """The measures of a cell's first coordinate, at all saved rounds."""
+    rows = summarise(cell)
+    return [row for row in rows if row["coordinate"] == cell.coordinates[row["method"]][0]]
+
+
+def _figures(rows: Sequence[Row]) -> Iterable[tuple[str, Figure]]:
+    last = [row for row in rows if row["save_round"] == row["num_rounds"]]
+    paths = _with_path(rows)
+    levels = list(dict.fromkeys(row["level"] for row in rows))
+    for level in levels:
+        suffix = f"_{100 * level:g}" if len(levels) > 1 else ""
+        for measure in ("coverage", "length"):
+            known = [row for row in last if row["level"] == level and row[measure] is not None]
+            if known:
+                yield measure + suffix, by_schedule(known, measure)
+        here = [row for row in paths if row["level"] == level]
+        for (problem, steps), group in _grouped(here, "problem", "num_steps").items():
+            yield f"rounds_{_safe(problem)}_{steps}{suffix}", along_rounds(group)
+    known = [row for row in paths if row["l2_error"] is not None]
+    if known:
+        yield "l2_error", error_along_rounds(known)
+
+
+def _with_path(rows: Sequence[Row]) -> list[Row]:
+    """Rows of cells that were read at more than one round."""
+    groups = _grouped(rows, "problem", "schedule", "num_steps").values()
+    return [row for group in groups if len({r["save_round"] for r in group}) > 1 for row in group]
+
+
+def _grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return groups
+
+
+def _unique(rows: Iterable[Row], key: str) -> list[Any]:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+
+
+def _title(*parts: str) -> str:
+    whole = ", ".join(part for part in parts if part)
+    return whole[:1].upper() + whole[1:]
+
+
+def method_name(name: str) -> str:
+    """A method as people write it."""
+    return _METHODS.get(name, name)
+
+
+@drawing.styled
+def by_schedule(rows: Sequence[Row], measure: str) -> Figure:
+    """Coverage or length at the last round: a panel a problem and method, horizons side by side.
+
+    Args:
+      rows: of `summarise`, last round, one level and one coordinate.
+      measure: "coverage", with Wilson intervals, or "length", with standard deviations.
+    """
+    problems, methods = _unique(rows, "problem"), _unique(rows, "method")
+    coverage = measure == "coverage"
+    share = {"sharex": True, "sharey": "all" if coverage else "row"}
+    figure, axes = drawing.grid(len(problems), len(methods), **share)
+    for line, problem in zip(axes, problems, strict=True):
+        for axis, method in zip(line, methods, strict=True):
+            chosen = [r for r in rows if (r["problem"], r["method"]) == (problem, method)]
+            _draw_points(axis, chosen, measure, _unique(rows, "num_steps"))
+            axis.set_title(_title(problem if len(problems) > 1 else "", method_name(method)))
+            if coverage:
+                drawing.nominal(axis, rows[0]["level"])
+        line[0].set_ylabel("Coverage (%)" if coverage else "Length, mean and SD")
+        if not coverage:
+            line[0].set_ylim(bottom=0)
+    for axis in axes[-1]:
+        axis.set_xlabel("Observations per client")
+    level = rows[0]["level"] if coverage else None
+    drawing.legend(figure, _unique(rows, "schedule"), lines=False, level=level)
+    return figure
+
+
+def _draw_points(axis: Axes, rows: Sequence[Row], measure: str, horizons: Sequence[int]) -> None:
+    horizons, schedules = sorted(horizons), _unique(rows, "schedule")
+    look, width = drawing.looks(schedules), 0.7 / max(len(schedules), 1)
+    for row in rows:
+        shift = (schedules.index(row["schedule"]) - (len(schedules) - 1) / 2) * width
+        style = look[row["schedule"]]._asdict()
+        y, below, above = _point(row, measure)
+        x = horizons.index(row["num_steps"]) + shift
+        axis.errorbar([x], [y], yerr=[[below], [above]], linestyle="none", elinewidth=1.1, **style)
+    axis.set_xticks(range(len(horizons)), [f"{steps:,}" for steps in horizons])
+    axis.set_xlim(-0.5, len(horizons) - 0.5)
+    axis.tick_params(axis="x", length=0)
+
+
+def _point(row: Row, measure: str) -> tuple[float, float, float]:
+    """A value, and how far its bar reaches below and above."""
+    if measure == "length":
+        deviation = row["length_sd"] or 0.0
+        return row["length"], min(deviation, row["length"]), deviation
+    middle, low, high = (100 * row[f"coverage{suffix}"] for suffix in ("", "_low", "_high"))
+    return middle, middle - low, high - middle
+
+
+@drawing.styled
+def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
+    """Coverage (left) and length (right) against communication rounds, a row of panels a method.
+
+    The grey band is where 95 % of the points of a method with exact coverage would be.
+
+    Args:
+      rows: of `summarise`, one problem, horizon, level and coordinate, all saved rounds.
+      warmup: rounds of warm-up, to be marked.
+    """
+    methods, level = _unique(rows, "method"), rows[0]["level"]
+    figure, axes = drawing.grid(len(methods), 2, sharex=True)
+    for (left, right), method in zip(axes, methods, strict=True):
+        chosen = [row for row in rows if row["method"] == method]
+        _draw_lines(left, chosen, "coverage", 100, warmup)
+        drawing.nominal(left, level, max(row["n_ok"] for row in chosen))
+        _limit_coverage(left, chosen)
+        _draw_lines(right, chosen, "length", 1, warmup)
+        drawing.plain_log(right.yaxis)
+        left.set_title(_title(method_name(method)) + ": coverage (%)")
+        right.set_title(_title(method_name(method)) + ": length")
+    for axis in axes[-1]:
+        axis.set_xlabel("Communication rounds")
+    names = _unique(rows, "schedule")
+    drawing.legend(figure, names, level=level, band=True, warmup=bool(warmup))
+    return figure
+
+
+@drawing.styled
+def error_along_rounds(
+    rows: Sequence[Row], warmup: Callable[[str], int | None] = lambda problem: None
+) -> Figure:
+    """L2 error against communication rounds on logarithmic axes, a panel a problem.
+
+    Args:
+      rows: of `summarise`, all saved rounds; of several horizons the longest is drawn.
+      warmup: rounds of warm-up of a problem, to be marked.
+    """
+    problems = _unique(rows, "problem")
+    figure, axes = drawing.grid(1, len(problems))
+    for axis, problem in zip(axes[0], problems, strict=True):
+        here = [row for row in rows if row["problem"] == problem]
+        longest, method = max(row["num_steps"] for row in here), here[0]["method"]
+        chosen = [r for r in here if (r["num_steps"], r["method"]) == (longest, method)]
+        _draw_lines(axis, chosen, "l2_error", 1, warmup(problem))
+        drawing.plain_log(axis.yaxis)
+        axis.set_title(_title(problem))
+        axis.set_xlabel("Communication rounds")
+    axes[0][0].set_ylabel("L2 error of the average")
+    marked = any(warmup(problem) for problem in problems)
+    drawing.legend(figure, _unique(rows, "schedule"), warmup=marked)
+    return figure
+
+
+def _draw_lines(
+    axis: Axes, rows: Sequence[Row], measure: str, factor: float, warmup: int | None
+) -> None:
+    look = drawing.looks(_unique(rows, "schedule"))
+    known = [row for row in rows if row[measure] is not None]
+    for (schedule,), group in _grouped(known, "schedule").items():
+        x, y = [r["save_round"] for r in group], [factor * r[measure] for r in group]
+        color, marker = look[schedule]
+        axis.plot(x, y, color=color)
+        # A line ends where its observations are used up; the marker says which one it was.
+        axis.plot(x[-1:], y[-1:], color=color, marker=marker, markersize=5)
+    if warmup:
+        axis.axvline(warmup, color=drawing.GREY, linestyle=drawing.DOTS, linewidth=1, zorder=1)
+    drawing.plain_log(axis.xaxis)
+
+
+def _limit_coverage(axis: Axes, rows: Sequence[Row]) -> None:
+    """Cuts the start off, where an interval from a few rounds may cover anything."""
+    known = [row for row in rows if row["coverage"] is not None]
+    values = sorted(100 * row["coverage"] for row in known)
+    if values:
+        nominal = 100 * rows[0]["level"]
+        late = [100 * row["coverage"] for row in known if 2 * row["save_steps"] > row["num_steps"]]
+        low = min([values[len(values) // 20], nominal - 4, *late]) - 1
+        axis.set_ylim(max(0.0, low), min(100.3, max(values[-1] + 1, nominal + 2)))

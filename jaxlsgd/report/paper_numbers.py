@@ -1,0 +1,40 @@
+"""What the paper prints in its tables, in natural units: shares, not per cent; lengths, not 1e-2."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+TITLE = "Statistical Estimation and Inference via Local SGD in Federated Learning"
+RUNS = 1_000  # behind every number of Tables 3 and 4
+PATHS = 50_000  # behind every number of Table 2
+HORIZONS = (5_000, 10_000, 20_000, 40_000)
+LEVEL = 0.95
+
+
+class Printed(NamedTuple):
+    """A printed number, what stands in parentheses behind it, and its standard error."""
+
+    value: float
+    in_parentheses: float
+    standard_error: float
+
+
+Key = tuple[str, str, str, int]  # method, measure, schedule, t_T
+
+
+@functools.cache
+def study_table(name: str) -> dict[Key, Printed]:
+    """Table 3 ("table3", linear) or Table 4 ("table4", logistic) by method, measure, schedule, t_T."""
+    found = {}
+    with Path(__file__).with_name("paper").joinpath(f"{name}.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            key = (row["method"], row["measure"], row["schedule"], int(row["num_steps"]))
+            value, behind = float(row["value"]) / 100, float(row["in_parentheses"]) / 100
+            # Behind a coverage stands its standard error, behind a length its standard deviation.
+            error = behind if row["measure"] == "coverage" else behind / math.sqrt(RUNS)
+            found[key] = Printed(value, behind, error)
+    return found

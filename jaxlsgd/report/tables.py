@@ -1,0 +1,305 @@
+"""Tables of a study: for people as text, Markdown and LaTeX, for programs as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxlsgd import measures as measures_lib
+from jaxlsgd.measures import COUNTS, IDENTITY, MEASURES, Row
+from jaxlsgd.report import layout
+from jaxlsgd.rows import CellRows
+from jaxlsgd.text import error_decimals, with_error
+
+FORMATS = ("text", "markdown", "csv", "latex", "json")
+SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
+_LAYOUTS = {"text": layout.text, "markdown": layout.markdown, "latex": layout.latex}
+_PERCENT = ("coverage", "coverage_all", "coverage_bias_eliminated", "model_se_error")
+_HEADINGS = {
+    "num_steps": "t_T",
+    "num_rounds": "T",
+    "save_round": "round",
+    "save_steps": "t",
+    "empirical_se": "empirical SE",
+    "model_se": "model SE",
+    "model_se_error": "SE error %",
+    "rmse": "RMSE",
+    "coverage": "coverage %",
+    "coverage_all": "with failures %",
+    "coverage_bias_eliminated": "bias-eliminated %",
+    "length_sd": "length SD",
+    "l2_error": "L2 error",
+    "acf": "ACF",
+    "n_ok": "ok",
+    "n_diverged": "diverged",
+    "n_floored": "floored",
+    "coverage_difference": "coverage diff. %",
+    "length_difference": "length diff.",
+    "length_ratio": "length ratio",
+    "reference_schedule": "against schedule",
+    "reference_method": "against method",
+    "n_pairs": "pairs",
+}
+_COMPARED = ("coverage_difference", "length_difference", "length_ratio")
+_COMPARED_WHERE = ("problem", "num_steps", "level", "coordinate", "schedule", "method")
+_NOTE = "Monte-Carlo standard errors in parentheses."
+
+
+def cells_of(source: Any) -> list[CellRows]:
+    """The cells of what a user has: rows, a sequence of them, or the results of a study."""
+    if isinstance(source, CellRows):
+        return [source]
+    if hasattr(source, "read_all"):
+        source = source.read_all()
+    elif hasattr(source, "cells") and hasattr(source, "read"):
+        source = [source.read(cell) for cell in source.cells()]
+    cells = [cell for cell in source if cell is not None]
+    if not all(isinstance(cell, CellRows) for cell in cells):
+        raise ValueError(f"cells: must be CellRows or the results of a study, got {source!r}")
+    return cells
+
+
+def render(
+    source: Any,
+    format: str = "text",
+    *,
+    coordinate: str | None = None,
+    measures: Sequence[str] | None = None,
+) -> str:
+    """A study's measures as a table.
+
+    Text, Markdown and LaTeX are for people: the last saved round, the first coordinate, the usual
+    measures as `value (standard error)`, and counts; coverage with failures as misses joins as soon
+    as there are any. CSV and JSON are for programs: every saved round, coordinate and measure in
+    plain columns, a missing number as an empty field or null.
+
+    Args:
+      source: `CellRows`, a sequence of them, or the results of a study.
+      format: "text", "markdown", "latex", "csv" or "json".
+      coordinate: name of the coordinate, or "all"; None as above.
+      measures: names out of `jaxlsgd.measures.MEASURES`; None as above.
+
+    Returns:
+      The table.
+
+    Example::
+
+        print(render(cells))
+        pandas.read_csv(io.StringIO(render(cells, "csv")))
+    """
+    _check("format", format, FORMATS)
+    for name in measures or ():
+        _check("measures", name, MEASURES)
+    people = format in _LAYOUTS
+    cells = cells_of(source)
+    chosen = coordinate or (None if people else "all")
+    rows = [row for cell in cells for row in _selected(cell, chosen, people)]
+    if coordinate not in (None, "all") and cells and not rows:
+        raise ValueError(f"coordinate: must be one of {_coordinates(cells)}, got {coordinate!r}")
+    if not people:
+        return _machine(rows, _plain_columns(measures), format)
+    return _LAYOUTS[format](_people(rows, measures))
+
+
+def render_differences(
+    source: Any,
+    format: str = "text",
+    *,
+    reference: tuple[str, str] | None = None,
+    coordinate: str | None = None,
+) -> str:
+    """Paired differences of every schedule and method from a reference, as a table.
+
+    Args:
+      source: `CellRows`, a sequence of them, or the results of a study.
+      format: "text", "markdown", "latex", "csv" or "json".
+      reference: schedule and method to compare with; the first of each problem and horizon if None.
+      coordinate: name of the coordinate, or "all"; for people the first one if None.
+
+    Returns:
+      The table.
+
+    Example::
+
+        print(render_differences(cells, reference=("C1", "plug_in")))
+    """
+    _check("format", format, FORMATS)
+    rows = measures_lib.differences(cells_of(source), reference)
+    people = format in _LAYOUTS
+    wanted = coordinate or (rows[0]["coordinate"] if people and rows else "all")
+    rows = [row for row in rows if wanted in ("all", row["coordinate"])]
+    where = (*_COMPARED_WHERE, "reference_schedule", "reference_method")
+    if not people:
+        columns = [c for name in _COMPARED for c in (name, f"{name}_mcse")]
+        return _machine(rows, [*where, "n_pairs", *columns], format)
+    return _LAYOUTS[format](_table(rows, where, _COMPARED, ("n_pairs",)))
+
+
+def _check(argument: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{argument}: must be one of {', '.join(known)}, got {name!r}{hint}")
+
+
+def _selected(cell: CellRows, coordinate: str | None, last_only: bool) -> Iterable[Row]:
+    for row in measures_lib.summarise(cell, last_only=last_only):
+        wanted = coordinate or cell.coordinates[row["method"]][0]
+        if wanted in ("all", row["coordinate"]):
+            yield row
+
+
+def _coordinates(cells: Sequence[CellRows]) -> str:
+    names = dict.fromkeys(name for cell in cells for c in cell.coordinates.values() for name in c)
+    return ", ".join(names)
+
+
+def _plain_columns(measures: Sequence[str] | None) -> list[str]:
+    names = [*IDENTITY, *COUNTS]
+    for name in measures or MEASURES:
+        suffixes = ["", "_mcse"] if name != "acf" else [""]
+        suffixes += ["_low", "_high"] if name.startswith("coverage") else []
+        names += [name + suffix for suffix in suffixes]
+    return names
+
+
+def _machine(rows: Iterable[Row], columns: Sequence[str], format: str) -> str:
+    records = [{name: row[name] for name in columns} for row in rows]
+    if format == "json":
+        return json.dumps(records, indent=1, allow_nan=False) + "\n"
+    return to_csv(records, columns)
+
+
+def to_csv(records: Iterable[Row], columns: Sequence[str]) -> str:
+    """Records as CSV with the given columns; None is an empty field, floats keep every digit."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return stream.getvalue()
+
+
+def _people(rows: Sequence[Row], measures: Sequence[str] | None) -> layout.Table:
+    failed = any(row["n_diverged"] for row in rows)
+    floored = ("n_floored",) if any(row["n_floored"] for row in rows) else ()
+    shown = tuple(measures or SHOWN)
+    if measures is None and failed:
+        shown = ("coverage", "coverage_all", *SHOWN[1:])
+    where = tuple(name for name in IDENTITY if not name.startswith("save_"))
+    return _table(rows, where, shown, ("n_ok", "n_diverged", *floored))
+
+
+def _table(
+    rows: Sequence[Row], where: Sequence[str], shown: Sequence[str], counts: Sequence[str]
+) -> layout.Table:
+    """What is the same in every row goes to the title, the rest into columns."""
+    same = [name for name in where if rows and len({row[name] for row in rows}) == 1]
+    keys = [name for name in where if name not in same]
+    columns = [[_plain(row[name]) for row in rows] for name in keys]
+    columns += [_number_column(rows, name) for name in shown]
+    columns += [[_plain(row[name]) for row in rows] for name in counts]
+    title = ", ".join(f"{_HEADINGS.get(name, name)} {_plain(rows[0][name])}" for name in same)
+    return layout.Table(
+        title=title,
+        header=[_HEADINGS.get(name, name) for name in (*keys, *shown, *counts)],
+        lines=[list(line) for line in zip(*columns, strict=True)],
+        left=tuple(i for i, name in enumerate(keys) if name not in ("num_steps", "num_rounds")),
+        notes=(_NOTE if rows else "No rows yet.",),
+    )
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _number_column(rows: Sequence[Row], name: str) -> list[str]:
+    factor = 100 if name in _PERCENT or name == "coverage_difference" else 1
+    pairs = [(_times(row[name], factor), _times(row.get(f"{name}_mcse"), factor)) for row in rows]
+    errors = [error for _, error in pairs if error]
+    return [with_error(value, error, _decimals(errors)) for value, error in pairs]
+
+
+def _decimals(errors: Sequence[float]) -> int | None:
+    """One number of decimals a column, so that the points stand below one another."""
+    if not errors:
+        return None
+    usual = error_decimals(statistics.median(errors))
+    return min(9, usual + 2, max(usual, error_decimals(min(errors)) - 1))
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
+
+
+def to_parquet(source: Any, path: str | Path) -> Path:
+    """Writes every measure, as in CSV, to a Parquet file.
+
+    Args:
+      source: `CellRows`, a sequence of them, or the results of a study.
+      path: the file to write.
+
+    Returns:
+      The path.
+    """
+    arrow = _extra("pyarrow", "parquet")
+    parquet = _extra("pyarrow.parquet", "parquet")
+    rows = [row for cell in cells_of(source) for row in measures_lib.summarise(cell)]
+    names = _plain_columns(None)
+    parquet.write_table(arrow.table({name: [row[name] for row in rows] for name in names}), path)
+    return Path(path)
+
+
+def to_xarray(cell: CellRows) -> Any:
+    """One cell's replications, not their measures, as an `xarray.Dataset`.
+
+    Args:
+      cell: the rows of a cell.
+
+    Returns:
+      Variables estimate, scale, half_width, floored and truth over method, save_round, level,
+      replication and coordinate; coordinates that a method does not have are NaN.
+    """
+    xarray = _extra("xarray", "xarray")
+    parts = [_dataset(xarray.Dataset, cell, name) for name in cell.methods]
+    whole = xarray.concat(parts, dim="method", join="outer", data_vars="all", coords="minimal")
+    facts = ("problem", "schedule", "num_steps", "num_rounds")
+    return whole.assign_attrs({name: getattr(cell, name) for name in facts})
+
+
+def _dataset(make: Callable[..., Any], cell: CellRows, name: str) -> Any:
+    rows, truth = cell.methods[name], cell.truth[name]
+    place = ("save_round", "replication", "coordinate")
+    unknown = [float("nan")] * len(cell.coordinates[name])
+    return make(
+        {
+            "estimate": (place, rows.estimate),
+            "scale": (place, rows.scale),
+            "half_width": (("save_round", "level", *place[1:]), rows.half_width),
+            "floored": (place[:2], rows.floored),
+            "truth": (("coordinate",), unknown if truth is None else truth),
+        },
+        {
+            "method": name,
+            "save_round": list(cell.save_at),
+            "level": list(cell.levels),
+            "replication": list(range(cell.replications)),
+            "coordinate": list(cell.coordinates[name]),
+        },
+    )
+
+
+def _extra(module: str, extra: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"this needs {module.split('.')[0]}: pip install 'jaxlsgd[{extra}]'"
+        ) from error

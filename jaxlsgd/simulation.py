@@ -1,0 +1,270 @@
+"""Many replications of Local SGD with online inference, or one."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxlsgd import local_sgd, tile
+from jaxlsgd.base import (
+    Array,
+    Estimator,
+    Horizon,
+    Measurement,
+    Problem,
+    check_count,
+    check_key,
+    check_level,
+)
+from jaxlsgd.blocks import Layout, lay_out
+from jaxlsgd.draws import replication_keys
+from jaxlsgd.inference.plug_in import plug_in
+from jaxlsgd.inference.random_scaling import random_scaling
+from jaxlsgd.rows import CellRows, MethodRows
+from jaxlsgd.schedules import Plan
+
+DTYPES = ("float32", "float64")
+# 512 replications keep a step of a small problem within a core's second-level cache.
+DEFAULT_TILE = 512
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """One cell of work, checked: everything but the replications.
+
+    Args:
+      problem: the problem.
+      plan: the plan to run.
+      methods: interval methods with distinct names.
+      levels: confidence levels in (0, 1).
+      save_at: rounds at which intervals are wanted; the last round is always among them.
+      dtype: "float32" or "float64".
+      transform: optax transformation of unit learning rate for the local step. Anything but the
+        default is outside the theory: intervals are then measured, not promised.
+    """
+
+    problem: Problem
+    plan: Plan
+    methods: tuple[Estimator, ...] = (random_scaling(), plug_in())
+    levels: tuple[float, ...] = (0.95,)
+    save_at: tuple[int, ...] | None = None
+    dtype: str = "float32"
+    transform: optax.GradientTransformation = local_sgd.SGD
+    layout: Layout = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.problem, Problem):
+            raise ValueError(f"problem: must be a jaxlsgd.Problem, got {self.problem!r}")
+        if not isinstance(self.plan, Plan):
+            raise ValueError(f"plan: must be made by schedule.plan(...), got {self.plan!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        object.__setattr__(self, "methods", _check_methods(self.methods, self.problem))
+        levels = self.levels if isinstance(self.levels, (tuple, list)) else (self.levels,)
+        object.__setattr__(self, "levels", tuple(check_level(level) for level in levels))
+        object.__setattr__(self, "layout", lay_out(self.plan, self.save_at))
+        object.__setattr__(self, "save_at", self.layout.save_at)
+
+    @property
+    def within_theory(self) -> bool:
+        """Whether the local step is the plain SGD that the theory is about."""
+        return self.transform is local_sgd.SGD
+
+
+def _check_methods(methods: Any, problem: Problem) -> tuple[Estimator, ...]:
+    methods = (methods,) if isinstance(methods, Estimator) else tuple(methods)
+    if not methods or not all(isinstance(method, Estimator) for method in methods):
+        raise ValueError(f"methods: must be estimators such as plug_in(), got {methods!r}")
+    names = [method.name for method in methods]
+    if len(set(names)) < len(names):
+        raise ValueError(f"methods: names must differ, got {names}; give one a name=...")
+    abstract = jax.ShapeDtypeStruct((problem.dim,), jnp.float32)
+    for method in methods:
+        try:
+            jax.eval_shape(method.init, abstract)
+        except TypeError as error:
+            raise ValueError(
+                f"contrasts: {method.name} must have {problem.dim} columns, one a parameter "
+                f"of {problem.name} ({error})"
+            ) from error
+    return methods
+
+
+def run_replications(
+    key: Array,
+    task: Task,
+    first: int,
+    count: int,
+    device: jax.Device | None = None,
+    on_call: Callable[[int], None] = lambda steps: None,
+    on_measure: Callable[[dict[str, Measurement]], None] = lambda found: None,
+) -> dict[str, MethodRows]:
+    """Runs replications first, …, first + count − 1 of a task as one tile on one device.
+
+    `on_call` hears after some steps how many they were; `on_measure` sees each saved round's
+    measurements, as NumPy arrays with the replications first.
+    """
+    saved: list[dict[str, MethodRows]] = []
+    with jax.enable_x64(task.dtype == "float64"), jax.default_device(device):
+        program = tile.make_program(task.problem, task.methods, task.transform, task.dtype)
+        data = jax.device_put(tile.make_data(task.problem, task.dtype), device)
+        keys = _keys(jax.device_put(key, device), np.uint32(first), count)
+
+        def on_save(index: int, state: tile.TileState) -> None:
+            plan = task.plan.prefix(task.layout.save_at[index])
+            found = _measurements(program, data, state, task, plan)
+            on_measure(found)
+            saved.append({m.name: _rows(m, found[m.name], plan, task.levels) for m in task.methods})
+
+        tile.run_tile(program, data, keys, task.layout, on_save, on_call)
+    return {name: MethodRows.stacked([rows[name] for rows in saved]) for name in saved[0]}
+
+
+@jax.jit(static_argnums=2)
+def _keys(key: Array, first: Array, count: int) -> Array:
+    return replication_keys(key, first + jnp.arange(count, dtype=jnp.uint32))
+
+
+def _measurements(
+    program: tile.Program, data: tile.ProblemData, state: tile.TileState, task: Task, plan: Plan
+) -> dict[str, Measurement]:
+    horizon = Horizon.of(plan, task.dtype)
+    found = {m.name: tile.measure_tile(program, data, state, m, horizon) for m in task.methods}
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+
+
+def _rows(
+    method: Estimator, found: Measurement, plan: Plan, levels: tuple[float, ...]
+) -> MethodRows:
+    """A saved round's rows: half-widths are multiplier times scale, in float64 on the host."""
+    half = [method.multiplier(level, plan, found.detail) * found.scale for level in levels]
+    floored = np.asarray(found.floored).astype(bool)
+    return MethodRows(np.asarray(found.estimate), np.asarray(found.scale), np.stack(half), floored)
+
+
+def cell_rows(task: Task, rows: dict[str, MethodRows]) -> CellRows:
+    """Puts a task's rows together with what is known of its truth and plan."""
+    return CellRows(
+        problem=task.problem.name,
+        schedule=task.plan.name,
+        num_steps=task.plan.num_steps,
+        num_rounds=task.plan.num_rounds,
+        save_at=task.layout.save_at,
+        steps_at=tuple(int(task.plan.ends[m - 1]) for m in task.layout.save_at),
+        levels=task.levels,
+        coordinates={method.name: method.coordinates(task.problem) for method in task.methods},
+        truth={method.name: method.truth(task.problem) for method in task.methods},
+        methods=rows,
+    )
+
+
+def simulate(
+    key: Array,
+    problem: Problem,
+    plan: Plan,
+    *,
+    replications: int,
+    methods: Sequence[Estimator] = (random_scaling(), plug_in()),
+    levels: Sequence[float] = (0.95,),
+    save_at: Sequence[int] | None = None,
+    dtype: str = "float32",
+    transform: optax.GradientTransformation = local_sgd.SGD,
+    tile_size: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> CellRows:
+    """Runs many independent replications of Local SGD with online inference.
+
+    Replication r sees the same data whatever the tile, the device, the schedule or the method.
+
+    Args:
+      key: typed root key; replication r uses the stream root → r → data.
+      problem: what is estimated.
+      plan: how many rounds, of how many steps, of what size.
+      replications: how many independent runs.
+      methods: interval methods, fed along the path.
+      levels: confidence levels.
+      save_at: rounds at which to read the intervals; the last is always read.
+      dtype: "float32" or "float64"; draws are float32 in both.
+      transform: local optax transformation of unit rate; another than SGD is outside the theory.
+      tile_size: replications that run side by side on one device.
+      devices: where to run; all of the default backend's if None.
+      progress: called with the finished share, from 0 to 1.
+
+    Returns:
+      `CellRows`: for each method the estimate, scale and half-widths of every replication.
+
+    Example::
+
+        plan = schedules.paper("C5").with_warmup(0.05).plan(power_decay(0.5), num_steps=1000)
+        result = simulate(jax.random.key(0), problems.linear(5, 10), plan, replications=100)
+        print(measures.coverage_table(result))
+    """
+    key = check_key(key)
+    save = None if save_at is None else tuple(save_at)
+    task = Task(problem, plan, tuple(methods), tuple(levels), save, dtype, transform)
+    check_count("replications", replications, 1)
+    devices = list(devices or jax.local_devices())
+    if tile_size is None:
+        tile_size = min(DEFAULT_TILE, _round_up(-(-replications // len(devices)), 16))
+    size = check_count("tile_size", tile_size, 1)
+    firsts = range(0, replications, size)
+    report = _Progress(progress, len(firsts) * task.layout.steps)
+    parts = on_devices(
+        [
+            lambda device, first=first: run_replications(key, task, first, size, device, report)
+            for first in firsts
+        ],
+        devices,
+    )
+    rows = {
+        name: MethodRows.joined([part[name] for part in parts], replications) for name in parts[0]
+    }
+    return cell_rows(task, rows)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def on_devices(jobs: Sequence[Callable[[Any], Any]], devices: Sequence[Any]) -> list[Any]:
+    """Runs jobs, each given a device, one at a time on each device; results in order."""
+    if len(devices) == 1 or len(jobs) == 1:
+        return [job(devices[0]) for job in jobs]
+    free = list(devices)
+    lock = threading.Lock()
+
+    def run(job: Callable[[Any], Any]) -> Any:
+        with lock:
+            device = free.pop()
+        try:
+            return job(device)
+        finally:
+            with lock:
+                free.append(device)
+
+    with concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(run, jobs))
+
+
+class _Progress:
+    """Adds up steps from all devices and tells the user's function the share done."""
+
+    def __init__(self, tell: Callable[[float], None] | None, total: int) -> None:
+        self._tell, self._total, self._done = tell, total, 0
+        self._lock = threading.Lock()
+
+    def __call__(self, steps: int) -> None:
+        if self._tell is None:
+            return
+        with self._lock:
+            self._done += steps
+            self._tell(min(1.0, self._done / self._total))

@@ -1,0 +1,109 @@
+"""From plain data to what the engine runs. A tile is a pure function of its cell and its range."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxlsgd import problems, schedules, simulate
+from jaxlsgd.base import Estimator, Problem
+from jaxlsgd.inference.plug_in import plug_in
+from jaxlsgd.inference.random_scaling import random_scaling
+from jaxlsgd.rows import CellRows, MethodRows
+from jaxlsgd.study.checks import told
+from jaxlsgd.study.grid import Cell
+from jaxlsgd.study.parts import MethodSpec, ProblemSpec, thawed
+from jaxlsgd.study.spec import Study
+
+_PROBLEMS = {"linear": problems.linear, "logistic": problems.logistic}
+_METHODS = {"plug_in": plug_in, "random_scaling": random_scaling}
+# Two threads that built the same task at once would make two of each method, and compile both.
+_building = threading.RLock()
+
+
+@functools.lru_cache(maxsize=64)
+def problem(spec: ProblemSpec) -> Problem:
+    """The problem, under the name that the study gives it."""
+    if spec.kind.startswith("paper-"):
+        made = problems.paper_problem(spec.kind.removeprefix("paper-"))
+    else:
+        arguments = {key: thawed(value) for key, value in spec.arguments}
+        made = _PROBLEMS[spec.kind](**arguments)
+    return dataclasses.replace(made, name=spec.name)
+
+
+@functools.lru_cache(maxsize=64)
+def method(spec: MethodSpec) -> Estimator:
+    """The interval method, under the name that the study gives it."""
+    arguments = {key: thawed(value) for key, value in spec.arguments}
+    return _METHODS[spec.kind](**arguments, name=spec.name)
+
+
+def task(cell: Cell, save_at: tuple[int, ...] | None = None) -> simulate.Task:
+    """The engine's description of a cell, made once for all its tiles."""
+    with _building:
+        return _task(cell, save_at)
+
+
+@functools.lru_cache(maxsize=4)
+def _task(cell: Cell, save_at: tuple[int, ...] | None) -> simulate.Task:
+    plan = cell.plan()
+    return simulate.Task(
+        problem(cell.problem),
+        plan,
+        tuple(method(spec) for spec in cell.methods),
+        cell.levels,
+        cell.saved_rounds(plan.num_rounds) if save_at is None else save_at,
+        cell.dtype,
+    )
+
+
+def about(cell: Cell) -> CellRows:
+    """What a reader must know of a cell besides its rows."""
+    return simulate.cell_rows(task(cell), {})
+
+
+def compute(
+    cell: Cell,
+    first: int,
+    device: Any = None,
+    on_call: Callable[[int], None] = lambda steps: None,
+) -> dict[str, MethodRows]:
+    """The rows of replications first, …, first + tile_size − 1: always a whole tile."""
+    key = jax.random.key(cell.seed)
+    return simulate.run_replications(key, task(cell), first, cell.tile_size, device, on_call)
+
+
+def check(study: Study) -> None:
+    """Refuses what only the builders can tell, before anything is written.
+
+    Every problem and method is built, every method is tried on every problem that it meets, and
+    every schedule is written out to every horizon that it meets.
+    """
+    for i, spec in enumerate(study.problems):
+        told(f"problems[{i}] ({spec.name})", functools.partial(problem, spec))
+    for i, spec in enumerate(study.methods):
+        told(f"methods[{i}] ({spec.name})", functools.partial(method, spec))
+    brief = schedules.constant(1).plan(schedules.power_decay(0.5), num_steps=1)
+    for spec, methods in dict.fromkeys((cell.problem, cell.methods) for cell in study.cells):
+        made = tuple(method(part) for part in methods)
+        told(f"problem {spec.name}", functools.partial(simulate.Task, problem(spec), brief, made))
+    paths = {(cell.schedule, cell.extent, cell.methods): cell for cell in study.cells}
+    for cell in paths.values():
+        told(f"schedule {cell.schedule} to {cell.extent}", functools.partial(_check_path, cell))
+
+
+def _check_path(cell: Cell) -> None:
+    plan = cell.plan()
+    cell.saved_rounds(plan.num_rounds)
+    for spec in cell.methods:
+        # These two need no more than the schedule's family: a value missing from the paper's
+        # table, or a schedule without an exponent, would otherwise come to light after the run.
+        if dict(spec.arguments).get("critical") in ("asymptotic", "paper"):
+            for level in cell.levels:
+                method(spec).multiplier(level, plan, ())

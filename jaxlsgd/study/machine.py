@@ -1,0 +1,98 @@
+"""The machine that a study runs on: what to set before JAX starts, and what to record of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+_WIDTH_FLAG = "--xla_cpu_prefer_vector_width"
+# XLA ends the process at a flag that it does not know, so it is set only for versions tried.
+_WIDTH_VERSIONS = ("0.10.",)
+
+
+def prepare(devices: int | None = None) -> None:
+    """Sets JAX up for studies: a device a core, full vectors, a cache of compiled programs.
+
+    To be called before JAX makes its first array. What the user has set is left as it is.
+
+    Args:
+      devices: CPU devices, one a core of this process if None.
+    """
+    import jax
+
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "--xla_force_host_platform_device_count" not in flags:
+        wanted = devices or (cores() if _setting("jax_num_cpu_devices") < 1 else None)
+        try:
+            if wanted:
+                jax.config.update("jax_num_cpu_devices", wanted)
+        except RuntimeError:
+            return  # JAX has already started, and reads nothing more
+    if _WIDTH_FLAG not in flags and _has_wide_vectors():
+        os.environ["XLA_FLAGS"] = f"{flags} {_WIDTH_FLAG}=512".strip()
+    if _setting("jax_compilation_cache_dir") is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _setting(name: str) -> Any:
+    import jax
+
+    return getattr(jax.config, name)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cache_directory() -> Path:
+    """Where compiled programs are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jaxlsgd"
+
+
+def _has_wide_vectors() -> bool:
+    """Whether vectors of 512 bits are there, and LLVM must be told to prefer them."""
+    try:
+        version = importlib.metadata.version("jaxlib")
+        known = "avx512f" in Path("/proc/cpuinfo").read_text().split()
+    except (OSError, importlib.metadata.PackageNotFoundError):
+        return False
+    return known and version.startswith(_WIDTH_VERSIONS)
+
+
+def describe(device: Any) -> dict[str, Any]:
+    """What may move the last digits of a row: versions, kind of device, flags of the compiler."""
+    import jax
+    import numpy
+
+    return {
+        "jaxlsgd": _version(),
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "machine": platform.machine(),
+        "xla_flags": _flags(),
+    }
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("jaxlsgd")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _flags() -> str:
+    """XLA_FLAGS without the number of devices, which changes no row."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    return " ".join(sorted(flag for flag in flags if "device_count" not in flag))

@@ -1,0 +1,70 @@
+"""One replication of a study run again, alone, with its path."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxlsgd import simulate
+from jaxlsgd.rows import CellRows
+from jaxlsgd.study import build
+from jaxlsgd.study.files import StoreError
+from jaxlsgd.study.store import Results
+
+# Alone, a replication runs in another vector width than in its tile, so that sums round otherwise.
+TOLERANCE = {"float32": 1e-2, "float64": 1e-6}  # of a half-width
+
+
+class Replay(NamedTuple):
+    """The path of a replication and how it compares with the stored row."""
+
+    path: CellRows  # one replication
+    difference: float | None  # largest, in half-widths; None if there is no stored row
+    agrees: bool | None
+
+
+def replay(results: Results, cell_id: str, replication: int, rounds: int = 20) -> Replay:
+    """Runs one replication again and holds its last round against the stored row.
+
+    Args:
+      results: the study.
+      cell_id: the cell.
+      replication: its number, from 0; one that is not stored is run all the same.
+      rounds: how many rounds of the path to show, about.
+    """
+    cell = results.cell(cell_id)
+    if not 0 <= replication < 2**32:
+        raise StoreError(f"replication: must be in 0..2³² − 1, got {replication}")
+    num_rounds = cell.plan().num_rounds
+    wanted = np.unique(np.linspace(1, num_rounds, min(rounds, num_rounds)).round().astype(int))
+    saves = sorted({*wanted.tolist(), *cell.saved_rounds(num_rounds)})
+    task = build.task(cell, tuple(saves))
+    rows = simulate.run_replications(jax.random.key(cell.seed), task, replication, 1)
+    path = simulate.cell_rows(task, rows)
+    difference = _difference(results, cell_id, replication, path)
+    agrees = None if difference is None else difference <= TOLERANCE[cell.dtype]
+    return Replay(path, difference, agrees)
+
+
+def _difference(results: Results, cell_id: str, replication: int, path: CellRows) -> float | None:
+    """Largest difference from the stored row, in its half-widths; infinite if one is not finite."""
+    first = replication - replication % results.study.tile_size
+    if not results.tile_path(cell_id, first).is_file():
+        return None
+    tile = results.read_tile(cell_id, first)
+    largest = 0.0
+    for name, alone in path.methods.items():
+        stored, at = tile[name], replication - first
+        size = np.abs(stored.half_width[-1, 0, at])
+        pairs = [
+            (alone.estimate[-1, 0], stored.estimate[-1, at]),
+            (alone.half_width[-1, 0, 0], stored.half_width[-1, 0, at]),
+        ]
+        for new, old in pairs:
+            both = ~np.isfinite(new) & ~np.isfinite(old)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                gap = np.where(both, 0.0, np.abs(new - old) / size)
+            largest = max(largest, float(np.nan_to_num(gap, nan=np.inf).max()))
+    return largest

@@ -1,0 +1,278 @@
+"""The command line: what it prints, how it refuses, and what it does not import."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from study_helpers import ROOT, TOML, call, environment, small, start
+from test_store import ENVIRONMENT, fill
+
+from jaxlsgd import cli
+from jaxlsgd.cli._common import seconds
+from jaxlsgd.study import Results, forecast
+from jaxlsgd.study.writer import Writer
+
+
+@pytest.fixture
+def study_file(tmp_path) -> Path:
+    path = tmp_path / "study.toml"
+    path.write_text(TOML)
+    return path
+
+
+@pytest.fixture
+def faked_results(tmp_path) -> Path:
+    fill(tmp_path / "out", small(), most=7)
+    return tmp_path / "out"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    """A real, complete study."""
+    folder = tmp_path_factory.mktemp("real")
+    (folder / "study.toml").write_text(TOML)
+    code, _, err = call("run", folder / "study.toml", "--out", folder / "out", "--quiet")
+    assert (code, err) == (0, "")
+    return folder / "out"
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    """The command line in this process."""
+    try:
+        code = cli.main([str(argument) for argument in arguments])
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    return (code, *capsys.readouterr())
+
+
+def test_help_teaches(capsys, monkeypatch) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    verbs = ["run", "plan", "status", "table", "plot", "critical-value", "init", "replay"]
+    for verb in verbs:
+        assert verb in out
+        code, text, _ = run(capsys, verb, "--help")
+        assert code == 0
+        assert "examples:" in text
+        assert f"jaxlsgd {verb}" in text
+    assert "exit codes: 0 done, 1 failed, 2 refused" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["a verb is needed"]),
+        (["statsu"], ["unknown verb 'statsu'", "'status'"]),
+        (["run"], ["study", "--out"]),
+        (["run", "x.toml", "--out", "y", "--max-time", "soon"], ["--max-time", "'soon'"]),
+        (["run", "x.toml", "--out", "y", "--devices", "0"], ["--devices", "'0'"]),
+        (["run", "no.toml", "--out", "y"], ["no.toml: cannot be read"]),
+        (["critical-value", "--level", "95"], ["--level", "'95'", "did you mean 0.95"]),
+        (["critical-value", "--beta", "1.5"], ["beta", "1.5"]),
+        (["critical-value", "--beta", "half"], ["--beta", "'half'"]),
+        (["critical-value", "--schedule", "C1"], ["--num-steps"]),
+        (["critical-value", "--schedule", "C3", "--num-steps", "9"], ["'C3'"]),
+        (["table", "x", "--format", "xls"], ["--format", "xls"]),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(capsys, arguments, words) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("jaxlsgd: error: ")
+    assert err.count("\n") == 1
+    assert [word for word in words if word not in err] == []
+
+
+def test_bad_study_file_is_refused_before_anything_is_written(capsys, study_file) -> None:
+    study_file.write_text(TOML.replace("horizons", "horizon"))
+    out = study_file.with_name("out")
+    for arguments in (["run", study_file, "--out", out], ["plan", study_file]):
+        code, _, err = run(capsys, *arguments)
+        assert code == 2
+        assert err == (
+            f"jaxlsgd: error: {study_file}: horizon = [40]: unknown key; did you mean 'horizons'?\n"
+        )
+    assert not out.exists()
+
+
+def test_debug_shows_the_traceback(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("JAXLSGD_DEBUG", "1")
+    with pytest.raises(ValueError, match=r"no\.toml"):
+        cli.main(["plan", "no.toml"])
+
+
+def test_init_writes_a_study_that_runs_and_never_overwrites(capsys, tmp_path) -> None:
+    path = tmp_path / "mine.toml"
+    assert run(capsys, "init", path)[0] == 0
+    assert run(capsys, "plan", path)[0] == 0
+    code, _, err = run(capsys, "init", path)
+    assert code == 2
+    assert "is there already" in err
+    assert run(capsys, "init", "--paper", tmp_path / "paper.toml")[0] == 0
+    code, out, _ = run(capsys, "plan", tmp_path / "paper.toml", "--mcse", 0.002)
+    assert code == 0
+    assert "11,875 replications" in out
+
+
+def test_plan_tells_cells_tiles_programs_memory_time_and_precision(capsys, study_file) -> None:
+    code, out, _ = run(capsys, "plan", study_file, "--devices", 2, "--rate", 1000)
+    assert code == 0
+    found = dict(line.split(None, 1) for line in out.split("\n") if line)
+    assert found["cells"] == "2"
+    assert found["tiles"] == "10 of 16 replications"
+    # 2 cells × 80 replications × 41 steps × 3 clients
+    assert found["work"] == "1.97e+04 client-steps"
+    assert "0:00:10 at 0.001 M client-steps/s a device (given)" in found["time"]
+    assert "0.0244 with 80 replications" in out
+    assert "compiled" in found
+    assert "memory" in found
+
+
+def test_plan_says_when_much_of_a_tile_is_idle(capsys, study_file) -> None:
+    study_file.write_text(TOML.replace("tile_size = 16", "tile_size = 512"))
+    assert "84% idle: 512 replications would take no longer" in run(capsys, "plan", study_file)[1]
+
+
+def test_programs_are_counted_as_the_engine_lays_them_out() -> None:
+    from jaxlsgd.blocks import lay_out
+
+    for schedule in ("C1", "C5", "P(1/2)"):
+        study = small(schedules=[schedule], horizons=[3000], save_at=[])
+        layout = lay_out(study.cells[0].plan())
+        rooms = {call.slots for group in layout.groups for call in group}
+        assert forecast.forecast(study).programs == len(rooms)
+
+
+def test_replications_for_a_standard_error() -> None:
+    for level, error in [(0.95, 0.002), (0.9, 0.01), (0.5, 0.05)]:
+        count = forecast.replications_for(level, error)
+        assert forecast.standard_error(level, count) <= error * (1 + 1e-9)
+        assert forecast.standard_error(level, count - 1) > error
+
+
+def test_status_of_a_partial_study(capsys, faked_results) -> None:
+    code, out, _ = run(capsys, "status", faked_results)
+    lines = out.strip().split("\n")
+    assert code == 0
+    assert lines[0].split()[1:] == ["80", "/", "80"]
+    assert lines[1].split()[1:] == ["32", "/", "80"]
+    assert lines[2] == "cells 1/2, tiles 7/10 (70%); no run is writing"
+
+
+def test_status_table_and_help_import_no_jax(faked_results) -> None:
+    code = (
+        "import sys; from jaxlsgd import cli\n"
+        "try: code = cli.main(sys.argv[1:])\n"
+        "except SystemExit as leaving: code = leaving.code\n"
+        "slow = [name for name in ('jax', 'scipy.stats') if name in sys.modules]\n"
+        "print(slow); sys.exit(code)"
+    )
+    import subprocess
+
+    for arguments in (["--help"], ["status", faked_results], ["run", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env=environment(),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip().split("\n")[-1] == "[]"
+
+
+def test_no_study_and_no_rows(capsys, tmp_path) -> None:
+    code, _, err = run(capsys, "status", tmp_path)
+    assert code == 1
+    assert "holds no study" in err
+    with Writer(tmp_path / "out", small(), ENVIRONMENT):
+        pass
+    code, _, err = run(capsys, "plot", tmp_path / "out")
+    assert code == 1
+    assert "has no finished tiles yet" in err
+
+
+def test_damaged_tile_makes_no_table(capsys, faked_results) -> None:
+    path = next(faked_results.glob("cells/*/tile-*.npz"))
+    path.write_bytes(path.read_bytes()[:100])
+    code, out, err = run(capsys, "plot", faked_results)
+    assert (code, out) == (1, "")
+    assert str(path) in err
+    assert "run the study again" in err
+
+
+def test_second_run_on_one_directory_is_refused(study_file, tmp_path) -> None:
+    with Writer(tmp_path / "out", small(), ENVIRONMENT):
+        code, _, err = call("run", study_file, "--out", tmp_path / "out")
+    assert code == 1
+    assert "is being written by another run" in err
+    assert err.count("\n") == 1
+
+
+def test_changed_study_and_fresh_are_refused_with_what_to_do(results, tmp_path) -> None:
+    changed = tmp_path / "changed.toml"
+    changed.write_text(TOML.replace("warmup = 0.05", "warmup = 0.1"))
+    code, _, err = call("run", changed, "--out", results)
+    assert code == 1
+    assert "schedules[0].warmup: 0.05 → 0.1" in err
+    changed.write_text(TOML)
+    code, _, err = call("run", changed, "--out", results, "--fresh")
+    assert code == 1
+    assert "never overwritten" in err
+    assert "out-2" in err
+
+
+def test_real_rows_cover_the_truth_about_as_often_as_they_should(results) -> None:
+    rows = Results(results).read_all()
+    assert [(cell.schedule, cell.replications) for cell in rows] == [("C1", 80), ("P(1/2)", 80)]
+    for cell in rows:
+        for name, found in cell.methods.items():
+            inside = np.abs(found.estimate[-1] - cell.truth[name]) <= found.half_width[-1, 0]
+            # 40 steps are far from the limit; a wrong truth or half-width would give next to 0.
+            assert inside.mean() > 0.5, (cell.schedule, name)
+
+
+def test_replay_shows_the_path_and_agrees_with_the_stored_row(results) -> None:
+    code, out, err = call("replay", results, "--cell", "linear-p", "--replication", 17)
+    assert code == 0, err
+    lines = out.split("\n")
+    assert lines[0].startswith("plug_in, level 0.95: linear-p-1-2-40-")
+    assert "agrees with the stored row" in out
+    stored = Results(results).read(Results(results).cells()[1])
+    assert stored is not None
+    last = lines[lines.index("") - 1].split()
+    assert float(last[2]) == pytest.approx(stored.methods["plug_in"].estimate[-1, 17, 0], rel=1e-4)
+
+
+def test_replay_refuses_a_cell_that_is_not_or_not_unique(capsys, faked_results) -> None:
+    for part, word in [("linear", "fits several"), ("cubic", "fits no cell")]:
+        code, _, err = run(capsys, "replay", faked_results, "--cell", part, "--replication", 1)
+        assert code == 2
+        assert word in err
+        assert "linear-c1-40-" in err
+
+
+def test_critical_values(capsys) -> None:
+    assert run(capsys, "critical-value", "--beta", "0.5") == (0, "5.8069\n", "")
+    several = run(capsys, "critical-value", "--beta", "1/3", "--level", 0.9, 0.95)[1].split()
+    assert several[::2] == ["0.9", "0.95"]
+    assert 5 < float(several[1]) < float(several[3]) == 6.3616
+    schedule = ("--schedule", "C5", "--num-steps", 5000, "--warmup", 0.05)
+    assert run(capsys, "critical-value", *schedule)[1] == "5.5549\n"
+
+
+def test_times_with_units() -> None:
+    assert [seconds(text) for text in ("90", "1.5m", "1h30m", "2d")] == [90, 90, 5400, 172800]
+
+
+def test_interrupted_reader_is_no_traceback(faked_results) -> None:
+    process = start("status", faked_results)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+    process.wait(timeout=20)
+    process.stderr.close()

@@ -1,0 +1,533 @@
+"""Problems: closed forms against autodiff, quadrature, Monte Carlo and enumeration; refusals."""
+
+# Wrong types are passed on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalCall=false
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+
+import doctest
+import functools
+import importlib
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlsgd.base import Draws, Problem
+from jaxlsgd.problems import PAPER_STEP, dataset, linear, logistic, paper_problem
+from jaxlsgd.problems import _finite_sum as finite_sum
+from jaxlsgd.problems import _logistic_moments as moments
+from jaxlsgd.problems._client_rows import MAX_ROWS
+from jaxlsgd.problems.dataset import DatasetClient
+from jaxlsgd.problems.dataset import observe as observe_row
+
+SIGMA = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]])
+WEIGHTS = np.array([0.5, 0.3, 0.2])
+
+
+def regression_data(labels: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    rng = np.random.default_rng(1)
+    features = [rng.normal(size=(n, 3)) + 0.3 for n in (30, 7, 55)]
+    targets = [a @ [1.0, -0.5, 0.2] + rng.normal(size=len(a)) for a in features]
+    return features, [(b > 0).astype(np.int64) if labels else b for b in targets]
+
+
+SYNTHETIC = {
+    "linear": lambda: linear(3, 3),
+    "linear, one parameter": lambda: linear(1, 2, heterogeneity=0.5, noise=0.0),
+    "linear, correlated": lambda: linear(
+        3, 3, heterogeneity=0.7, noise=0.5, weights=WEIGHTS, covariance=SIGMA, center=[1, 2, 3]
+    ),
+    "logistic": lambda: logistic(3, 2),
+    "logistic, one parameter": lambda: logistic(1, 3, heterogeneity=1.0, weights=WEIGHTS),
+    "logistic, heterogeneous": lambda: logistic(3, 3, heterogeneity=1.0, weights=WEIGHTS),
+    "logistic, correlated": lambda: logistic(
+        3, 3, heterogeneity=0.7, weights=WEIGHTS, covariance=SIGMA, truth_seed=3
+    ),
+}
+FINITE = {
+    "dataset, squared": lambda: dataset(*regression_data(False), loss="squared"),
+    "dataset, logistic": lambda: dataset(*regression_data(True), loss="logistic", weights=WEIGHTS),
+}
+CASES = {**SYNTHETIC, **FINITE}
+HETEROGENEOUS = [name for name in SYNTHETIC if name.startswith("logistic, ")]
+
+
+def numpy_draws(problem: Problem, *shape: int, dtype: str = "float32") -> Draws:
+    rng = np.random.default_rng(2)
+    assert problem.draws is not None
+    return Draws(
+        normal=rng.normal(size=(*shape, problem.draws.normal)).astype(dtype),
+        uniform=rng.uniform(size=(*shape, problem.draws.uniform)).astype(dtype),
+    )
+
+
+def observe_all(problem: Problem, count: int, dtype: str = "float32") -> object:
+    """Observations with leading dimensions (count, K)."""
+    assert problem.observe is not None
+    cast = jax.tree.map(
+        lambda leaf: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf, problem.clients
+    )
+    draws = numpy_draws(problem, count, problem.num_clients, dtype=dtype)
+    return jax.jit(jax.vmap(jax.vmap(problem.observe), (0, None)))(draws, cast)
+
+
+@functools.cache
+def over_rows(function: object, transform: object = None) -> object:
+    """`function`, or a derivative of it, at one point for many observations."""
+    function = function if transform is None else transform(function)  # type: ignore[operator]
+    return jax.jit(jax.vmap(function, (None, 0)))  # type: ignore[arg-type]
+
+
+# --- functions ---
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_and_hessian_are_those_of_the_loss(case: str) -> None:
+    problem = CASES[case]()
+    assert problem.gradient is not None and problem.hessian is not None
+    with jax.enable_x64(True):
+        observations = jax.tree.map(lambda x: x[:, 0], observe_all(problem, 20, "float64"))
+        point = jnp.linspace(-1.0, 2.0, problem.dim)
+        for ours, reference in (
+            (problem.gradient, over_rows(problem.loss, jax.grad)),
+            (problem.hessian, over_rows(problem.loss, jax.hessian)),
+        ):
+            found, expected = (f(point, observations) for f in (over_rows(ours), reference))
+            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("x64", [False, True])
+def test_float32_stays_float32_and_no_dot_products(case: str, x64: bool) -> None:
+    problem = CASES[case]()
+    assert problem.gradient is not None and problem.hessian is not None
+    with jax.enable_x64(x64):
+        observations = observe_all(problem, 2)
+        point = jnp.zeros(problem.dim, jnp.float32)
+
+        def everything(draws: Draws, client: object) -> object:
+            observation = problem.observe(draws, client)  # type: ignore[misc]
+            return [
+                f(point, observation) for f in (problem.loss, problem.gradient, problem.hessian)
+            ]
+
+        client = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), problem.clients)
+        client = jax.tree.map(
+            lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, client
+        )
+        draws = numpy_draws(problem, 4)
+        program = jax.make_jaxpr(jax.vmap(everything, (0, None)))(draws, client)
+        results = jax.eval_shape(jax.vmap(everything, (0, None)), draws, client)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((observations, results)))
+    assert "dot_general" not in str(program)
+
+
+def test_hessian_keeps_its_small_slope_in_float32() -> None:
+    problem = logistic(1, 1)
+    found = problem.hessian(jnp.full(1, 30.0), (jnp.ones(1), jnp.ones(())))  # type: ignore[misc]
+    assert found[0, 0] == pytest.approx(math.exp(-30.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["linear", "linear, correlated"])
+def test_linear_observation_is_the_formula(case: str) -> None:
+    problem = CASES[case]()
+    with jax.enable_x64(True):
+        a, b = map(np.asarray, observe_all(problem, 50, "float64"))  # type: ignore[arg-type]
+    normal = numpy_draws(problem, 50, 3, dtype="float64").normal
+    assert problem.G is not None
+    L = np.linalg.cholesky(problem.G)
+    np.testing.assert_allclose(a, normal[..., :-1] @ L.T, rtol=1e-12, atol=1e-14)
+    expected = (a * problem.clients.truth).sum(-1) + problem.clients.noise * normal[..., -1]
+    np.testing.assert_allclose(b, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", ["logistic", "logistic, correlated"])
+def test_logistic_observation_is_the_formula(case: str) -> None:
+    problem = CASES[case]()
+    with jax.enable_x64(True):
+        a, b = map(np.asarray, observe_all(problem, 200, "float64"))  # type: ignore[arg-type]
+    draws = numpy_draws(problem, 200, problem.num_clients, dtype="float64")
+    L = np.linalg.cholesky(SIGMA) if "correlated" in case else np.eye(3)
+    np.testing.assert_allclose(a, draws.normal @ L.T, rtol=1e-12, atol=1e-14)
+    probability = 1 / (1 + np.exp(-(a * problem.clients.truth).sum(-1)))
+    np.testing.assert_array_equal(b, draws.uniform[..., 0] < probability)
+
+
+@pytest.mark.parametrize("build", [linear, logistic])
+def test_problems_of_a_kind_share_their_structure(build: object) -> None:
+    def make(**settings: object) -> Problem:
+        return build(3, 4, **settings)  # type: ignore[operator]
+
+    assert make(truth_seed=5, heterogeneity=2.0).structure() == make().structure()
+    assert hash(make(truth_seed=5).structure()) == hash(make().structure())
+    correlated = make(covariance=SIGMA).structure()
+    assert correlated == make(covariance=2 * SIGMA).structure() != make().structure()
+    assert make(covariance=np.eye(3)).structure() == make().structure()
+
+
+def test_datasets_of_a_loss_share_their_structure() -> None:
+    features, targets = regression_data(False)
+    first = dataset(features, targets, loss="squared")
+    other = dataset(features[:1], targets[:1], loss="squared", name="other")
+    assert first.structure() == other.structure()
+    assert first.loss is linear(3, 1).loss
+
+
+# --- truth, G and S of the synthetic problems ---
+
+# Of about 110 |t| with 39 degrees of freedom the largest passes 5.5 once in 3,000 tries.
+BATCHES, BATCH, STANDARD_ERRORS = 40, 3_000, 5.5
+
+
+def batch_moments(problem: Problem) -> dict[str, np.ndarray]:
+    """Monte Carlo estimates of the mean gradient, G and S at x*, one a batch."""
+    observations = observe_all(problem, BATCHES * BATCH)
+    truth = jnp.asarray(problem.truth, jnp.float32)
+    each = [
+        jax.vmap(jax.vmap(f, (None, 0)), (None, 0)) for f in (problem.gradient, problem.hessian)
+    ]
+    gradients, hessians = (np.asarray(f(truth, observations), np.float64) for f in each)
+    p = problem.weights
+    gradients = gradients.reshape(BATCHES, BATCH, *gradients.shape[1:])
+    hessians = hessians.reshape(BATCHES, BATCH, *hessians.shape[1:]).mean(axis=1)
+    centred = gradients - gradients.mean(axis=1, keepdims=True)
+    S = np.einsum("k,bnki,bnkj->bij", p**2, centred, centred, optimize=True) / (BATCH - 1)
+    return {
+        "gradient": np.einsum("k,bnki->bi", p, gradients) / BATCH,
+        "G": np.einsum("k,bkij->bij", p, hessians),
+        "S": S,
+    }
+
+
+def assert_mean(batches: np.ndarray, expected: object) -> None:
+    error = np.abs(batches.mean(axis=0) - expected)
+    standard_error = batches.std(axis=0, ddof=1) / math.sqrt(len(batches))
+    assert np.all(error <= STANDARD_ERRORS * standard_error + 1e-7), error / standard_error
+
+
+@pytest.mark.parametrize("case", SYNTHETIC)
+def test_monte_carlo_agrees(case: str) -> None:
+    problem = SYNTHETIC[case]()
+    found = batch_moments(problem)
+    assert_mean(found["gradient"], 0.0)
+    assert_mean(found["G"], problem.G)
+    assert_mean(found["S"], problem.S)
+
+
+def test_monte_carlo_sees_a_planted_error() -> None:
+    problem = SYNTHETIC["linear, correlated"]()
+    G, p = problem.G, problem.weights
+    means = (problem.truth - problem.clients.truth) @ G
+    with pytest.raises(AssertionError):  # S with second moments in place of covariances
+        assert_mean(batch_moments(problem)["S"], problem.S + (p[:, None] ** 2 * means).T @ means)
+
+
+def hermite_grid(dim: int, order: int) -> tuple[np.ndarray, np.ndarray]:
+    z, weight = np.polynomial.hermite_e.hermegauss(order)
+    points = np.stack(np.meshgrid(*[z] * dim, indexing="ij"), axis=-1).reshape(-1, dim)
+    grids = np.meshgrid(*[weight / weight.sum()] * dim, indexing="ij")
+    return points, np.prod(grids, axis=0).reshape(-1)
+
+
+@pytest.mark.parametrize("case", HETEROGENEOUS)
+def test_logistic_moments_agree_with_a_full_gauss_hermite_grid(case: str) -> None:
+    """The definitions themselves, with none of the reductions: error below 1e-8."""
+    problem = SYNTHETIC[case]()
+    w, weight = hermite_grid(problem.dim, 90 if problem.dim == 3 else 200)
+    a = w @ np.linalg.cholesky(SIGMA).T if "correlated" in case else w
+    sigmoid = lambda z: 1 / (1 + np.exp(-z))  # noqa: E731
+    at_truth = sigmoid(a @ problem.truth)
+    G = (a * (weight * at_truth * (1 - at_truth))[:, None]).T @ a
+    total, S = np.zeros(problem.dim), np.zeros_like(G)
+    for p, truth in zip(problem.weights, problem.clients.truth, strict=True):
+        label = sigmoid(a @ truth)
+        mean = (weight * (at_truth - label)) @ a
+        second = weight * (at_truth**2 * (1 - label) + (1 - at_truth) ** 2 * label)
+        S += p**2 * ((a * second[:, None]).T @ a - np.outer(mean, mean))
+        total += p * mean
+    np.testing.assert_allclose(total, 0.0, atol=1e-8)
+    np.testing.assert_allclose(problem.G, G, atol=1e-8)
+    np.testing.assert_allclose(problem.S, S, atol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 1.25, 3.0, 15.0])
+def test_quadrature_is_converged(scale: float) -> None:
+    np.testing.assert_allclose(moments.curvature(scale), moments.curvature(scale, 2.0), atol=1e-13)
+    y, other = scale * np.array([[0.6, 0.8, 0.0], [0.5, -0.1, 0.7]])
+    coarse, fine = (moments.cross_moment(y, other, refine) for refine in (1.0, 2.0))
+    np.testing.assert_allclose(coarse, fine, atol=1e-13)
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0, 30.0])
+def test_logistic_optimum_has_no_gradient(scale: float) -> None:
+    rng = np.random.default_rng(5)
+    truths = scale * rng.normal(size=(4, 3)) / math.sqrt(3)
+    y = moments.optimum(truths, np.full(4, 0.25))
+    norms = np.linalg.norm(truths, axis=1)
+    client_mean = np.array([moments.curvature(r, 2.0)[0] for r in norms]) @ truths / 4
+    mean = moments.curvature(float(np.linalg.norm(y)), 2.0)[0] * y
+    np.testing.assert_allclose(mean, client_mean, atol=1e-13)
+
+
+def test_logistic_special_cases() -> None:
+    same = logistic(4, 5, covariance=np.diag([1.0, 2.0, 3.0, 4.0]))
+    np.testing.assert_array_equal(same.truth, np.linspace(0, 1, 4))
+    np.testing.assert_allclose(same.S, same.G / 5, rtol=1e-12)  # the information identity
+    slightly = logistic(4, 5, covariance=np.diag([1.0, 2.0, 3.0, 4.0]), heterogeneity=1e-9)
+    np.testing.assert_allclose(slightly.S, same.S, atol=1e-9)
+    opposed = logistic(2, 2, client_truths=[[1.0, 2.0], [-1.0, -2.0]])
+    np.testing.assert_array_equal(opposed.truth, 0.0)
+    np.testing.assert_allclose(opposed.G, np.eye(2) / 4, rtol=1e-12)
+    np.testing.assert_array_equal(logistic(1, 1).truth, [0.5])
+    np.testing.assert_allclose(logistic(2, 1, center=[0, 0]).G, np.eye(2) / 4, rtol=1e-12)
+    extreme = logistic(2, 2, client_truths=[[60.0, 0.0], [0.0, 60.0]])
+    assert np.all(np.linalg.eigvalsh(extreme.S) > 0)
+
+
+def test_truths_are_drawn_once_by_numpy() -> None:
+    unit = np.random.Generator(np.random.PCG64(7)).standard_normal((4, 3))
+    problem = linear(3, 4, heterogeneity=2.0, center=[1.0, 0.0, -1.0], truth_seed=7)
+    np.testing.assert_array_equal(problem.clients.truth, [1.0, 0.0, -1.0] + 2.0 * unit)
+    np.testing.assert_allclose(problem.truth, problem.clients.truth.mean(axis=0), rtol=1e-14)
+    given = linear(3, 4, client_truths=unit, weights=[0.1, 0.2, 0.3, 0.4], init=[1, 1, 1])
+    np.testing.assert_allclose(given.truth, [0.1, 0.2, 0.3, 0.4] @ unit, rtol=1e-14)
+    assert given.init.dtype == np.float64 and given.init.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_wide_problems_leave_their_matrices_out() -> None:
+    for problem in (linear(2_001, 1), logistic(2_001, 1)):
+        assert problem.G is None and problem.S is None and problem.truth is not None
+
+
+# --- the paper's problems ---
+
+
+def test_paper_linear_is_calibrated_to_table_3() -> None:
+    problem = paper_problem("linear")
+    G_inverse = np.linalg.inv(problem.G)
+    variance = (G_inverse @ problem.S @ G_inverse)[0, 0]
+    assert variance == pytest.approx(2.009, abs=1e-3)
+    assert 2 * 1.959964 * math.sqrt(variance / 5_000) == pytest.approx(7.857e-2, rel=1e-6)
+    assert (problem.dim, problem.num_clients) == (5, 10)
+    np.testing.assert_array_equal(problem.init, 0.0)
+
+
+def test_paper_logistic_gives_the_lengths_of_table_4() -> None:
+    problem = paper_problem("logistic")
+    np.testing.assert_allclose(problem.truth, [0, 0.25, 0.5, 0.75, 1])
+    variance = np.linalg.solve(problem.G, np.linalg.solve(problem.G, problem.S).T)[0, 0]
+    length = 2 * 1.959964 * math.sqrt(variance / 40_000)
+    assert length == pytest.approx(1.448e-2, rel=5e-3)
+    assert PAPER_STEP == {"linear": 0.5, "logistic": 2.0}
+
+
+# --- finite data ---
+
+
+@pytest.mark.parametrize("case", FINITE)
+def test_finite_sum_is_enumerated(case: str) -> None:
+    """x*, G and S against autodiff of every row's loss."""
+    problem, labels = FINITE[case](), "logistic" in case
+    features, targets = regression_data(labels)
+    p = np.array([30, 7, 55]) / 92 if not labels else WEIGHTS
+    np.testing.assert_allclose(problem.weights, p, rtol=1e-14)
+    total, G, S = np.zeros(3), np.zeros((3, 3)), np.zeros((3, 3))
+    derivatives = [over_rows(problem.loss, f) for f in (jax.grad, jax.hessian)]
+    with jax.enable_x64(True):
+        for k in range(3):
+            rows, x = (features[k], targets[k].astype(float)), jnp.asarray(problem.truth)
+            gradients, hessians = (np.asarray(f(x, rows)) for f in derivatives)
+            G += p[k] * hessians.mean(axis=0)
+            S += p[k] ** 2 * np.cov(gradients, rowvar=False, bias=True)
+            total += p[k] * gradients.mean(axis=0)
+    np.testing.assert_allclose(total, 0.0, atol=1e-14)
+    np.testing.assert_allclose(problem.G, G, rtol=1e-12)
+    np.testing.assert_allclose(problem.S, S, rtol=1e-12, atol=1e-16)
+
+
+def row_at(uniform: object, client: object) -> tuple[jax.Array, jax.Array]:
+    return observe_row(Draws(uniform=uniform), client)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1_000, 65_537, MAX_ROWS - 1, MAX_ROWS])
+def test_row_index_stays_in_range(size: int) -> None:
+    # The rows are their own numbers; one row beyond n_k stands for the padding.
+    client = DatasetClient((np.arange(size + 1, dtype=np.int32), np.zeros(1, np.float32)), size)
+    for u, expected in ((0.0, 0), (np.nextafter(np.float32(1), np.float32(0)), size - 1)):
+        assert row_at(np.full(1, u, np.float32), client)[0] == expected
+
+
+def test_rows_are_drawn_uniformly_from_clients_of_unequal_size() -> None:
+    sizes = (1, 5, 8, 100)
+    rows = [np.arange(n) for n in sizes]
+    problem = dataset(rows, rows, loss=lambda x, row: (x[0] - row[0]) ** 2, init=np.zeros(1))
+    np.testing.assert_allclose(problem.weights, np.array(sizes) / 114)
+    u = ((np.arange(100_000) + 0.5) / 100_000).astype(np.float32)
+    for k, n in enumerate(sizes):
+        client = jax.tree.map(lambda leaf, k=k: leaf[k], problem.clients)
+        both = jax.vmap(row_at, (0, None))(u[:, None], client)
+        np.testing.assert_array_equal(both[0], both[1])
+        counts = np.bincount(np.asarray(both[0]), minlength=n)
+        assert len(counts) == n and np.abs(counts - 100_000 / n).max() <= 1
+
+
+def test_both_precisions_draw_the_same_rows() -> None:
+    client = DatasetClient((np.arange(99_991), np.zeros(99_991)), 99_991)
+    u = np.random.default_rng(0).uniform(size=(100_000, 1)).astype(np.float32)
+    single = jax.vmap(row_at, (0, None))(u, client)
+    with jax.enable_x64(True):
+        double = jax.vmap(row_at, (0, None))(u.astype(np.float64), client)
+    np.testing.assert_array_equal(single[0], double[0])
+
+
+def test_dataset_of_pytrees_with_a_loss_of_ones_own() -> None:
+    features = [{"x": np.ones((n, 2)), "id": np.arange(n)} for n in (2, 3)]
+    targets = [[0.0, 1.0], [2.0, 3.0, 4.0]]
+
+    def loss(params: dict[str, jax.Array], row: object) -> jax.Array:
+        inputs, target = row  # type: ignore[misc]
+        return (jnp.sum(inputs["x"] * params["w"]) - target) ** 2
+
+    init = {"w": np.zeros(2), "bias": np.zeros(())}
+    problem = dataset(features, targets, loss=loss, init=init, name="own")
+    assert problem.truth is None and problem.G is None and problem.name == "own"
+    client = jax.tree.map(lambda leaf: leaf[1], problem.clients)
+    inputs, target = row_at(np.array([0.99], np.float32), client)
+    assert inputs["id"] == 2 and jnp.issubdtype(inputs["id"].dtype, jnp.integer) and target == 4.0
+    known = dataset(features, targets, loss=loss, init=init, truth=init)
+    np.testing.assert_array_equal(known.true_vector, 0.0)
+
+
+def test_logistic_dataset_that_is_almost_separable_or_badly_scaled() -> None:
+    x = np.array([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0])
+    labels = np.array([0, 0, 1, 0, 1, 1])
+    for scale in (1.0, 1e-6, 1e6):
+        A = np.stack([np.ones(6), scale * x], axis=1)
+        problem = dataset([A], [labels], loss="logistic")
+        residual = 1 / (1 + np.exp(-A @ problem.truth)) - labels
+        np.testing.assert_allclose(residual @ A / scale, 0.0, atol=1e-9)
+
+
+def test_newton_halves_a_step_that_is_too_long() -> None:
+    A, signs, weights = np.array([[1.0], [1.0], [1.0]]), np.array([1.0, 1.0, -1.0]), np.ones(3) / 3
+    x, z, loss = finite_sum._descend(A, signs, weights, np.zeros(1), -np.full(1, 64.0), np.log(2))
+    assert x[0] == 1.0 and loss < np.log(2)
+    np.testing.assert_array_equal(z, 1.0)
+
+
+ONE = np.ones((4, 1))
+SEPARABLE = {
+    "completely": (np.array([[-1.0], [-2.0], [1.0], [2.0]]), [0, 0, 1, 1]),
+    "one label": (ONE, [1, 1, 1, 1]),
+    "quasi": (np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]), [0, 1, 1, 1]),
+    "quasi, at zero": (np.array([[1.0, -1.0], [1.0, 0.0], [1.0, 0.0], [1.0, 1.0]]), [0, 0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("case", SEPARABLE)
+def test_separable_data_is_refused(case: str) -> None:
+    features, labels = SEPARABLE[case]
+    with pytest.raises(ValueError, match="targets: logistic loss has no minimum"):
+        dataset([features], [labels], loss="logistic")
+
+
+def test_clients_without_weight_do_not_decide_the_optimum() -> None:
+    features, targets = [ONE, 2 * ONE], [np.arange(4.0), np.zeros(4)]
+    problem = dataset(features, targets, loss="squared", weights=[1.0, 0.0])
+    np.testing.assert_allclose(problem.truth, [1.5], rtol=1e-14)
+
+
+# --- refusals ---
+
+LONG = np.broadcast_to(np.float32(0), (MAX_ROWS + 1, 1))
+WRONG_CONFIGURATIONS = [
+    *(
+        (build, arguments, settings, named)
+        for build in (linear, logistic)
+        for arguments, settings, named in [
+            ((0, 1), {}, "dim"),
+            ((-2, 1), {}, "dim"),
+            ((2.0, 1), {}, "dim"),
+            ((True, 1), {}, "dim"),
+            ((2, 0), {}, "num_clients"),
+            ((2, "3"), {}, "num_clients"),
+            ((2, 1), {"heterogeneity": -1.0}, "heterogeneity"),
+            ((2, 1), {"heterogeneity": math.nan}, "heterogeneity"),
+            ((2, 1), {"heterogeneity": "1"}, "heterogeneity"),
+            ((2, 1), {"heterogeneity": True}, "heterogeneity"),
+            ((2, 1), {"truth_seed": -1}, "truth_seed"),
+            ((2, 1), {"truth_seed": 0.5}, "truth_seed"),
+            ((2, 1), {"weights": [0.5]}, "weights"),
+            ((2, 1), {"weights": [0.5, 0.5]}, "weights"),
+            ((2, 1), {"covariance": np.eye(3)}, "covariance"),
+            ((2, 1), {"covariance": [1.0, 1.0]}, "covariance"),
+            ((2, 1), {"covariance": [[1.0, 0.5], [0.4, 1.0]]}, "covariance"),
+            ((2, 1), {"covariance": [[1.0, 2.0], [2.0, 1.0]]}, "covariance"),
+            ((2, 1), {"covariance": np.ones((2, 2))}, "covariance"),
+            ((2, 1), {"covariance": np.zeros((2, 2))}, "covariance"),
+            ((2, 1), {"covariance": np.full((2, 2), np.nan)}, "covariance"),
+            ((2, 1), {"client_truths": np.zeros(2)}, "client_truths"),
+            ((2, 1), {"client_truths": np.zeros((2, 2))}, "client_truths"),
+            ((2, 1), {"client_truths": [[math.inf, 0.0]]}, "client_truths"),
+            ((2, 1), {"client_truths": [["a", "b"]]}, "client_truths"),
+            ((2, 1), {"client_truths": np.zeros((1, 2)), "center": [0, 0]}, "center"),
+            ((2, 1), {"center": [0.0]}, "center"),
+            ((2, 1), {"init": [0.0, math.nan]}, "init"),
+            ((2, 1), {"init": [0.0, 0.0, 0.0]}, "init"),
+        ]
+    ),
+    (linear, (2, 1), {"noise": -1.0}, "noise"),
+    (linear, (2, 1), {"noise": math.inf}, "noise"),
+    (logistic, (2, 2), {"heterogeneity": 1e4}, "client_truths"),
+    (paper_problem, ("probit",), {}, "name"),
+    (paper_problem, (["linear"],), {}, "name"),
+    *(
+        (dataset, arguments, {"loss": "squared", **settings}, named)
+        for arguments, settings, named in [
+            (([], []), {}, "features"),
+            (({"x": ONE}, [np.ones(4)]), {}, "features"),
+            (([ONE], [np.ones(4), np.ones(4)]), {}, "targets"),
+            (([ONE], [np.ones(3)]), {}, "targets"),
+            (([np.ones((0, 1))], [np.ones(0)]), {}, "features"),
+            (([ONE, np.ones((0, 1))], [np.ones(4), np.ones(0)]), {}, "features"),
+            (([ONE, np.ones((4, 2))], [np.ones(4)] * 2), {}, "features"),
+            (([1.0, 2.0], [1.0, 2.0]), {}, "features"),
+            (([[[1.0], [1.0, 2.0]]], [np.ones(2)]), {}, "features"),
+            (([[["a"], ["b"]]], [np.ones(2)]), {}, "features"),
+            (([ONE * math.nan], [np.ones(4)]), {}, "features"),
+            (([ONE], [np.array([1, 2, 3, math.inf])]), {}, "targets"),
+            (([LONG], [LONG[:, 0]]), {}, "features"),
+            (([np.ones((4, 2))], [np.ones(4)]), {}, "features"),
+            (([np.ones(4)], [np.ones(4)]), {}, "features"),
+            (([np.ones((4, 0))], [np.ones(4)]), {}, "features"),
+            (([{"x": ONE}], [np.ones(4)]), {}, "features"),
+            (([ONE], [ONE]), {}, "targets"),
+            (([ONE], [np.ones(4)]), {"loss": "hinge"}, "loss"),
+            (([ONE], [np.ones(4)]), {"loss": None}, "loss"),
+            (([ONE], [np.array([0, 1, 2, 1])]), {"loss": "logistic"}, "targets"),
+            (([ONE], [np.array([-1, 1, 1, 1])]), {"loss": "logistic"}, "targets"),
+            (([ONE], [np.ones(4)]), {"truth": np.zeros(1)}, "truth"),
+            (([ONE], [np.ones(4)]), {"gradient": lambda x, row: x}, "gradient"),
+            (([ONE], [np.ones(4)]), {"init": np.zeros(2)}, "init"),
+            (([ONE], [np.ones(4)]), {"weights": [2.0]}, "weights"),
+            (([ONE], [np.ones(4)]), {"loss": lambda x, row: x[0]}, "init"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize("build, arguments, settings, named", WRONG_CONFIGURATIONS)
+def test_bad_arguments_are_refused(
+    build: object, arguments: tuple[object, ...], settings: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{named}: .*got") as caught:
+        build(*arguments, **settings)  # type: ignore[operator]
+    assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize("module", ["linear", "logistic", "dataset", "paper"])
+def test_examples_run(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"jaxlsgd.problems.{module}"))
+    assert found.attempted > 0 and found.failed == 0

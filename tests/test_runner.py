@@ -1,0 +1,357 @@
+"""Running a study: the same bytes however it is run, errors in one cell, ends in good order."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import random
+import resource
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from study_helpers import TOML, call, fake_rows, small, start, tiles
+
+from jaxlsgd.study import Results, SpecError, StoreError, build, progress, run
+from jaxlsgd.study.local import Stop
+
+# Many small tiles, so that a process can be killed between any two of them.
+MANY = TOML.replace("replications = 80", "replications = 480")
+
+
+@pytest.fixture
+def study_file(tmp_path) -> Path:
+    path = tmp_path / "study.toml"
+    path.write_text(TOML)
+    return path
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory) -> dict[str, bytes]:
+    """The tiles of an uninterrupted run of `MANY` on one device without progress."""
+    folder = tmp_path_factory.mktemp("quiet")
+    (folder / "study.toml").write_text(MANY)
+    code, out, err = call(
+        "run", folder / "study.toml", "--out", folder / "out", "--devices", 1, "--quiet"
+    )
+    assert (code, err) == (0, ""), err
+    assert out.startswith("done: 60 tiles")
+    return tiles(folder / "out")
+
+
+@pytest.fixture
+def faked(monkeypatch) -> list[tuple[str, int]]:
+    """Tiles without computing; the list says which were asked for."""
+    asked: list[tuple[str, int]] = []
+
+    def compute(cell, first, device=None, on_call=lambda steps: None):
+        asked.append((cell.id, first))
+        on_call(cell.plan().num_steps + 1)
+        return fake_rows(cell, first)
+
+    monkeypatch.setattr(build, "compute", compute)
+    return asked
+
+
+def wait_for(directory: Path, count: int, process, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while len(list(directory.glob("cells/*/tile-*.npz"))) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def on_a_terminal(*arguments: object) -> tuple[int, str]:
+    """Runs the command line with a terminal for stderr; returns exit code and what it showed."""
+    ours, theirs = pty.openpty()
+    process = start(*arguments, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error on Linux
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    return process.wait(timeout=60), shown.decode()
+
+
+def test_killed_at_random_moments_and_resumed_gives_the_same_bytes(tmp_path, quiet) -> None:
+    (tmp_path / "study.toml").write_text(MANY)
+    out = tmp_path / "out"
+    moments = random.Random(20)
+    committed: dict[Path, int] = {}
+    for _ in range(3):
+        process = start("run", tmp_path / "study.toml", "--out", out, "--quiet")
+        wait_for(out, len(committed) + moments.randint(1, 15), process)
+        time.sleep(moments.random() * 0.02)
+        process.kill()
+        process.communicate()
+        here = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/tile-*.npz")}
+        assert all(here[path] == stamp for path, stamp in committed.items())
+        committed = here
+        assert tiles(out).items() <= quiet.items()
+    code, shown = on_a_terminal("run", tmp_path / "study.toml", "--out", out)
+    assert code == 0, shown
+    assert "\r\x1b[Kcells 2/2, 100%" in shown
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in committed.items())
+    assert tiles(out) == quiet
+    assert not list(out.glob("cells/*/.*"))
+
+
+def test_signal_drains_and_the_rest_is_resumed_on_other_devices(tmp_path, quiet) -> None:
+    (tmp_path / "study.toml").write_text(MANY)
+    out = tmp_path / "out"
+    command = ("run", tmp_path / "study.toml", "--out", out, "--devices", 2)
+    process = start(*command)
+    wait_for(out, 3, process)
+    assert Results(out).running()
+    code, text, _ = call("status", out)
+    assert code == 0
+    assert "a run is writing" in text
+    process.send_signal(signal.SIGTERM)
+    text, err = process.communicate(timeout=60)
+    assert (process.returncode, text.split(":")[0]) == (3, "partial"), err
+    assert "stopping when the tiles in flight are finished" in err
+    assert 3 <= len(tiles(out)) < len(quiet)
+    code, text, err = call(*command)
+    assert (code, text.split(":")[0]) == (0, "done"), err
+    assert tiles(out) == quiet
+
+
+def test_max_time_ends_partial(study_file, tmp_path) -> None:
+    code, out, _ = call("run", study_file, "--out", tmp_path / "out", "--max-time", 0, "--quiet")
+    assert code == 3
+    assert "partial: 0 tiles" in out
+    assert tiles(tmp_path / "out") == {}
+
+
+def test_full_disk_is_told_plainly_and_leaves_nothing_half_written(study_file, tmp_path) -> None:
+    out = tmp_path / "out"
+    process = start("run", study_file, "--out", out, "--quiet")
+    limit = 6_000  # bytes a file: room for the manifest and the lock, not for a tile
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    err = process.communicate(timeout=120)[1]
+    assert process.returncode == 1
+    last = err.strip().split("\n")[-1]
+    assert last.startswith("jaxlsgd: error: cannot write") and "tile-" in last, err
+    assert "Traceback" not in err
+    assert tiles(out) == {}
+    assert not list(out.glob("cells/*/.*"))
+    code, _, err = call("run", study_file, "--out", out, "--quiet")
+    assert code == 0, err
+
+
+def test_directory_that_cannot_be_made_is_told_plainly(study_file, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = call("run", study_file, "--out", tmp_path / "file" / "out")
+    assert code == 1
+    assert err.startswith("jaxlsgd: error: cannot make")
+    assert err.count("\n") == 1
+
+
+@pytest.fixture
+def ordinary_user() -> Iterator[None]:
+    """Not root, whom permissions do not stop."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+
+
+@pytest.mark.parametrize("folder", ["", "below"])
+def test_read_only_directory(faked, ordinary_user, folder: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o500)
+        with pytest.raises(StoreError, match=r"cannot (write|make) .*choose a directory"):
+            run(small(), place / folder)
+        place.chmod(0o700)
+        assert list(place.iterdir()) == []
+
+
+def test_directory_that_turns_read_only(faked, ordinary_user) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        run(small(), place, stop=Stop(0))
+        (place / "cells").mkdir()
+        (place / "cells").chmod(0o500)
+        with pytest.raises(StoreError, match=r"cannot make .*choose a directory"):
+            run(small(), place)
+        (place / "cells").chmod(0o700)
+        assert tiles(place) == {}
+        assert run(small(), place).exit_code == 0
+
+
+def test_rows_do_not_depend_on_the_tile_that_is_asked_first(tmp_path, faked) -> None:
+    assert run(small(replications=40), tmp_path).exit_code == 0
+    before = len(faked)
+    assert run(small(replications=80), tmp_path).tiles_run == 4
+    assert sorted(first for _, first in faked[before:]) == [48, 48, 64, 64]
+    assert run(small(replications=80), tmp_path).tiles_run == 0
+
+
+def test_error_in_one_cell_is_reported_and_the_others_go_on(tmp_path, monkeypatch) -> None:
+    study, said = small(), []
+    bad = study.cells[0].id
+
+    def compute(cell, first, device=None, on_call=lambda steps: None):
+        if cell.id == bad and first == 16:
+            raise RuntimeError("out of luck\nand more")
+        return fake_rows(cell, first)
+
+    monkeypatch.setattr(build, "compute", compute)
+    told = progress.Silent()
+    told.say = said.append  # type: ignore[method-assign]
+    outcome = run(study, tmp_path, progress=told)
+    assert outcome.exit_code == 1
+    assert outcome.errors == {bad: "RuntimeError: out of luck\nand more"}
+    assert said == [f"cell {bad} failed and is left out: RuntimeError: out of luck"]
+    results = Results(tmp_path)
+    assert results.complete(study.cells[1].id)
+    assert results.counts()[bad].tiles < 5
+    monkeypatch.setattr(build, "compute", lambda cell, first, *rest: fake_rows(cell, first))
+    assert run(study, tmp_path).exit_code == 0
+
+
+def test_failed_commit_ends_the_run_and_frees_the_lock(tmp_path, faked, monkeypatch) -> None:
+    from jaxlsgd.study import files
+
+    def full(path: Path, content: bytes) -> None:
+        if path.suffix == ".npz":
+            raise StoreError(f"cannot write {path}: No space left on device")
+        path.write_bytes(content)
+
+    monkeypatch.setattr(files, "write_whole", full)
+    with pytest.raises(StoreError, match="No space"):
+        run(small(), tmp_path)
+    monkeypatch.undo()
+    assert not Results(tmp_path).running()
+
+
+def test_second_request_drops_the_tiles_in_flight(tmp_path, monkeypatch) -> None:
+    stop, begun = Stop(), threading.Event()
+
+    def compute(cell, first, device=None, on_call=lambda steps: None):
+        begun.set()
+        while True:
+            on_call(1)
+            time.sleep(0.005)
+
+    def interrupt() -> None:
+        begun.wait(10)
+        stop()
+        time.sleep(0.05)
+        stop()
+
+    monkeypatch.setattr(build, "compute", compute)
+    threading.Thread(target=interrupt).start()
+    outcome = run(small(), tmp_path, stop=stop)
+    assert (outcome.exit_code, outcome.tiles_run, outcome.tiles_left) == (3, 0, 10)
+    assert tiles(tmp_path) == {}
+
+
+def test_first_request_finishes_the_tiles_in_flight(tmp_path, monkeypatch) -> None:
+    stop = Stop()
+
+    def compute(cell, first, device=None, on_call=lambda steps: None):
+        stop()
+        return fake_rows(cell, first)
+
+    monkeypatch.setattr(build, "compute", compute)
+    outcome = run(small(), tmp_path, stop=stop)
+    assert (outcome.exit_code, outcome.tiles_run) == (3, 1)
+    assert len(tiles(tmp_path)) == 1
+
+
+def test_many_devices_share_the_tiles(tmp_path, faked) -> None:
+    outcome = run(small(), tmp_path, devices=[_Device(i) for i in range(4)])
+    assert outcome.tiles_run == 10
+    assert len(set(faked)) == len(faked) == 10
+
+
+class _Device:
+    platform, device_kind = "cpu", "cpu"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"problems": [{"kind": "linear", "dim": 2, "num_clients": 3, "weights": [1, 1, 1]}]},
+            ["problems[0] (linear)", "weights", "sum"],
+        ),
+        (
+            {
+                "methods": [
+                    {"kind": "random_scaling", "mode": "contrasts", "contrasts": [[1, 1, 1]]}
+                ]
+            },
+            ["problem linear", "contrasts", "2 columns"],
+        ),
+        ({"schedules": [{"family": "custom", "sequence": [1, 2]}]}, ["custom[2]", "local steps"]),
+        ({"methods": ["random_scaling[paper]"], "levels": [0.85]}, ["Table 2", "0.85"]),
+        ({"save_at": [39]}, ["save_at", "39"]),
+    ],
+)
+def test_what_only_the_builders_can_tell_is_refused_before_anything_is_written(
+    tmp_path, changes, words
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        run(small(**changes), tmp_path / "out")
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_cells_of_one_program_run_behind_one_another(tmp_path, faked) -> None:
+    two = [{"kind": "linear", "name": name, "dim": dim, "num_clients": 3} for name, dim in
+           [("a", 2), ("b", 3), ("c", 2)]]  # fmt: skip
+    run(small(problems=two, schedules=["C1"], replications=32), tmp_path)
+    assert [cell.split("-")[0] for cell, _ in faked] == ["a", "a", "c", "c", "b", "b"]
+
+
+def test_progress_lines_tell_cells_rate_time_and_memory(tmp_path, faked) -> None:
+    stream = io.StringIO()
+    run(small(), tmp_path, progress=progress.Lines(stream))
+    last = stream.getvalue().strip().split("\n")[-1]
+    assert last.startswith("cells 2/2, 100%, ")
+    for word in ("replications/s", "0:00:00 left", "peak", "MB"):
+        assert word in last
+
+
+def test_live_line_is_written_over_and_warnings_stand_alone() -> None:
+    stream = io.StringIO()
+    live = progress.Live(stream)
+    live.start(progress.Totals(2, 0, 32, 100.0))
+    live.advance(16, 50.0)
+    live.every = 0.0
+    live.tick()
+    live.say("mind this")
+    live.close()
+    shown = stream.getvalue()
+    assert shown.startswith("\r\x1b[Kcells 0/2, 50%")
+    assert "\r\x1b[Kjaxlsgd: mind this\n" in shown
+    assert shown.endswith("\n")
+
+
+def test_closed_stream_does_not_end_a_study() -> None:
+    stream = io.StringIO()
+    lines = progress.Lines(stream)
+    stream.close()
+    lines.say("nobody hears this")
+
+
+def test_progress_suits_the_stream() -> None:
+    assert type(progress.for_stream(io.StringIO())) is progress.Lines
+    assert type(progress.for_stream(io.StringIO(), quiet=True)) is progress.Silent
+    assert [progress.duration(x) for x in (3.2, 3723, float("nan"))] == ["0:00:03", "1:02:03", "?"]

@@ -1,0 +1,309 @@
+"""The directory of a study: whole files only, damage found, one writer, any number of readers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from study_helpers import fake_rows, small, tiles
+
+from jaxlsgd.rows import CellRows
+from jaxlsgd.study import Damaged, Results, StoreError, Study, files
+from jaxlsgd.study.grid import Cell
+from jaxlsgd.study.writer import Writer
+
+ENVIRONMENT = {"jax": "0", "xla_flags": ""}
+
+
+def about(cell: Cell) -> CellRows:
+    """What the engine would say of a cell."""
+    plan = cell.plan()
+    saves = cell.saved_rounds(plan.num_rounds)
+    names = [method.name for method in cell.methods]
+    return CellRows(
+        problem=cell.problem.name,
+        schedule=cell.schedule.name,
+        num_steps=plan.num_steps,
+        num_rounds=plan.num_rounds,
+        save_at=saves,
+        steps_at=tuple(int(plan.ends[m - 1]) for m in saves),
+        levels=cell.levels,
+        coordinates=dict.fromkeys(names, ("x[0]", "x[1]")),
+        truth={name: np.array([0.1, 1 / 3]) for name in names},
+        methods={},
+    )
+
+
+def fill(directory: Path, study: Study, most: int = 10**9) -> list[tuple[Cell, int]]:
+    """Writes fake rows for what is missing, at most so many tiles; returns which."""
+    done = []
+    with Writer(directory, study, ENVIRONMENT) as writer:
+        for cell, first in list(writer.missing())[:most]:
+            writer.describe(cell, about(cell))
+            writer.commit(cell, first, fake_rows(cell, first))
+            done.append((cell, first))
+    return done
+
+
+def some_tile(directory: Path) -> Path:
+    return sorted(directory.glob("cells/*/tile-*.npz"))[1]
+
+
+def test_rows_come_back_as_they_were_written(tmp_path) -> None:
+    study = small(replications=40)
+    fill(tmp_path, study)
+    results = Results(tmp_path)
+    assert results.study == study
+    assert results.cells() == [cell.id for cell in study.cells]
+    rows = results.read(results.cells()[1])
+    assert rows is not None
+    assert (rows.problem, rows.schedule, rows.num_steps) == ("linear", "P(1/2)", 40)
+    assert rows.truth["plug_in"].tolist() == [0.1, 1 / 3]
+    assert rows.coordinates["plug_in"] == ("x[0]", "x[1]")
+    assert rows.replications == 40  # of 48 in three tiles
+    assert rows.methods["plug_in"].estimate[0, :, 0].tolist() == list(range(40))
+    assert rows.methods["plug_in"].half_width.shape == (len(rows.save_at), 1, 40, 2)
+    assert list(rows.methods) == ["plug_in", "random_scaling"]
+
+
+def test_bytes_of_a_tile_are_a_function_of_its_rows(tmp_path, monkeypatch) -> None:
+    cell = small().cells[0]
+    first = files.encode_tile(cell, 16, fake_rows(cell, 16))
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    assert files.encode_tile(cell, 16, fake_rows(cell, 16)) == first
+    assert files.encode_tile(cell, 32, fake_rows(cell, 16)) != first
+
+
+def test_not_finite_rows_are_kept(tmp_path) -> None:
+    cell = small().cells[0]
+    rows = fake_rows(cell, 0)
+    rows["plug_in"].estimate[0, 3] = np.nan
+    rows["plug_in"].estimate[0, 4] = np.inf
+    (tmp_path / "tile").write_bytes(files.encode_tile(cell, 0, rows))
+    found = files.read_tile(tmp_path / "tile", cell, 0)["plug_in"].estimate
+    np.testing.assert_array_equal(found, rows["plug_in"].estimate)
+
+
+def test_readers_see_a_partial_study(tmp_path) -> None:
+    fill(tmp_path, small(), most=7)  # of 5 tiles in each of 2 cells
+    results = Results(tmp_path)
+    first, second = results.cells()
+    assert (results.complete(first), results.complete(second)) == (True, False)
+    assert results.counts()[second][:2] == (32, 80)
+    assert [rows.replications for rows in results.read_all()] == [80, 32]
+
+
+def test_cell_without_tiles_reads_as_none(tmp_path) -> None:
+    fill(tmp_path, small(), most=0)
+    results = Results(tmp_path)
+    assert results.read(results.cells()[0]) is None
+    assert results.read_all() == []
+
+
+def test_rows_behind_a_gap_wait_so_that_cells_stay_paired(tmp_path) -> None:
+    fill(tmp_path, small())
+    results = Results(tmp_path)
+    results.tile_path(results.cells()[0], 32).unlink()
+    rows = results.read(results.cells()[0])
+    assert rows is not None
+    assert rows.replications == 32
+    assert results.counts()[results.cells()[0]].tiles == 4
+
+
+def test_more_replications_extend_without_touching_what_is_there(tmp_path) -> None:
+    fill(tmp_path, small(replications=40))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/*")}
+    added = fill(tmp_path, small(replications=90))
+    assert sorted({first for _, first in added}) == [48, 64, 80]
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    assert Results(tmp_path).study.replications == 90
+
+
+def test_fewer_replications_keep_what_is_there(tmp_path) -> None:
+    fill(tmp_path, small(replications=40))
+    with Writer(tmp_path, small(replications=10), ENVIRONMENT) as writer:
+        assert list(writer.missing()) == []
+        assert "already asks for 40" in writer.warnings[0]
+    assert Results(tmp_path).study.replications == 40
+
+
+def test_changed_study_is_refused_with_the_difference(tmp_path) -> None:
+    fill(tmp_path, small())
+    before = tiles(tmp_path), (tmp_path / "manifest.json").read_bytes()
+    with pytest.raises(StoreError, match=r"another study(.|\n)*seed: 0 → 1"):
+        Writer(tmp_path, small(seed=1, replications=9), ENVIRONMENT)
+    assert (tiles(tmp_path), (tmp_path / "manifest.json").read_bytes()) == before
+
+
+def test_fresh_never_overwrites(tmp_path) -> None:
+    place = tmp_path / "results"
+    fill(place, small(), most=1)
+    with pytest.raises(StoreError, match=r"already holds a study(.|\n)*results-2"):
+        Writer(place, small(), ENVIRONMENT, fresh=True)
+    with Writer(tmp_path / "results-2", small(), ENVIRONMENT, fresh=True):
+        pass
+
+
+def test_directory_of_something_else_is_left_alone(tmp_path) -> None:
+    (tmp_path / "thesis.tex").write_text("important")
+    with pytest.raises(StoreError, match=r"not empty and holds no study.*thesis\.tex"):
+        Writer(tmp_path, small(), ENVIRONMENT)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_file_in_place_of_the_directory(tmp_path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="cannot make .*file"):
+        Writer(tmp_path / "file", small(), ENVIRONMENT)
+    with pytest.raises(StoreError, match="holds no study"):
+        Results(tmp_path / "file")
+
+
+def test_one_writer_at_a_time_and_readers_without_a_lock(tmp_path) -> None:
+    with Writer(tmp_path, small(), ENVIRONMENT):
+        assert Results(tmp_path).running()
+        with pytest.raises(StoreError, match=rf"another run \(process {os.getpid()} "):
+            Writer(tmp_path, small(), ENVIRONMENT)
+    assert not Results(tmp_path).running()
+    with Writer(tmp_path, small(), ENVIRONMENT):
+        pass
+
+
+def test_another_environment_is_warned_of_and_recorded(tmp_path) -> None:
+    fill(tmp_path, small(), most=1)
+    with Writer(tmp_path, small(), ENVIRONMENT | {"jax": "1"}) as writer:
+        assert "jax: '0' → '1'" in writer.warnings[0]
+    with Writer(tmp_path, small(), ENVIRONMENT) as writer:
+        assert writer.warnings == []
+    assert len(Results(tmp_path).manifest["environments"]) == 2
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def alter(path: Path) -> None:
+    """Other numbers, with the zip file's own checksums in order."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    arrays["0.estimate"] = arrays["0.estimate"] + 1
+    np.savez(path, **arrays)
+
+
+def swap(path: Path) -> None:
+    """A tile of the same cell in another place."""
+    other = next(p for p in sorted(path.parent.glob("tile-*.npz")) if p != path)
+    path.write_bytes(other.read_bytes())
+
+
+def compress(path: Path) -> None:
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez_compressed(path, **arrays)
+
+
+def pickle_inside(path: Path) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{}], object), allow_pickle=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("header.npy", buffer.getvalue())
+
+
+@pytest.mark.parametrize(
+    "damage", [shorten, halve, empty, flip, alter, swap, compress, pickle_inside]
+)
+def test_damaged_tile_is_never_read_and_is_made_anew(tmp_path, damage) -> None:
+    fill(tmp_path, small())
+    good = tiles(tmp_path)
+    path = some_tile(tmp_path)
+    damage(path)
+    results = Results(tmp_path)
+    with pytest.raises(Damaged, match=rf"{path.name} is damaged(.|\n)*run the study again"):
+        results.read_all()
+    with Writer(tmp_path, small(), ENVIRONMENT) as writer:
+        assert len(list(writer.missing())) == 1
+        assert "set aside as tile-000000016.npz.damaged" in writer.warnings[0]
+    assert len(fill(tmp_path, small())) == 1
+    assert tiles(tmp_path) == good
+    assert path.with_name(path.name + ".damaged").exists()
+
+
+def test_altered_description_of_a_cell_is_found_and_written_anew(tmp_path) -> None:
+    fill(tmp_path, small(), most=1)
+    path = next(tmp_path.glob("cells/*/cell.json"))
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"0.1", b"0.2"))
+    with pytest.raises(Damaged, match=r"cell\.json is damaged: its checksum"):
+        Results(tmp_path).read_all()
+    fill(tmp_path, small())
+    assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"sha256": 3}', b"\xff", b"[" * 10**5])
+def test_damaged_manifest_is_refused(tmp_path, content: bytes) -> None:
+    fill(tmp_path, small(), most=1)
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(Damaged, match=r"manifest\.json is damaged"):
+        Results(tmp_path)
+    with pytest.raises(Damaged, match=r"manifest\.json is damaged"):
+        Writer(tmp_path, small(), ENVIRONMENT)
+
+
+def test_manifest_with_a_study_that_is_none_is_refused(tmp_path) -> None:
+    files.write_json(tmp_path / "manifest.json", {"format": files.FORMAT, "study": {"x": 1}})
+    with pytest.raises(Damaged, match="holds no study"):
+        Results(tmp_path)
+
+
+def test_format_of_a_later_version_is_refused(tmp_path) -> None:
+    files.write_json(tmp_path / "manifest.json", {"format": 99})
+    with pytest.raises(StoreError, match="format 99, this version reads 1"):
+        Results(tmp_path)
+
+
+def test_manifest_is_readable_json_with_what_made_the_rows(tmp_path) -> None:
+    fill(tmp_path, small(), most=1)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["study"]["seed"] == 0
+    assert manifest["digest"] == small().digest
+    assert manifest["environments"] == [ENVIRONMENT]
+
+
+def test_what_a_killed_writer_left_is_removed_and_never_read(tmp_path) -> None:
+    fill(tmp_path, small(), most=1)
+    folder = next(tmp_path.glob("cells/*"))
+    left = [folder / ".tile-000000016.npz.writing", tmp_path / ".manifest.json.writing"]
+    for path in left:
+        path.write_bytes(b"half")
+    assert Results(tmp_path).counts()[folder.name].tiles == 1
+    fill(tmp_path, small())
+    assert not any(path.exists() for path in left)
+
+
+def test_failed_write_leaves_nothing_visible(tmp_path, monkeypatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"cannot write .*x: No space left.*free some space"):
+        files.write_whole(tmp_path / "x", b"content")
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,264 @@
+"""The study as data: what is accepted, what is refused and how, and what the hash covers."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+from study_helpers import ROOT, TOML, small
+
+from jaxlsgd import schedules
+from jaxlsgd.study import SpecError, Study
+from jaxlsgd.study.grid import Cell
+from jaxlsgd.study.parts import DEFAULT_GAMMA0, METHODS, PROBLEMS, MethodSpec
+from jaxlsgd.study.spec import differences
+
+LINEAR = {"kind": "linear", "dim": 2, "num_clients": 3}
+
+# What is changed in the small study, and words of the refusal: key, value, nearest right name.
+BAD = {
+    "unknown key": ({"replicatons": 3}, ["replicatons", "3", "did you mean 'replications'"]),
+    "misspelt schedule": ({"schedules": ["Lgo"]}, ["schedules[0]", "'Lgo'", "mean 'Log'"]),
+    "misspelt kind": ({"problems": ["paper-linaer"]}, ["problems[0].kind", "mean 'paper-linear'"]),
+    "misspelt method": ({"methods": ["plugin"]}, ["methods[0]", "'plugin'", "mean 'plug_in'"]),
+    "misspelt option": (
+        {"methods": ["random_scaling[schedul]"]},
+        ["methods[0]", "mean 'random_scaling[schedule]'"],
+    ),
+    "misspelt family": (
+        {"schedules": [{"family": "powr", "beta": 0.5}]},
+        ["schedules[0].family", "'powr'", "mean 'power'"],
+    ),
+    "misspelt argument": (
+        {"problems": [LINEAR | {"heterogenity": 1}]},
+        ["problems[0].heterogenity", "mean 'heterogeneity'"],
+    ),
+    "misspelt schedule argument": (
+        {"schedules": [{"family": "power", "beat": 0.5}]},
+        ["schedules[0].beat", "mean 'beta'"],
+    ),
+    "missing argument": ({"problems": [{"kind": "linear", "dim": 2}]}, ["num_clients", "missing"]),
+    "no problems": ({"problems": []}, ["problems", "[]", "at least one"]),
+    "no horizons": ({"horizons": []}, ["horizons", "[]", "at least one"]),
+    "all excluded": ({"exclude": [{"problem": "linear"}]}, ["grid is empty", "excluded"]),
+    "no cells listed": ({"cross": False}, ["grid is empty", "extra"]),
+    "negative replications": ({"replications": -1}, ["replications", "-1"]),
+    "replications as text": ({"replications": "10"}, ["replications", "'10'"]),
+    "true is no number": ({"replications": True}, ["replications", "True"]),
+    "level 95": ({"levels": [95]}, ["levels[0]", "95", "did you mean 0.95"]),
+    "level 1": ({"levels": [1.0]}, ["levels[0]", "1.0"]),
+    "negative seed": ({"seed": -1}, ["seed", "-1"]),
+    "seed of 64 bits": ({"seed": 2**32}, ["seed", str(2**32)]),
+    "dtype": ({"dtype": "float16"}, ["dtype", "'float16'", "mean 'float"]),
+    "warm-up of 5": ({"warmup": 5}, ["warmup", "5"]),
+    "save at 0": ({"save_at": [0.0]}, ["save_at[0]", "0.0"]),
+    "alpha": ({"problems": [LINEAR | {"alpha": 0.3}]}, ["problems[0]", "alpha", "0.3"]),
+    "beta": ({"schedules": [{"family": "power", "beta": 1.5}]}, ["schedules[0]", "1.5"]),
+    "nan": ({"problems": [LINEAR | {"noise": float("nan")}]}, ["problems[0].noise", "nan"]),
+    "a table as argument": ({"problems": [LINEAR | {"center": {}}]}, ["problems[0].center", "{}"]),
+    "twice the schedule": ({"schedules": ["C1", "C1"]}, ["schedules[1]", "'C1'"]),
+    "twice the horizon": ({"horizons": [40, {"num_steps": 40}]}, ["horizons[1]", "40"]),
+    "both lengths": ({"horizons": [{"num_steps": 1, "num_rounds": 1}]}, ["horizons[0]"]),
+    "excluded name": ({"exclude": [{"schedule": "C2"}]}, ["exclude[0].schedule", "'C2'"]),
+    "empty exclusion": ({"exclude": [{}]}, ["exclude[0]", "empty"]),
+    "extra without schedule": ({"extra": [{"problem": "linear"}]}, ["extra[0]", "schedule"]),
+    "extra in the grid": (
+        {"extra": [{"problem": "linear", "schedule": "C1", "num_steps": 40}]},
+        ["cells[2]", "'C1'"],
+    ),
+    "too many steps": ({"horizons": [10**12]}, ["horizons[0]", str(10**12)]),
+    "too many cells": (
+        {"horizons": list(range(1, 60_000)), "schedules": ["C1", "C5"]},
+        ["119998", "100000"],
+    ),
+    "too many parameters": (
+        {"problems": [{"kind": "linear", "dim": 10**5, "num_clients": 10**5}]},
+        ["problems[0].num_clients"],
+    ),
+    "a name with a newline": ({"problems": [LINEAR | {"name": "a\nb"}]}, ["problems[0].name"]),
+    "horizons no list": ({"horizons": 40}, ["horizons", "40", "list"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_study_is_refused_with_key_value_and_nearest_name(name: str) -> None:
+    changes, words = BAD[name]
+    with pytest.raises(SpecError) as caught:
+        small(**changes)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("seed = = 3", ["not valid TOML", "line 1"]),
+        ("# only this", ["problems", "missing"]),
+        (TOML.replace('"C1"', '"c1"'), ["schedules[0]", "'c1'", "mean 'C1'"]),
+        (TOML + "nois = 2\n", ["problems[0].nois", "mean 'noise'"]),
+        ("x = " + "[" * 5000 + "]" * 5000, ["not valid TOML"]),
+        ("#" * 1_000_001, ["larger than 1000000"]),
+    ],
+)
+def test_bad_file_is_refused_by_name(tmp_path, content: str, words: list[str]) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(content)
+    with pytest.raises(SpecError) as caught:
+        Study.from_toml(path)
+    assert [word for word in ["bad.toml", *words] if word not in str(caught.value)] == []
+
+
+def test_missing_file_and_bytes_that_are_no_text(tmp_path) -> None:
+    with pytest.raises(SpecError, match=r"no\.toml: cannot be read: No such file"):
+        Study.from_toml(tmp_path / "no.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SpecError, match=r"bytes\.toml: is not valid TOML"):
+        Study.from_toml(tmp_path / "bytes.toml")
+
+
+def test_toml_and_python_make_the_same_study(tmp_path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(TOML)
+    assert Study.from_toml(path) == small()
+    assert Study.from_toml(path).digest == small().digest
+
+
+def test_plain_data_goes_through_json_unchanged() -> None:
+    study = small(
+        schedules=[
+            schedules.power(0.25, 2.0).with_warmup(0.1),
+            {"family": "custom", "sequence": [1, 2, 40], "warmup": 0, "name": "own"},
+            {"family": "power", "beta": "1/3"},
+            {"family": "power", "beta": 1.0, "allow_outside_theory": True},
+            {"family": "logarithmic", "base": 10},
+        ],
+        horizons=[20, {"num_rounds": 3}],
+        problems=[LINEAR | {"covariance": [[2, 0], [0, 1]]}],
+        methods=["plug_in", {"kind": "random_scaling", "mode": "diagonal", "beta": "1/2"}],
+        exclude=[{"schedule": "Log(1,1,10)", "method": "plug_in"}],
+        extra=[{"problem": "linear", "schedule": "own", "num_steps": 9, "methods": ["plug_in"]}],
+    )
+    again = Study.from_dict(json.loads(json.dumps(study.plain())))
+    assert again == study
+    assert again.digest == study.digest
+    assert [cell.id for cell in again.cells] == [cell.id for cell in study.cells]
+    assert study.schedules[2].name == "P(1/3)"
+    assert [schedule.warmup for schedule in study.schedules[:3]] == [0.1, 0.0, 0.05]
+
+
+def test_grid_is_crossed_less_exclusions_and_with_extras() -> None:
+    study = small(
+        problems=[LINEAR, LINEAR | {"name": "other"}],
+        horizons=[40, 80],
+        exclude=[{"problem": "other", "num_steps": 80}, {"schedule": "C1", "method": "plug_in"}],
+        extra=[{"problem": "other", "schedule": "C1", "num_steps": 99, "methods": ["plug_in"]}],
+    )
+    found = [(*cell.coordinates, [m.name for m in cell.methods]) for cell in study.cells]
+    both = ["plug_in", "random_scaling"]
+    assert found == [
+        ("linear", "C1", "40", ["random_scaling"]),
+        ("linear", "C1", "80", ["random_scaling"]),
+        ("linear", "P(1/2)", "40", both),
+        ("linear", "P(1/2)", "80", both),
+        ("other", "C1", "40", ["random_scaling"]),
+        ("other", "P(1/2)", "40", both),
+        ("other", "C1", "99", ["plug_in"]),
+    ]
+
+
+def test_cell_ids_are_plain_names_that_cannot_leave_the_directory() -> None:
+    study = small(problems=[LINEAR | {"name": "../../etc/passwd"}, LINEAR | {"name": "…"}])
+    for cell in study.cells:
+        assert set(cell.id) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+        assert not cell.id.startswith("-")
+
+
+def test_hash_covers_all_but_the_replications() -> None:
+    base = small()
+    assert small(replications=5).digest == base.digest
+    assert small(replications=5).cells[0].id == base.cells[0].id
+    changes = [
+        {"seed": 1},
+        {"levels": [0.9]},
+        {"tile_size": 8},
+        {"dtype": "float64"},
+        {"save_at": []},
+        {"warmup": 0.1},
+        {"horizons": [41]},
+        {"methods": ["plug_in"]},
+        {"problems": [LINEAR | {"gamma0": 0.4}]},
+    ]
+    for change in changes:
+        assert small(**change).digest != base.digest, change
+        assert small(**change).cells[0].id != base.cells[0].id, change
+
+
+def test_number_spelt_as_integer_or_float_is_the_same() -> None:
+    one, same = (small(problems=[LINEAR | {"noise": noise}]) for noise in (2, 2.0))
+    assert one.digest == same.digest
+
+
+def test_differences_name_keys_old_and_new() -> None:
+    lines = differences(small().plain(), small(seed=3, levels=[0.95, 0.9]).plain())
+    assert sorted(lines) == ["levels[1]: (absent) → 0.9", "seed: 0 → 3"]
+
+
+def test_saved_rounds_from_shares_and_counts() -> None:
+    cell = small(save_at=[0.001, 0.5, 7]).cells[0]
+    assert cell.saved_rounds(40) == (1, 7, 20, 40)
+    assert small(save_at=4).cells[0].saved_rounds(40) == (10, 20, 30, 40)
+    with pytest.raises(ValueError, match="round 7 is beyond the last, 5"):
+        cell.saved_rounds(5)
+
+
+def test_the_tree_is_frozen_and_hashable() -> None:
+    study = small()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        study.seed = 1  # type: ignore[misc]
+    assert isinstance(study.cells[0], Cell)
+    assert len({*study.cells, *small().cells}) == len(study.cells)
+
+
+def test_known_arguments_are_those_of_the_builders() -> None:
+    from jaxlsgd import problems
+    from jaxlsgd.inference import plug_in, random_scaling
+    from jaxlsgd.problems.paper import PAPER_STEP
+
+    for kind in ("linear", "logistic"):
+        arguments = inspect.signature(getattr(problems, kind)).parameters
+        assert sorted(PROBLEMS[kind]) == sorted(arguments)
+    for kind, step in PAPER_STEP.items():
+        assert DEFAULT_GAMMA0[kind] == DEFAULT_GAMMA0[f"paper-{kind}"] == step
+    assert set(METHODS["plug_in"][1]) == set(plug_in.HORIZONS)
+    assert set(METHODS["random_scaling"][1]) == set(random_scaling.CRITICAL)
+
+
+def test_method_names_are_those_of_the_builders() -> None:
+    from jaxlsgd.inference.random_scaling import random_scaling
+
+    for critical in ("asymptotic", "schedule", "paper"):
+        name = random_scaling(critical=critical).name
+        assert dict(MethodSpec.of(name, "").arguments) == {"critical": critical}
+
+
+def test_sizes_of_the_papers_problems_are_known_without_building_them() -> None:
+    from jaxlsgd.problems import paper_problem
+
+    for spec in small(problems=["paper-linear", "paper-logistic"]).problems:
+        problem = paper_problem(spec.name)
+        assert (spec.dim, spec.num_clients) == (problem.dim, problem.num_clients)
+
+
+@pytest.mark.parametrize("name", ["template.toml", "paper.toml"])
+def test_packaged_study_files_are_valid(name: str) -> None:
+    study = Study.from_toml(ROOT / "jaxlsgd" / "study" / name)
+    assert study.replications == 1000
+    assert len(study.cells) == (10 if name == "paper.toml" else 6)
+
+
+def test_reading_a_study_imports_no_jax() -> None:
+    code = "import sys, jaxlsgd.study; sys.exit(any(m in sys.modules for m in ('jax', 'scipy')))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
