@@ -45,7 +45,7 @@ class Sync(NamedTuple):
     E: Any  # local steps of round m
     eta: Any  # step size of round m
     gradient: Params | None = None
-    hessian: Array | None = None  # (d, d), for the flattened parameters
+    hessian: Any = None  # (d, d), for the flattened parameters
 
 
 class Interval(NamedTuple):

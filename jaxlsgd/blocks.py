@@ -8,7 +8,8 @@ programs is only how many synchronisations a block has room for.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import itertools
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ SLOTS = (2, 8)
 class Block(NamedTuple):
     """The data of one block of steps."""
 
-    first: np.uint32  # () observation index of the first step, even
+    first: Any  # () uint32, observation index of the first step, even
     eta: NDArray[np.float64]  # (B,) η of the step's round; 0 where the step only evaluates
     ends: NDArray[np.bool_]  # (B,) the step is the last of its round
     syncs: Syncs
@@ -73,7 +74,7 @@ def lay_out(plan: Plan, save_at: tuple[int, ...] | None = None) -> Layout:
     starts = np.concatenate([[0], plan.ends[np.asarray(save_at) - 1] + 1])
     groups = [
         tuple(_group(per_step, int(first), int(last)))
-        for first, last in zip(starts[:-1], starts[1:], strict=True)
+        for first, last in itertools.pairwise(starts)
     ]
     drawn = BLOCK_STEPS * sum(map(len, groups))
     return Layout(save_at, tuple(groups), plan.num_steps + 1, drawn)

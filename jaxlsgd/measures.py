@@ -1,9 +1,9 @@
 """Measures of a simulation study, each with its Monte-Carlo standard error.
 
 Everything here is NumPy on rows that are already there: no jax, so that a table of a running study
-is made in an instant. The formulas are those of Morris, White and Crowther, "Using simulation studies
-to evaluate statistical methods", Statistics in Medicine 38 (2019), Table 6; the error of
-a root mean square follows from that of the mean square by the delta method.
+is made in an instant. The formulas are those of Morris, White and Crowther, "Using simulation
+studies to evaluate statistical methods", Statistics in Medicine 38 (2019), Table 6; the error of a
+root mean square follows from that of the mean square by the delta method.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
     With n completed replications, estimates θ̂_i, half-widths w_i and truth θ, a row has
 
     - `bias`, mean(θ̂) − θ; `empirical_se`, the standard deviation of θ̂; `rmse`;
-    - `model_se`, √mean(se_i²) with se_i = w_i/z(level), and `model_se_error`, model_se/empirical_se − 1.
-      Only for methods whose name starts with `plug_in`: the scale of random scaling does not
+    - `model_se`, √mean(se_i²) with se_i = w_i/z(level), and its relative error `model_se_error`,
+      model_se/empirical_se − 1. Only for methods whose name starts with `plug_in`: the scale of random scaling does not
       estimate a standard error, its critical value is wider to make up for that;
     - `coverage` over the completed; `coverage_all` with failures counted as misses; and
-      `coverage_bias_eliminated`, of mean(θ̂) in place of θ. Each with the limits `_low` and `_high` of
-      its 95 % Wilson interval, which also works at 0 and 1;
+      `coverage_bias_eliminated`, of mean(θ̂) in place of θ. Each with the limits `_low` and `_high`
+      of its 95 % Wilson interval, which also works at 0 and 1;
     - `length`, the mean of 2 w_i, and `length_sd`, their standard deviation;
     - `l2_error`, the mean of ‖θ̂ − θ‖ over all coordinates of the method;
     - `acf`, communication rounds an observation, which is exact;

@@ -123,7 +123,7 @@ class Schedule:
     @property
     def beta(self) -> float | None:
         """Exponent of g(r) = r**(1/(1-beta)), Section 4.2, for E' alone; None if there is none."""
-        if self.family == "custom" or self.exponent >= 1 and self.family == "power":
+        if self.family == "custom" or (self.exponent >= 1 and self.family == "power"):
             return None
         return self.exponent if self.family == "power" else 0.0
 
@@ -296,7 +296,7 @@ def power(beta: float, scale: float = 1.0, *, allow_outside_theory: bool = False
     ('P(1/2)', 1.3333333333333333)
     """
     beta, scale = _real("beta", beta), _positive("scale", scale)
-    if beta < 0 or beta >= 1 and not allow_outside_theory:
+    if beta < 0 or (beta >= 1 and not allow_outside_theory):
         raise ValueError(_must("beta", "be in [0, 1)", beta))
     short = Fraction(beta).limit_denominator(12)
     name = f"P({short if float(short) == beta else f'{beta:g}'})"

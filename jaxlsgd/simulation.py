@@ -31,6 +31,7 @@ from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.rows import CellRows, MethodRows
 from jaxlsgd.schedules import Plan
 
+Device = Any  # jax.Device is a value to type checkers
 DTYPES = ("float32", "float64")
 # 512 replications keep a step of a small problem within a core's second-level cache.
 DEFAULT_TILE = 512
@@ -103,7 +104,7 @@ def run_replications(
     task: Task,
     first: int,
     count: int,
-    device: jax.Device | None = None,
+    device: Device | None = None,
     on_call: Callable[[int], None] = lambda steps: None,
     on_measure: Callable[[dict[str, Measurement]], None] = lambda found: None,
 ) -> dict[str, MethodRows]:
@@ -178,7 +179,7 @@ def simulate(
     dtype: str = "float32",
     transform: optax.GradientTransformation = local_sgd.SGD,
     tile_size: int | None = None,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Device] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> CellRows:
     """Runs many independent replications of Local SGD with online inference.

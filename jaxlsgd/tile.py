@@ -18,10 +18,20 @@ from jax import lax
 
 from jaxlsgd import draws as draws_lib
 from jaxlsgd import local_sgd
-from jaxlsgd.base import Accumulator, Array, Draws, FlatFunctions, Horizon, Structure, Sync, flatten
-from jaxlsgd.base import Estimator, Measurement, Problem
+from jaxlsgd.base import (
+    Accumulator,
+    Array,
+    Draws,
+    Estimator,
+    FlatFunctions,
+    Horizon,
+    Measurement,
+    Problem,
+    Structure,
+    Sync,
+    flatten,
+)
 from jaxlsgd.blocks import BLOCK_STEPS, Block, Layout, Syncs
-
 
 # Calls queued before the host waits: enough to hide the launch, few enough to stop soon.
 _WAIT_EVERY = 8
@@ -39,10 +49,10 @@ class Program(NamedTuple):
 class ProblemData(NamedTuple):
     """A problem's numbers, in the dtype of the run."""
 
-    init: Array  # (d,)
-    weights: Array  # (K,)
+    init: Any  # (d,)
+    weights: Any  # (K,)
     clients: Any  # leaves (K, ...)
-    client_index: Array  # (K,) uint32
+    client_index: Any  # (K,) uint32
 
 
 class TileState(NamedTuple):
@@ -236,7 +246,7 @@ def _feed(
         hessian = local_sgd.weighted_sum(data.weights, each(average, seen))
     needs_gradient = any(part.needs_gradient for part in program.accumulators)
     sync = Sync(average, at.E, at.eta, gradient if needs_gradient else None, hessian)
-    sync_axes = Sync(
+    sync_axes: Any = Sync(
         -1, None, None, -1 if needs_gradient else None, None if hessian is None else -1
     )
     fed = []

@@ -70,7 +70,7 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """Starts the command line; its output is text on pipes."""
     command = [sys.executable, "-m", "jaxlsgd.cli", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment(), **(pipes | options))
+    return subprocess.Popen(command, **(pipes | {"env": environment()} | options))
 
 
 def call(*arguments: object, **options: Any) -> tuple[int, str, str]:

@@ -158,7 +158,7 @@ def test_directory_of_something_else_is_left_alone(tmp_path) -> None:
 
 def test_file_in_place_of_the_directory(tmp_path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match="cannot make .*file"):
+    with pytest.raises(StoreError, match=r"cannot make .*file"):
         Writer(tmp_path / "file", small(), ENVIRONMENT)
     with pytest.raises(StoreError, match="holds no study"):
         Results(tmp_path / "file")

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import RectBivariateSpline
-from scipy.optimize import brentq
+from scipy.optimize import root_scalar
 
 from jaxlsgd.schedules import Plan
 
@@ -116,9 +116,9 @@ def _nodes(plan: Plan) -> tuple[NDArray[np.int64], FloatArray]:
     low = place.astype(np.int64)
     up = place - low
     each = 1 / plan.E / clock[-1]
-    weight = np.bincount(low, each * (1 - up), nodes.size)
+    weight = np.bincount(low, each * (1 - up), nodes.size).astype(np.float64)
     weight += np.bincount(np.minimum(low + 1, nodes.size - 1), each * up, nodes.size)
-    return nodes, weight
+    return nodes.astype(np.int64), weight
 
 
 class Noise(NamedTuple):
@@ -148,7 +148,7 @@ def start_path(plan: Plan, eigenvalue: float) -> FloatArray:
     """Σ_{m≤n} ρ_1…ρ_m at the kept rounds, over its value at T; a step that overshoots ends it."""
     rho = np.maximum(1 - plan.eta * eigenvalue, 0.0) ** plan.E
     total = np.cumsum(np.cumprod(rho))[_nodes(plan)[0]]
-    return total / total[-1] if total[-1] > 0 else np.ones_like(total)
+    return np.asarray(total / total[-1] if total[-1] > 0 else np.ones(total.size), np.float64)
 
 
 def quadratic_form(noise: Noise, start: FloatArray) -> Form:
@@ -190,7 +190,7 @@ def critical_value(form: Form, bias: float, level: float) -> float:
                 f"level: no finite critical value at {level!r} for this plan; are its first steps "
                 "too long for the problem (η_1 λ > 2)?"
             )
-    return float(brentq(excess, 0.0, high, xtol=1e-9, rtol=1e-9))
+    return root_scalar(excess, bracket=(0.0, high), method="brentq", xtol=1e-9, rtol=1e-9).root
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import NamedTuple
 
 from jaxlsgd.text import align
 
+_WIDTH = 100  # of notes as text
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -38,7 +40,8 @@ def text(table: Table) -> str:
     """Aligned columns under a title, with the notes below."""
     body = align([table.header, *table.lines], table.left)
     parts = ([table.title, ""] if table.title else []) + [body]
-    return "\n".join(parts + (["", *table.notes] if table.notes else [])) + "\n"
+    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in table.notes]
+    return "\n".join(parts + (["", *notes] if notes else [])) + "\n"
 
 
 def markdown(table: Table) -> str:

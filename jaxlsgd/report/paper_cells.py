@@ -15,7 +15,7 @@ from jaxlsgd.problems import PAPER_STEP, paper_problem
 from jaxlsgd.report.paper_numbers import LEVEL
 from jaxlsgd.rows import CellRows
 from jaxlsgd.schedules import PAPER_SCHEDULES, Plan, paper, power_decay
-from jaxlsgd.simulate import simulate
+from jaxlsgd.simulation import simulate
 
 WARMUP = 0.05  # of the observations
 _POINTS = 25  # of a figure's curve
@@ -39,7 +39,7 @@ def table_jobs(model: str, horizons: Sequence[int]) -> list[Job]:
 
 
 def figure_jobs(model: str, horizons: Sequence[int]) -> list[Job]:
-    """The paths of a figure, the paper's methods only: ours would be computed anew at every point."""
+    """The paths of a figure; the paper's methods only, ours cost too much at every point."""
     return [Job(model, name, max(horizons), True) for name in PAPER_SCHEDULES]
 
 

@@ -1,4 +1,4 @@
-"""What the paper prints in its tables, in natural units: shares, not per cent; lengths, not 1e-2."""
+"""What the paper prints in its tables, as shares and lengths, not in per cent and 1e-2."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Key = tuple[str, str, str, int]  # method, measure, schedule, t_T
 
 @functools.cache
 def study_table(name: str) -> dict[Key, Printed]:
-    """Table 3 ("table3", linear) or Table 4 ("table4", logistic) by method, measure, schedule, t_T."""
+    """Table 3 ("table3", linear) or 4 ("table4", logistic) by method, measure, schedule, t_T."""
     found = {}
     with Path(__file__).with_name("paper").joinpath(f"{name}.csv").open(newline="") as file:
         for row in csv.DictReader(file):

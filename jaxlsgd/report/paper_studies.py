@@ -48,9 +48,9 @@ _TITLES = {
     "table4": "Table 4: logistic regression, d = 5",
 }
 CALIBRATION = (
-    "The scale of the clients' x*_k is ours: the paper's stated N(0, I) gives intervals 44 % shorter than its"
-    " Table 3, so one number, the scale of the x*_k (drawn once), was chosen such that the C1 plug-in length at"
-    " t_T = 5,000 is the printed one."
+    "The scale of the clients' x*_k is ours: the stated N(0, I) gives intervals some 44 % shorter"
+    " than the printed ones, so this one number (the x*_k are drawn once) was chosen such that the"
+    " C1 plug-in length at t_T = 5,000 is the printed one."
 )
 
 
@@ -97,7 +97,7 @@ def _beside(row: Row, measure: str, printed: Printed | None) -> Row:
 def _block(
     rows: Sequence[Row], title: str, paper: str, ours: str, measure: str, what: str, places: int
 ) -> Table:
-    """Schedules down, horizons across, as in the paper; in each ours, paper's, z, finite horizon."""
+    """Schedules down, horizons across, as in the paper; of each ours, paper's, z, finite."""
     at = {(row["name"], row["schedule"], row["num_steps"]): row for row in rows}
     horizons, schedules = _unique(rows, "num_steps"), _unique(rows, "schedule")
     header = [""]
@@ -152,9 +152,9 @@ def _notes(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
     counts = sorted({(row["n_ok"], row["n_diverged"]) for row in rows})
     runs = "; ".join(f"{ok:,} completed, {bad:,} diverged" for ok, bad in counts)
     general = (
-        "In parentheses, as in the paper: the standard error of a coverage rate, the standard deviation of a length."
-        " z: ours minus paper's over the combined standard errors. finite: our finite-horizon intervals (standard"
-        " errors in the CSV).",
+        "In parentheses, as in the paper: the standard error of a coverage rate, the standard"
+        " deviation of a length. z: ours minus paper's over the combined standard errors. finite:"
+        " our own finite-horizon intervals (their standard errors are in the CSV).",
         f"First coordinate, 95 % intervals. Runs of a cell: {runs}.",
     )
     return general + ((CALIBRATION,) if name == "table3" else ())
@@ -183,9 +183,8 @@ def _lengths(rows: Sequence[Row]) -> tuple[str, ...]:
     shares = [100 * (row["length"] / row["paper_length"] - 1) for row in known]
     within = sum(abs(share) <= 0.5 for share in shares)
     worst = max(shares, key=abs)
-    return (
-        f"Plug-in lengths: {within} of {len(known)} within 0.5 %, largest difference {worst:+.2f} %.",
-    )
+    found = f"{within} of {len(known)} within 0.5 %, largest difference {worst:+.2f} %"
+    return (f"Plug-in lengths: {found}.",)
 
 
 def _ours(rows: Sequence[Row]) -> tuple[str, ...]:

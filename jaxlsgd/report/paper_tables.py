@@ -84,7 +84,7 @@ def _cycling(T: int) -> Schedule:
 
 
 def table1() -> Sheet:
-    """Table 1: nu and the communication frequency, stated as limits, at finite numbers of rounds."""
+    """Table 1: nu and the communication frequency, stated as limits, after T rounds."""
     rows = [_case_row(case, T) for case in _cases() for T in _ROUNDS]
     header = ["Case", "E_m", "eta_m", "nu, paper"]
     header += [f"nu_hat, T=1e{round(math.log10(T))}" for T in _ROUNDS]
@@ -94,10 +94,10 @@ def table1() -> Sheet:
         group = rows[i : i + len(_ROUNDS)]
         lines.append(_case_line(group))
     notes = (
-        "Nothing here is random, so there is no z-score: the paper states limits, and nu_hat and ACF are exact"
-        " values of the schedule after T rounds (no warm-up).",
-        "Row 2 needs more than E_m <= E: a bounded E_m that settles has nu = 1, one that keeps varying has"
-        " nu = mean(E) mean(1/E) > 1.",
+        "Nothing here is random, so there is no z-score: the paper states limits, and nu_hat and"
+        " ACF are exact values of the schedule after T rounds (no warm-up).",
+        "Row 2 needs more than E_m <= E: a bounded E_m that settles has nu = 1, one that keeps"
+        " varying has nu = mean(E) mean(1/E) > 1.",
     )
     title = "Table 1: statistical efficiency (nu) and communication (ACF) of schedules"
     columns = ("case", "E_m", "eta_m", "num_rounds", "paper_nu", "nu_hat", "paper_acf", "acf")
@@ -142,9 +142,11 @@ def table2(replications: int, seed: int) -> Sheet:
     betas = dict.fromkeys(row["beta"] for row in rows)
     lines = [_quantile_line([row for row in rows if row["beta"] == beta]) for beta in betas]
     notes = (
-        "First the exact value, no simulation in it; then the paper's; then the paper's simulation done again"
-        f" ({paths:,} paths of 1,000 steps, smoothed in its way; standard error in parentheses); z is of simulated - paper.",
-        "The law is symmetric: the 1, 2.5, 5 and 10 % points are these with a minus, the 50 % point is 0.",
+        "First the exact value, no simulation in it; then the paper's; then the paper's simulation"
+        f" done again ({paths:,} paths of 1,000 steps, smoothed in its way; standard error in"
+        " parentheses); z is of simulated - paper.",
+        "The law is symmetric: the 1, 2.5, 5 and 10 % points are these with a minus, the 50 % point"
+        " is 0.",
     )
     columns = ("beta", "point", "level", "exact", "paper", "simulated", "simulated_mcse", "z")
     table = Table("Table 2: critical values of t*(beta)", header, lines, (0,), notes)
@@ -182,8 +184,9 @@ def _quantile_verdict(rows: Sequence[Row]) -> tuple[str, ...]:
     within = sum(abs(row["z"]) <= 4 for row in rows)
     largest = max(abs(row["z"]) for row in rows)
     return (
-        f"Table 2: the printed values are off the exact ones by up to {share:+.2f} % ({where}); simulated"
-        f" again, {within} of {len(rows)} are within 4 combined standard errors, largest |z| {largest:.1f}.",
+        f"Table 2: the printed values are off the exact ones by up to {share:+.2f} % ({where});"
+        f" simulated again, {within} of {len(rows)} are within 4 combined standard errors,"
+        f" largest |z| {largest:.1f}.",
     )
 
 

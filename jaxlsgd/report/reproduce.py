@@ -24,10 +24,11 @@ _MODELS = {
     "figure2": ("linear",),
     "figure3": ("logistic",),
 }
+_ALONG = "coverage and length against communication rounds; plug-in above, random scaling below."
 _CAPTIONS = {
-    "figure1": "L2 error of the average against communication rounds; left linear, right logistic regression.",
-    "figure2": "Linear regression: coverage and length against communication rounds; plug-in above, random scaling below.",
-    "figure3": "Logistic regression: coverage and length against communication rounds; plug-in above, random scaling below.",
+    "figure1": "L2 error of the average against communication rounds; left linear, right logistic.",
+    "figure2": f"Linear regression: {_ALONG}",
+    "figure3": f"Logistic regression: {_ALONG}",
 }
 _DATA = ("problem", "schedule", "num_steps", "save_round", "save_steps", "method", "level")
 _CURVES = (
@@ -88,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
       args: what `add_arguments` parsed.
 
     Returns:
-      The exit code: 0, or 1 if something could not be written.
+      The exit code: 0, or 1 if something could not be written or drawn.
     """
     targets = (*TABLES, *FIGURES) if args.target == "all" else (args.target,)
     try:
@@ -98,12 +99,19 @@ def main(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"jaxlsgd reproduce: cannot write to {args.out}: {error}", file=sys.stderr)
         return 1
+    except ImportError as error:
+        print(f"jaxlsgd reproduce: {error}", file=sys.stderr)
+        return 1
     print(f"written to {args.out}")
     return 0
 
 
 def _reproduce(targets: Sequence[str], args: argparse.Namespace) -> list[str]:
-    drawing.matplotlib() if set(targets) & set(FIGURES) else None
+    from jaxlsgd.study import machine
+
+    if set(targets) & set(FIGURES):
+        drawing.matplotlib()  # before hours of work, not after
+    machine.prepare()
     parts = [f"# {paper_numbers.TITLE}: reproduced", ""]
     horizons = sorted(set(args.horizons))
     with _Simulations(targets, args, horizons) as run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import importlib
 import io
 import json
 import statistics
@@ -247,8 +248,8 @@ def to_parquet(source: Any, path: str | Path) -> Path:
     Returns:
       The path.
     """
-    arrow = _extra("pyarrow", "parquet")
-    parquet = _extra("pyarrow.parquet", "parquet")
+    arrow = _extra("pyarrow")
+    parquet = _extra("pyarrow.parquet")
     rows = [row for cell in cells_of(source) for row in measures_lib.summarise(cell)]
     names = _plain_columns(None)
     parquet.write_table(arrow.table({name: [row[name] for row in rows] for name in names}), path)
@@ -265,7 +266,7 @@ def to_xarray(cell: CellRows) -> Any:
       Variables estimate, scale, half_width, floored and truth over method, save_round, level,
       replication and coordinate; coordinates that a method does not have are NaN.
     """
-    xarray = _extra("xarray", "xarray")
+    xarray = _extra("xarray")
     parts = [_dataset(xarray.Dataset, cell, name) for name in cell.methods]
     whole = xarray.concat(parts, dim="method", join="outer", data_vars="all", coords="minimal")
     facts = ("problem", "schedule", "num_steps", "num_rounds")
@@ -294,12 +295,9 @@ def _dataset(make: Callable[..., Any], cell: CellRows, name: str) -> Any:
     )
 
 
-def _extra(module: str, extra: str) -> Any:
-    import importlib
-
+def _extra(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"this needs {module.split('.')[0]}: pip install 'jaxlsgd[{extra}]'"
-        ) from error
+        name = module.split(".")[0]
+        raise ImportError(f"this needs {name}: pip install 'jaxlsgd[tables]'") from error

@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 
-from jaxlsgd import problems, schedules, simulate
+from jaxlsgd import problems, schedules
 from jaxlsgd.base import Estimator, Problem
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.rows import CellRows, MethodRows
+from jaxlsgd.simulation import Task, cell_rows, run_replications
 from jaxlsgd.study.checks import told
 from jaxlsgd.study.grid import Cell
 from jaxlsgd.study.parts import MethodSpec, ProblemSpec, thawed
@@ -44,16 +45,16 @@ def method(spec: MethodSpec) -> Estimator:
     return _METHODS[spec.kind](**arguments, name=spec.name)
 
 
-def task(cell: Cell, save_at: tuple[int, ...] | None = None) -> simulate.Task:
+def task(cell: Cell, save_at: tuple[int, ...] | None = None) -> Task:
     """The engine's description of a cell, made once for all its tiles."""
     with _building:
         return _task(cell, save_at)
 
 
 @functools.lru_cache(maxsize=4)
-def _task(cell: Cell, save_at: tuple[int, ...] | None) -> simulate.Task:
+def _task(cell: Cell, save_at: tuple[int, ...] | None) -> Task:
     plan = cell.plan()
-    return simulate.Task(
+    return Task(
         problem(cell.problem),
         plan,
         tuple(method(spec) for spec in cell.methods),
@@ -65,7 +66,7 @@ def _task(cell: Cell, save_at: tuple[int, ...] | None) -> simulate.Task:
 
 def about(cell: Cell) -> CellRows:
     """What a reader must know of a cell besides its rows."""
-    return simulate.cell_rows(task(cell), {})
+    return cell_rows(task(cell), {})
 
 
 def compute(
@@ -76,7 +77,7 @@ def compute(
 ) -> dict[str, MethodRows]:
     """The rows of replications first, …, first + tile_size − 1: always a whole tile."""
     key = jax.random.key(cell.seed)
-    return simulate.run_replications(key, task(cell), first, cell.tile_size, device, on_call)
+    return run_replications(key, task(cell), first, cell.tile_size, device, on_call)
 
 
 def check(study: Study) -> None:
@@ -92,7 +93,7 @@ def check(study: Study) -> None:
     brief = schedules.constant(1).plan(schedules.power_decay(0.5), num_steps=1)
     for spec, methods in dict.fromkeys((cell.problem, cell.methods) for cell in study.cells):
         made = tuple(method(part) for part in methods)
-        told(f"problem {spec.name}", functools.partial(simulate.Task, problem(spec), brief, made))
+        told(f"problem {spec.name}", functools.partial(Task, problem(spec), brief, made))
     paths = {(cell.schedule, cell.extent, cell.methods): cell for cell in study.cells}
     for cell in paths.values():
         told(f"schedule {cell.schedule} to {cell.extent}", functools.partial(_check_path, cell))

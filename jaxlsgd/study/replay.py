@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxlsgd import simulate
 from jaxlsgd.rows import CellRows
+from jaxlsgd.simulation import cell_rows, run_replications
 from jaxlsgd.study import build
 from jaxlsgd.study.files import StoreError
 from jaxlsgd.study.store import Results
@@ -41,8 +41,8 @@ def replay(results: Results, cell_id: str, replication: int, rounds: int = 20) -
     wanted = np.unique(np.linspace(1, num_rounds, min(rounds, num_rounds)).round().astype(int))
     saves = sorted({*wanted.tolist(), *cell.saved_rounds(num_rounds)})
     task = build.task(cell, tuple(saves))
-    rows = simulate.run_replications(jax.random.key(cell.seed), task, replication, 1)
-    path = simulate.cell_rows(task, rows)
+    rows = run_replications(jax.random.key(cell.seed), task, replication, 1)
+    path = cell_rows(task, rows)
     difference = _difference(results, cell_id, replication, path)
     agrees = None if difference is None else difference <= TOLERANCE[cell.dtype]
     return Replay(path, difference, agrees)
