@@ -153,9 +153,9 @@ class Horizon(NamedTuple):
         pad = (0, length - plan.num_rounds)
         dtype = dtype or jnp.result_type(float)
         return cls(
-            jnp.asarray(np.pad(plan.E, pad), dtype),
-            jnp.asarray(np.pad(plan.eta, pad), dtype),
-            jnp.asarray(plan.num_rounds, jnp.int32),
+            jnp.asarray(np.pad(plan.E, pad).astype(dtype)),
+            jnp.asarray(np.pad(plan.eta, pad).astype(dtype)),
+            jnp.asarray(np.int32(plan.num_rounds)),
         )
 
 

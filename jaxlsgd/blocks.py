@@ -73,8 +73,7 @@ def lay_out(plan: Plan, save_at: tuple[int, ...] | None = None) -> Layout:
     per_step = _PerStep.of(plan)
     starts = np.concatenate([[0], plan.ends[np.asarray(save_at) - 1] + 1])
     groups = [
-        tuple(_group(per_step, int(first), int(last)))
-        for first, last in itertools.pairwise(starts)
+        tuple(_group(per_step, int(first), int(last))) for first, last in itertools.pairwise(starts)
     ]
     drawn = BLOCK_STEPS * sum(map(len, groups))
     return Layout(save_at, tuple(groups), plan.num_steps + 1, drawn)
@@ -137,4 +136,6 @@ def _syncs(steps: _PerStep, t: NDArray[np.int64], begins: NDArray[np.bool_], slo
     at = np.arange(slots) if dense else np.argsort(~begins, kind="stable")[:slots]
     valid = begins[at]
     closed = np.where(valid, steps.closed[t[at]], 0)
-    return Syncs(at.astype(np.int32), valid, steps.plan.E[closed] * 1.0, steps.plan.eta[closed])
+    return Syncs(
+        at.astype(np.int32), valid, steps.plan.E[closed].astype(np.float64), steps.plan.eta[closed]
+    )

@@ -264,12 +264,18 @@ def measure_tile(
     where = [program.accumulators.index(part) for part in method.accumulators]
     parts = tuple(program.accumulators[i] for i in where)
     states = tuple(state.statistics[i] for i in where)
-    return _measure(method.measure, parts, data.init, states, horizon)
+    # A method that can do without the plan is not compiled again for plans of another length.
+    given = horizon if method.needs_plan else None
+    return _measure(method.measure, parts, data.init, states, given)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _measure(
-    measure: Any, parts: tuple[Accumulator, ...], vector: Array, states: Any, horizon: Horizon
+    measure: Any,
+    parts: tuple[Accumulator, ...],
+    vector: Array,
+    states: Any,
+    horizon: Horizon | None,
 ) -> Measurement:
     axes = tuple(_axes(part, vector) for part in parts)
     return jax.vmap(measure, in_axes=(axes, None))(states, horizon)

@@ -171,7 +171,9 @@ def direction_multiplier(level: float, plan: Plan | None, detail: DirectionShare
     """
     if plan is None:
         raise ValueError("plan: critical='finite_horizon' needs the plan that was run, got None")
-    each = finite_law.interpolated(plan, detail.eigenvalues, detail.bias, level)
+    each = finite_law.interpolated(
+        plan, np.asarray(detail.eigenvalues), np.asarray(detail.bias), level
+    )
     return np.sum(np.asarray(detail.shares, np.float64) / each[..., None, :] ** 2, axis=-1) ** -0.5
 
 

@@ -19,6 +19,7 @@ path's first rounds, which widens V̂ long after it has ceased to bias ȳ.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -33,12 +34,16 @@ FloatArray = NDArray[np.float64]
 # so half of that of the critical value.
 _NODES = 400
 # Terms of the quadratic form kept one by one; the rest enter by their mean.
-_TERMS = 64
-# Gil-Pelaez' integral over log t, by the trapezoidal rule.
-_LOG_T = np.arange(-14.0, 12.0, 0.08)
+_TERMS = 32
+# Gil-Pelaez' integral over the logarithm of t in the form's own unit, by the trapezoidal rule.
+_LOG_T = np.arange(-7.0, 9.0, 0.15)
 # Knots of the table of critical values, in log λ and in the start's bias over the standard error.
 _EIGENVALUE_STEP = 0.5 * np.log(2.0)
 _BIASES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
+
+
+# Tiles of one cell ask for the same table at the same time, each from its own thread.
+_TABLES = threading.Lock()
 
 
 class Path(NamedTuple):
@@ -165,14 +170,18 @@ def quadratic_form(noise: Noise, start: FloatArray) -> Form:
 
 def tail_probability(form: Form, bias: float, c: float) -> float:
     """P(|ȳ_T − x*| > c √V̂_T) where the start biases ȳ_T by so many of its standard deviations."""
-    t = np.exp(_LOG_T)
+    size = 1 + bias**2 * (1 + c**2 * form.dd.sum())
+    t = np.exp(_LOG_T) / (size + c**2 * (form.D.sum() + form.rest + form.hh.sum()))
     spread = 1 / (1 + 2j * t[:, None] * c**2 * form.D)
     a2 = 1j * t * (1 - c**2 * (spread @ form.hh))
     a1 = 2j * t * bias * (1 - c**2 * (spread @ form.hd))
     a0 = 1j * t * (bias**2 * (1 - c**2 * (spread @ form.dd)) - c**2 * form.rest)
     # A sum of logarithms stays on the branch that starts at 0; the root of a product would not.
     log = a0 + a1**2 / (2 * (1 - 2 * a2)) - 0.5 * np.log(1 - 2 * a2) + 0.5 * np.log(spread).sum(1)
-    integral = np.sum(np.imag(np.exp(log))) * (_LOG_T[1] - _LOG_T[0])
+    values = np.imag(np.exp(log))
+    step = _LOG_T[1] - _LOG_T[0]
+    # Below the first node the integrand is proportional to t: a geometric series.
+    integral = step * (values.sum() + values[0] / np.expm1(step))
     return float(np.clip(0.5 + integral / np.pi, 0.0, 1.0))
 
 
@@ -190,7 +199,7 @@ def critical_value(form: Form, bias: float, level: float) -> float:
                 f"level: no finite critical value at {level!r} for this plan; are its first steps "
                 "too long for the problem (η_1 λ > 2)?"
             )
-    return root_scalar(excess, bracket=(0.0, high), method="brentq", xtol=1e-9, rtol=1e-9).root
+    return root_scalar(excess, bracket=(0.0, high), method="brentq", xtol=1e-6, rtol=1e-7).root
 
 
 @functools.lru_cache(maxsize=64)
@@ -232,7 +241,8 @@ def interpolated(
     for knot in np.unique(fastest[good]):
         runs = good & (fastest == knot)
         share = (place[runs].max(axis=-1) - knot)[..., None]
-        ends = [_spline(plan, place[runs], shift[runs], level, int(knot) + i) for i in (0, 1)]
+        with _TABLES:
+            ends = [_spline(plan, place[runs], shift[runs], level, int(knot) + i) for i in (0, 1)]
         result[runs] = np.exp((1 - share) * ends[0] + share * ends[1])
     return result
 
