@@ -1,1 +1,0 @@
-from jaxlsgd.simulation import *  # noqa
