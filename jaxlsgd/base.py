@@ -279,6 +279,13 @@ class Problem:
                     f"truth: must have the {self.dim} parameters of init, "
                     f"got {_flat_size(self.truth)}"
                 )
+        for name in ("G", "S"):
+            matrix = getattr(self, name)
+            if matrix is not None and np.shape(matrix) != (self.dim, self.dim):
+                raise ValueError(
+                    f"{name}: must have shape {(self.dim, self.dim)}, got {np.shape(matrix)}"
+                )
+            check_finite(name, matrix)
         if self.clients is None:
             put("clients", np.arange(self.num_clients, dtype=np.int32))
         _check_clients(self.clients, self.num_clients)
@@ -426,21 +433,28 @@ def abstract_source(problem: Problem) -> tuple[Callable[..., Any], Any]:
 def _observation_shape(problem: Problem, k: int) -> Any:
     source, argument = abstract_source(problem)
     client = jax.tree.map(lambda leaf: jnp.asarray(leaf[k]), problem.clients)
-    found = jax.eval_shape(lambda a: source(a, client), argument)
+    found = _source_shape(lambda a: source(a, client), argument)
     return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), found)
+
+
+def _source_shape(source: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return jax.eval_shape(source, *arguments)
+    except TypeError as error:
+        # A traced number as a shape is a plain TypeError in JAX.
+        if not isinstance(error, jax.errors.JAXTypeError) and "concrete" not in str(error):
+            raise
+        raise ValueError(
+            "sample: must work for a traced client, so that all clients run at once; "
+            f"its shapes or branches may not depend on the client's value ({type(error).__name__})"
+        ) from error
 
 
 def _check_loss(problem: Problem) -> None:
     """Refuses a loss (or gradient, or Hessian) whose result has the wrong shape."""
     source, argument = abstract_source(problem)
     client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
-    try:
-        observation = jax.eval_shape(source, argument, client)
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
-        raise ValueError(
-            "sample: must work for a traced client, so that all clients run at once; "
-            f"its shapes or branches may not depend on the client's value ({type(error).__name__})"
-        ) from error
+    observation = _source_shape(source, argument, client)
     found = jax.eval_shape(problem.loss, problem.init, observation)
     if not hasattr(found, "shape") or found.shape != ():
         raise ValueError(f"loss: must return a scalar, got shape {getattr(found, 'shape', found)}")

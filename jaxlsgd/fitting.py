@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from jaxlsgd import local_sgd
 from jaxlsgd.base import (
@@ -21,13 +21,12 @@ from jaxlsgd.base import (
     check_count,
     check_finite,
     check_key,
-    flatten,
 )
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.rows import MethodRows
 from jaxlsgd.schedules import Plan
-from jaxlsgd.simulation import Task, run_replications
+from jaxlsgd.simulation import Task, as_tuple, run_replications
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +63,7 @@ class Fit:
         """ȳ_T in the shape of the problem's parameters."""
         for method in self.task.methods:
             if not method.contrasts:
-                vector = self.rows[method.name].estimate[-1, 0]
-                return self.task.problem.structure().flat_functions().unravel(vector)
+                return _like(self.task.problem.init, self.rows[method.name].estimate[-1, 0])
         raise ValueError("estimate: only contrasts were followed; add a method without contrasts")
 
     def interval(self, method: str, level: float | None = None, save: int = -1) -> Interval:
@@ -78,12 +76,14 @@ class Fit:
         half = rows.half_width[save, self.task.levels.index(level), 0]
         return Interval(center, center - half, center + half)  # type: ignore[arg-type]
 
-    def test(self, method: str, null: ArrayLike = 0.0) -> Test:
-        """Two-sided tests of x_j = null_j after the last round."""
+    def test(self, method: str, null: Params = 0.0) -> Test:
+        """Two-sided tests of x_j = null_j after the last round; one null for all if a number."""
         estimator = next(m for m in self.task.methods if m.name == self._known(method))
         rows = self.rows[method]
         check_finite("null", null)
-        null = np.broadcast_to(flatten(null) if np.ndim(null) else null, rows.scale[-1, 0].shape)
+        # By NumPy, which keeps float64 as it is.
+        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(null)])
+        null = np.broadcast_to(flat, rows.scale[-1, 0].shape)
         statistic = (rows.estimate[-1, 0] - null) / rows.scale[-1, 0]
         p = estimator.tail(statistic, self.task.plan, self.details[method])
         return Test(np.asarray(null, np.float64), statistic, np.asarray(p, np.float64))
@@ -136,8 +136,8 @@ def fit(
     """
     key = check_key(key)
     check_count("replication", replication, 0)
-    save = None if save_at is None else tuple(save_at)
-    task = Task(problem, plan, tuple(methods), tuple(levels), save, dtype, transform)
+    save = None if save_at is None else as_tuple(save_at)
+    task = Task(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, transform)
     found: list[Any] = []
     rows = run_replications(key, task, replication, 1, on_measure=found.append)
     details = {
@@ -145,6 +145,14 @@ def fit(
         for name, measured in found[-1].items()
     }
     return Fit(task, rows, details)
+
+
+def _like(init: Params, vector: NDArray[np.float64]) -> Params:
+    """A flat vector in the shape of a pytree; by NumPy, which keeps float64 as it is."""
+    leaves, treedef = jax.tree.flatten(init)
+    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
+    return treedef.unflatten(shaped)
 
 
 def _table(result: Fit) -> str:

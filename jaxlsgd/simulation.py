@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +70,8 @@ class Task:
             raise ValueError(f"dtype: must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         object.__setattr__(self, "methods", _check_methods(self.methods, self.problem))
         levels = self.levels if isinstance(self.levels, (tuple, list)) else (self.levels,)
+        if not levels:
+            raise ValueError(f"levels: must have at least one level in (0, 1), got {levels!r}")
         object.__setattr__(self, "levels", tuple(check_level(level) for level in levels))
         object.__setattr__(self, "layout", lay_out(self.plan, self.save_at))
         object.__setattr__(self, "save_at", self.layout.save_at)
@@ -78,6 +80,11 @@ class Task:
     def within_theory(self) -> bool:
         """Whether the local step is the plain SGD that the theory is about."""
         return self.transform is local_sgd.SGD
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """A sequence as a tuple; a single value as a tuple of one."""
+    return tuple(value) if isinstance(value, Iterable) else (value,)
 
 
 def _check_methods(methods: Any, problem: Problem) -> tuple[Estimator, ...]:
@@ -89,13 +96,7 @@ def _check_methods(methods: Any, problem: Problem) -> tuple[Estimator, ...]:
         raise ValueError(f"methods: names must differ, got {names}; give one a name=...")
     abstract = jax.ShapeDtypeStruct((problem.dim,), jnp.float32)
     for method in methods:
-        try:
-            jax.eval_shape(method.init, abstract)
-        except TypeError as error:
-            raise ValueError(
-                f"contrasts: {method.name} must have {problem.dim} columns, one a parameter "
-                f"of {problem.name} ({error})"
-            ) from error
+        jax.eval_shape(method.init, abstract)  # refuses contrasts that do not fit
     return methods
 
 
@@ -210,8 +211,8 @@ def simulate(
         print(measures.coverage_table(result))
     """
     key = check_key(key)
-    save = None if save_at is None else tuple(save_at)
-    task = Task(problem, plan, tuple(methods), tuple(levels), save, dtype, transform)
+    save = None if save_at is None else as_tuple(save_at)
+    task = Task(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, transform)
     check_count("replications", replications, 1)
     devices = list(devices or jax.local_devices())
     if tile_size is None:

@@ -65,6 +65,11 @@ def path_scale(mode: str = "full", contrasts: tuple[tuple[float, ...], ...] = ()
         vector = flatten(params)
         if mode != "contrasts":
             return vector
+        if matrix.shape[1:] != vector.shape:
+            raise ValueError(
+                f"contrasts: must have {vector.size} columns, one a parameter, "
+                f"got shape {matrix.shape}"
+            )
         rows = jnp.asarray(matrix, vector.dtype)
         return jnp.sum(rows * vector[None, :], axis=1)
 

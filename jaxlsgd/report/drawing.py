@@ -12,7 +12,7 @@ from jaxlsgd.schedules import PAPER_SCHEDULES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
+    from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
 P = ParamSpec("P")
@@ -107,7 +107,7 @@ def nominal(axis: Axes, level: float, replications: int | None = None) -> None:
         axis.axhspan(100 * level - half, 100 * level + half, color=_BAND, zorder=0, linewidth=0)
 
 
-def plain_log(axis: Axis) -> None:
+def plain_log(axis: XAxis | YAxis) -> None:
     """A logarithmic axis with few ticks, written as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -138,7 +138,9 @@ def legend(
 
     names = list(schedules)
     look, style = looks(names), "-" if lines else "none"
-    entries = {name: Line2D([], [], linestyle=style, **look[name]._asdict()) for name in names}
+    entries: dict[str, Any] = {}
+    for name in names:
+        entries[name] = Line2D([], [], linestyle=style, **look[name]._asdict())
     if level is not None:
         dashes = Line2D([], [], color="black", linestyle=DASHES, linewidth=0.8)
         entries[f"nominal {100 * level:g} %"] = dashes

@@ -123,7 +123,7 @@ def _entries(row: Row | None, other: Row | None, measure: str, places: int) -> l
     return [
         mine,
         "-" if printed is None else f"{100 * printed:.{places}f}",
-        "-" if z is None else f"{z:+.1f}",
+        "-" if z is None else f"{round(z, 1) + 0.0:+.1f}",  # never -0.0
         "-" if finite is None else f"{100 * finite:.{places}f}",
     ]
 
@@ -169,7 +169,7 @@ def _verdict(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
     within, count, label, z = judged(scores)
     title = _TITLES[name].split(":")[0]
     if not count:
-        return (f"{title}: no cell to compare with the paper.",)
+        return (f"{title}: no cell to compare with the paper.", *_ours(rows))
     method, measure, schedule, steps = label
     where = f"{method} {measure}, {schedule}, t_T = {steps:,}"
     first = f"{title}: {within} of {count} cells within 4 combined standard errors of the paper;"

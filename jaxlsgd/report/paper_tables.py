@@ -94,6 +94,7 @@ def table1() -> Sheet:
         group = rows[i : i + len(_ROUNDS)]
         lines.append(_case_line(group))
     notes = (
+        "gamma_m = gamma m^-alpha with alpha in (1/2, 1) in every row.",
         "Nothing here is random, so there is no z-score: the paper states limits, and nu_hat and"
         " ACF are exact values of the schedule after T rounds (no warm-up).",
         "Row 2 needs more than E_m <= E: a bounded E_m that settles has nu = 1, one that keeps"
@@ -120,10 +121,10 @@ def _case_line(group: Sequence[Row]) -> list[str]:
     last = group[-1]
     stated, acf = last["paper_acf"], last["acf"]
     ratio = "-" if stated is None else f"{acf / stated:.3f}"
-    shown = "[0.2, 1]" if stated is None else f"{stated:.5f}"
+    shown = "[0.2, 1]" if stated is None else f"{stated:.4g}"
     found = [f"{row['nu_hat']:.4f}" for row in group]
     start = [last["case"], last["E_m"], last["eta_m"], f"{last['paper_nu']:.4f}"]
-    return [*start, *found, shown, f"{acf:.5f}", ratio]
+    return [*start, *found, shown, f"{acf:.4g}", ratio]
 
 
 def table2(replications: int, seed: int) -> Sheet:
@@ -173,7 +174,7 @@ def _quantile_line(group: Sequence[Row]) -> list[str]:
     line = [names[group[0]["beta"]]]
     for row in group:
         simulated = f"{row['simulated']:.3f}({row['simulated_mcse']:.3f})"
-        line += [f"{row['exact']:.4f}", f"{row['paper']:.3f}", simulated, f"{row['z']:+.1f}"]
+        line += [f"{row['exact']:.4f}", f"{row['paper']:g}", simulated, f"{row['z']:+.1f}"]
     return line
 
 

@@ -57,7 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="observations per client t_T; figures use the largest (default: the paper's)",
     )
     parser.add_argument("--seed", type=_seed, default=0, help="seed of all draws (default 0)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("reproduction"),
+        metavar="DIR",
+        help="where to write (default: reproduction)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 

@@ -1,0 +1,44 @@
+"""Small made-up cells for tests of tables and figures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxlsgd.rows import CellRows, MethodRows
+
+METHODS = ("plug_in", "random_scaling[paper]")
+
+
+def fake_cell(
+    schedule="C1",
+    *,
+    problem="linear",
+    num_steps=1000,
+    saves=1,
+    replications=40,
+    levels=(0.95,),
+    truth=(0.0, 1.0),
+    diverged=0,
+    seed=0,
+):
+    """Normal estimates around the truth whose intervals cover about as they should."""
+    rng = np.random.default_rng(seed)
+    rounds = tuple(int(m) for m in np.geomspace(10, 100, saves)) if saves > 1 else (100,)
+    error = 1 / np.sqrt(np.array(rounds))[:, None, None]
+    estimate = np.array([0.0, 1.0]) + error * rng.normal(size=(saves, replications, 2))
+    estimate[:, :diverged] = np.nan
+    scale = error * np.exp(0.2 * rng.normal(size=estimate.shape))
+    half = scale[:, None] * 2 * np.array(levels)[:, None, None]
+    rows = MethodRows(estimate, scale, half, np.zeros((saves, replications), bool))
+    return CellRows(
+        problem=problem,
+        schedule=schedule,
+        num_steps=num_steps,
+        num_rounds=100,
+        save_at=rounds,
+        steps_at=tuple(m * num_steps // 100 for m in rounds),
+        levels=levels,
+        coordinates=dict.fromkeys(METHODS, ("x[0]", "x[1]")),
+        truth=dict.fromkeys(METHODS, None if truth is None else np.array(truth)),
+        methods=dict.fromkeys(METHODS, rows),
+    )

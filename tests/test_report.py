@@ -1,0 +1,218 @@
+"""Tables and figures from small made-up cells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from report_helpers import METHODS, fake_cell
+
+from jaxlsgd import measures
+from jaxlsgd.report import drawing, figures, layout, tables
+
+
+@pytest.fixture
+def cells():
+    return [fake_cell("C1", saves=3), fake_cell("P(1/2)", saves=3, seed=1, diverged=2)]
+
+
+def summaries(cells):
+    return [row for cell in cells for row in measures.summarise(cell)]
+
+
+def test_csv_holds_every_number_and_no_nan(cells):
+    text = tables.render(cells, "csv")
+    records = list(csv.DictReader(io.StringIO(text)))
+    rows = summaries(cells)
+    assert len(records) == len(rows) == 2 * 3 * 2 * 2
+    assert "nan" not in text.lower()
+    for record, row in zip(records, rows, strict=True):
+        assert set(record) <= set(row)
+        for key, field in record.items():
+            expected = row[key]
+            found = expected if isinstance(expected, str) else float(field) if field else None
+            assert found == expected
+
+
+def test_json_is_the_same_records(cells):
+    rows = summaries(cells)
+    for record, row in zip(json.loads(tables.render(cells, "json")), rows, strict=True):
+        assert record == {key: row[key] for key in record}
+
+
+@pytest.mark.parametrize("format", tables.FORMATS)
+def test_every_format_takes_every_kind_of_source(cells, format):
+    class Results:
+        def read_all(self):
+            return cells
+
+    class Reader:
+        def cells(self):
+            return [0, 1, 2]
+
+        def read(self, index):
+            return [*cells, None][index]
+
+    expected = tables.render(cells, format)
+    assert tables.render(Results(), format) == expected
+    assert tables.render(Reader(), format) == expected
+    assert tables.render(cells[0], format) == tables.render(cells[:1], format)
+    assert tables.render([], format)
+
+
+def test_tables_for_people_show_errors_counts_and_failures(cells):
+    text = tables.render(cells)
+    assert text.startswith("problem linear, t_T 1,000, T 100, level 0.95, coordinate x[0]\n")
+    assert "with failures %" in text
+    header, _, first, *_, last = text.splitlines()[2:7]
+    assert header.split()[-2:] == ["ok", "diverged"]
+    assert first.split()[-2:] == ["40", "0"]
+    assert last.split()[-2:] == ["38", "2"]
+    assert len({len(line) for line in text.splitlines()[2:7]}) == 1
+    row = measures.summarise(cells[0], last_only=True)[0]
+    assert f"{100 * row['coverage']:.1f} ({100 * row['coverage_mcse']:.1f})" in first
+    assert "with failures" not in tables.render(cells[:1])
+
+
+def test_measures_and_coordinates_can_be_chosen(cells):
+    text = tables.render(cells, coordinate="all", measures=["length_sd", "acf"])
+    assert "length SD" in text
+    assert "coverage" not in text
+    assert text.count("x[1]") == 4
+    record = next(csv.DictReader(io.StringIO(tables.render(cells, "csv", measures=["rmse"]))))
+    assert list(record) == [*measures.IDENTITY, *measures.COUNTS, "rmse", "rmse_mcse"]
+    assert len(json.loads(tables.render(cells, "json", coordinate="x[1]"))) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"format": "markdwn"}, "format: must be one of .* did you mean 'markdown'"),
+        ({"measures": ["converage"]}, "measures: .* did you mean 'coverage'"),
+        ({"coordinate": "x[9]"}, r"coordinate: must be one of x\[0\], x\[1\], got 'x\[9\]'"),
+    ],
+)
+def test_bad_arguments_are_refused(cells, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tables.render(cells, **arguments)
+
+
+def test_something_else_than_rows_is_refused():
+    with pytest.raises(ValueError, match="cells: must be CellRows"):
+        tables.render([1, 2])
+
+
+def test_markdown_is_a_pipe_table(cells):
+    lines = [line for line in tables.render(cells, "markdown").splitlines() if "|" in line]
+    assert re.fullmatch(r"(\| -+:? )+\|", lines[1])
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_latex_is_escaped_and_balanced():
+    cell = fake_cell("50%_{E}&$x^2#~\\", problem="a_b")
+    text = tables.render([cell, fake_cell("C1", seed=2)], "latex")
+    assert r"50\%\_\{E\}\&\$x\textasciicircum{}2\#\textasciitilde{}\textbackslash{}" in text
+    rows = re.search(r"\\toprule(.*)\\bottomrule", text, re.DOTALL)[1]
+    lines = [line for line in rows.splitlines() if line and not line.startswith("\\midrule")]
+    columns = re.search(r"\\begin{tabular}{(\w+)}", text)[1]
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {len(columns) - 1}
+    assert all(line.endswith(r" \\") for line in lines)
+    bare = re.sub(r"\\[\\%_{}&$#]", "", text)
+    assert bare.count("{") == bare.count("}")
+    assert not re.search(r"(?<!\\)[_#]", text.split("\n", 1)[1])
+
+
+def test_a_negative_number_gets_a_real_minus_in_latex():
+    assert layout.escape_latex("-0.5 (0.1)") == "$-$0.5 (0.1)"
+    assert layout.escape_latex("[0.2, 1]") == "{[}0.2, 1]"
+    assert layout.escape_latex("-") == "-"
+
+
+def test_unknown_truth_is_empty_and_not_wrong():
+    cell = fake_cell(truth=None)
+    record = next(csv.DictReader(io.StringIO(tables.render(cell, "csv"))))
+    assert record["coverage"] == record["bias"] == record["l2_error_mcse"] == ""
+    assert float(record["length"]) > 0
+    line = tables.render(cell).splitlines()[4]
+    assert " - " in line
+
+
+def test_differences_are_rendered(cells):
+    text = tables.render_differences(cells)
+    assert "against schedule C1, against method plug_in" in text
+    assert len(text.splitlines()) == 9
+    records = json.loads(tables.render_differences(cells, "json", coordinate="x[1]"))
+    assert {record["n_pairs"] for record in records} == {38, 40}
+
+
+@pytest.mark.parametrize("call", [tables.to_parquet, tables.to_xarray])
+def test_extras_say_what_to_install(cells, call, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    arguments = (cells, tmp_path / "x") if call is tables.to_parquet else (cells[0],)
+    with pytest.raises(ImportError, match=r"pip install 'jaxlsgd\[tables\]'"):
+        call(*arguments)
+
+
+def test_xarray_keeps_replications(cells):
+    pytest.importorskip("xarray")
+    found = tables.to_xarray(cells[0])
+    assert dict(found.sizes)["replication"] == 40
+    assert list(found["method"].values) == list(METHODS)
+
+
+def test_parquet_holds_the_summary(cells, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tables.to_parquet(cells, tmp_path / "study.parquet")
+    assert parquet.read_table(path).num_rows == len(summaries(cells))
+
+
+def test_tables_start_without_jax_and_matplotlib():
+    code = (
+        "import sys, jaxlsgd.report.tables, jaxlsgd.report.figures, jaxlsgd.report.reproduce;"
+        "sys.exit(bool({'jax', 'matplotlib'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_figures_are_saved_as_png_and_pdf(cells, tmp_path):
+    pytest.importorskip("matplotlib")
+    cells = [*cells, fake_cell("custom[9]", problem="my problem", saves=3)]
+    paths = figures.save_all(cells, tmp_path / "new" / "figures")
+    names = {path.stem for path in paths}
+    assert names == {
+        "coverage",
+        "length",
+        "rounds_linear_1000",
+        "rounds_my-problem_1000",
+        "l2_error",
+    }
+    assert {path.suffix for path in paths} == {".png", ".pdf"}
+    assert all(path.stat().st_size > 5_000 for path in paths)
+    assert paths[0].read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_leave_out_what_is_not_known(tmp_path):
+    pytest.importorskip("matplotlib")
+    cell = fake_cell(truth=None, levels=(0.9, 0.95))
+    assert {path.stem for path in figures.save_all(cell, tmp_path)} == {"length_90", "length_95"}
+    assert figures.save_all(fake_cell(diverged=40), tmp_path) == []
+    assert figures.save_all([], tmp_path) == []
+
+
+def test_a_schedule_has_one_look_everywhere():
+    alone, together = drawing.looks(["Log"]), drawing.looks(["x", "C1", "Log", "y"])
+    assert alone["Log"] == together["Log"]
+    found = drawing.looks([*(f"custom[{i}]" for i in range(20)), "C5"])
+    assert len(set(found.values())) == len(found)
+
+
+def test_figures_say_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxlsgd\[plots\]'"):
+        figures.save_all(fake_cell(), tmp_path)
