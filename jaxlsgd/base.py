@@ -48,6 +48,18 @@ class Sync(NamedTuple):
     hessian: Any = None  # (d, d), for the flattened parameters
 
 
+class OuterProduct(NamedTuple):
+    """The matrix weight · vector vectorᵀ: the Hessian of a generalised linear model's loss."""
+
+    vector: Any  # (d,)
+    weight: Any = None  # (), or None for 1
+
+    def dense(self) -> Array:
+        """The matrix itself, (d, d)."""
+        square = self.vector[:, None] * self.vector[None, :]
+        return square if self.weight is None else self.weight * square
+
+
 class Interval(NamedTuple):
     """A two-sided confidence interval, coordinate by coordinate (or contrast by contrast)."""
 
@@ -142,9 +154,9 @@ class Estimator:
 class Horizon(NamedTuple):
     """A plan as arrays of padded length, so that plans of many lengths share one program."""
 
-    E: Array  # (padded,) E_m, 0 beyond the last round
-    eta: Array  # (padded,) η_m, 0 beyond the last round
-    num_rounds: Array  # () T
+    E: Any  # (padded,) E_m, 0 beyond the last round
+    eta: Any  # (padded,) η_m, 0 beyond the last round
+    num_rounds: Any  # () T
 
     @classmethod
     def of(cls, plan: Plan, dtype: Any = None) -> Horizon:
@@ -153,9 +165,9 @@ class Horizon(NamedTuple):
         pad = (0, length - plan.num_rounds)
         dtype = dtype or jnp.result_type(float)
         return cls(
-            jnp.asarray(np.pad(plan.E, pad).astype(dtype)),
-            jnp.asarray(np.pad(plan.eta, pad).astype(dtype)),
-            jnp.asarray(np.int32(plan.num_rounds)),
+            np.pad(plan.E, pad).astype(dtype),
+            np.pad(plan.eta, pad).astype(dtype),
+            np.asarray(plan.num_rounds, np.int32),
         )
 
 
@@ -243,7 +255,8 @@ class Problem:
       truth: x*, a pytree like `init`, where it is known.
       clients: pytree with leading dimension K of what differs between clients.
       gradient: `(params, observation) → pytree like params`, where better than `jax.grad(loss)`.
-      hessian: `(params, observation) → (d, d)`, where better than `jax.hessian(loss)`.
+      hessian: `(params, observation) → (d, d)`, or an `OuterProduct`, where better than
+        `jax.hessian(loss)`.
       G: ∇²f(x*), (d, d), where it is known.
       S: covariance of the averaged gradient at x*, (d, d), where it is known.
       name: short name for tables.
@@ -259,7 +272,7 @@ class Problem:
     truth: Params | None = None
     clients: Any = None
     gradient: Callable[[Params, Observation], Params] | None = None
-    hessian: Callable[[Params, Observation], Array] | None = None
+    hessian: Callable[[Params, Observation], Array | OuterProduct] | None = None
     G: Any = None
     S: Any = None
     name: str = "problem"
@@ -350,7 +363,7 @@ class Structure(NamedTuple):
                 return jax.grad(flat_loss)(vector, observation)
             return flatten(gradient(unravel(vector), observation))
 
-        def flat_hessian(vector: Array, observation: Observation) -> Array:
+        def flat_hessian(vector: Array, observation: Observation) -> Array | OuterProduct:
             if hessian is None:
                 return jax.hessian(flat_loss)(vector, observation)
             return hessian(unravel(vector), observation)
@@ -362,7 +375,7 @@ class FlatFunctions(NamedTuple):
     """A problem's functions for one client and one replication, on flat vectors (d,)."""
 
     gradient: Callable[[Array, Observation], Array]
-    hessian: Callable[[Array, Observation], Array]
+    hessian: Callable[[Array, Observation], Array | OuterProduct]
     sample: Callable[[Array, Client], Observation] | None
     observe: Callable[[Draws, Client], Observation] | None
     unravel: Callable[[Array], Params]
@@ -460,6 +473,8 @@ def _check_loss(problem: Problem) -> None:
         raise ValueError(f"loss: must return a scalar, got shape {getattr(found, 'shape', found)}")
     if problem.hessian is not None:
         found = jax.eval_shape(problem.hessian, problem.init, observation)
+        if isinstance(found, OuterProduct):
+            found = jax.eval_shape(OuterProduct.dense, found)
         if found.shape != (problem.dim, problem.dim):
             raise ValueError(
                 f"hessian: must return shape {(problem.dim, problem.dim)}, got {found.shape}"

@@ -9,6 +9,7 @@ both the average and the mean gradient that the plug-in method needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -32,13 +33,20 @@ class LocalState(NamedTuple):
 
 def weighted_sum(weights: Array, values: Array) -> Array:
     """Σ_k w_k v_k over the leading axis, keeping the replications innermost."""
-    terms = weights.reshape((-1,) + (1,) * (values.ndim - 1)) * values
-    if terms.shape[0] > _UNROLLED_CLIENTS:
-        return jnp.sum(terms, axis=0)
-    # XLA's CPU reduction over a leading axis is not vectorised along the last; plain additions are.
-    total = terms[0]
-    for k in range(1, terms.shape[0]):
-        total = total + terms[k]
+    return sum_clients(lambda k: weights[k] * values[k], weights.shape[0])
+
+
+def sum_clients(term: Callable[[Any], Array], num_clients: int) -> Array:
+    """Σ_k term(k), as plain additions for few clients.
+
+    XLA's CPU reduction over a leading axis is not vectorised along the last, and a product that is
+    sliced afterwards is written out whole first; a sum of products of slices is one pass.
+    """
+    if num_clients > _UNROLLED_CLIENTS:
+        return jnp.sum(jax.vmap(term)(jnp.arange(num_clients)), axis=0)
+    total = term(0)
+    for k in range(1, num_clients):
+        total = total + term(k)
     return total
 
 

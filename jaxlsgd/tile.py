@@ -26,6 +26,7 @@ from jaxlsgd.base import (
     FlatFunctions,
     Horizon,
     Measurement,
+    OuterProduct,
     Problem,
     Structure,
     Sync,
@@ -44,6 +45,16 @@ class Program(NamedTuple):
     accumulators: tuple[Accumulator, ...]
     transform: optax.GradientTransformation
     dtype: str
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether a statistic asks for the mean gradient."""
+        return any(part.needs_gradient for part in self.accumulators)
+
+    @property
+    def needs_hessian(self) -> bool:
+        """Whether a statistic asks for the mean Hessian."""
+        return any(part.needs_hessian for part in self.accumulators)
 
 
 class ProblemData(NamedTuple):
@@ -178,6 +189,41 @@ def _sampled(functions: FlatFunctions, data: ProblemData, keys: Array, first: Ar
     return lax.scan(body, None, jnp.arange(BLOCK_STEPS, dtype=jnp.uint32))[1]
 
 
+class _Met(NamedTuple):
+    """What a step met before it moved; at the first step of a round, the synchronised state.
+
+    Passed on through a loop's carry or output, and used one loop iteration later: XLA would otherwise
+    fuse its computation into every entry of the d × d statistics and repeat it there.
+    """
+
+    average: Array  # (d, R)
+    gradient: Array  # (d, R) mean gradient
+
+
+def _step(
+    program: Program,
+    functions: FlatFunctions,
+    data: ProblemData,
+    local: local_sgd.LocalState,
+    seen: Any,
+    eta: Array,
+    ends: Array,
+) -> tuple[local_sgd.LocalState, _Met]:
+    after, gradient = local_sgd.local_step(
+        local, seen, eta, ends, data.weights, functions, program.transform
+    )
+    return after, _Met(local.average, gradient)
+
+
+def _weights(program: Program, functions: FlatFunctions, met: _Met, seen: Any) -> Array | None:
+    """The weights (K, R) of Hessians that are outer products; None where they are not, or are 1."""
+    if not program.needs_hessian:
+        return None
+    each = jax.vmap(local_sgd.over_replications(functions.hessian), in_axes=(None, 0))
+    found = each(met.average, seen)
+    return found.weight if isinstance(found, OuterProduct) else None
+
+
 def _run_dense(
     program: Program,
     functions: FlatFunctions,
@@ -188,17 +234,25 @@ def _run_dense(
 ) -> TileState:
     """Steps and statistics in one loop: for blocks where nearly every step ends a round."""
 
-    def body(carry: TileState, inputs: tuple[Any, ...]) -> tuple[TileState, None]:
-        drawn, eta, ends, sync = inputs
-        seen = source.observe(drawn)
-        local, gradient = local_sgd.local_step(
-            carry.local, seen, eta, ends, data.weights, functions, program.transform
-        )
-        average = carry.local.average
-        statistics = _feed(program, functions, data, carry, average, gradient, seen, sync)
-        return TileState(local, statistics), None
+    def step(local: Any, i: Array) -> tuple[Any, tuple[Any, Any]]:
+        seen = source.observe(_at(source.buffer, i))
+        after, met = _step(program, functions, data, local, seen, block.eta[i], block.ends[i])
+        return after, (met, _weights(program, functions, met, seen))
 
-    return lax.scan(body, state, (source.buffer, block.eta, block.ends, block.syncs))[0]
+    def feed(statistics: tuple[Any, ...], found: tuple[Any, Any], i: Array) -> tuple[Any, ...]:
+        seen = source.observe(_at(source.buffer, i))
+        return _feed(program, functions, data, statistics, *found, seen, _at(block.syncs, i))
+
+    def body(carry: tuple[Any, Any, Any], i: Array) -> tuple[Any, None]:
+        local, statistics, found = carry
+        statistics = feed(statistics, found, i - 1)
+        local, found = step(local, i)
+        return (local, statistics, found), None
+
+    local, found = step(state.local, jnp.asarray(0))
+    carry = (local, state.statistics, found)
+    (local, statistics, found), _ = lax.scan(body, carry, jnp.arange(1, BLOCK_STEPS))
+    return TileState(local, feed(statistics, found, jnp.asarray(BLOCK_STEPS - 1)))
 
 
 def _run_sparse(
@@ -213,48 +267,70 @@ def _run_sparse(
 
     def step(carry: local_sgd.LocalState, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
         drawn, eta, ends = inputs
-        after, gradient = local_sgd.local_step(
-            carry, source.observe(drawn), eta, ends, data.weights, functions, program.transform
-        )
-        return after, (carry.average, gradient)
+        return _step(program, functions, data, carry, source.observe(drawn), eta, ends)
 
-    def update(statistics: tuple[Any, ...], sync: Syncs) -> tuple[tuple[Any, ...], None]:
-        at = functools.partial(lax.dynamic_index_in_dim, index=sync.at, axis=0, keepdims=False)
-        average, gradient = jax.tree.map(at, path)
-        seen = source.observe(jax.tree.map(at, source.buffer))
-        held = TileState(state.local, statistics)
-        return _feed(program, functions, data, held, average, gradient, seen, sync), None
+    def weigh(_: None, i: Array) -> tuple[None, Any]:
+        seen = source.observe(_at(source.buffer, i))
+        return None, _weights(program, functions, _at(path, i), seen)
+
+    def update(statistics: tuple[Any, ...], inputs: tuple[Syncs, Any]) -> tuple[Any, None]:
+        sync, weight = inputs
+        seen = source.observe(_at(source.buffer, sync.at))
+        met = _at(path, sync.at)
+        return _feed(program, functions, data, statistics, met, weight, seen, sync), None
 
     local, path = lax.scan(step, state.local, (source.buffer, block.eta, block.ends))
-    return TileState(local, lax.scan(update, state.statistics, block.syncs)[0])
+    weights = lax.scan(weigh, None, block.syncs.at)[1]
+    statistics = lax.scan(update, state.statistics, (block.syncs, weights))[0]
+    return TileState(local, statistics)
+
+
+def _at(tree: Any, i: Array) -> Any:
+    """Element i of every leaf's leading axis."""
+    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False), tree)
 
 
 def _feed(
     program: Program,
     functions: FlatFunctions,
     data: ProblemData,
-    state: TileState,
-    average: Array,
-    gradient: Array,
+    statistics: tuple[Any, ...],
+    met: _Met,
+    weight: Array | None,
     seen: Any,
     at: Syncs,
 ) -> tuple[Any, ...]:
     """Feeds one synchronisation to every statistic, where there is one."""
     hessian = None
-    if any(part.needs_hessian for part in program.accumulators):
-        each = jax.vmap(local_sgd.over_replications(functions.hessian), in_axes=(None, 0))
-        hessian = local_sgd.weighted_sum(data.weights, each(average, seen))
-    needs_gradient = any(part.needs_gradient for part in program.accumulators)
-    sync = Sync(average, at.E, at.eta, gradient if needs_gradient else None, hessian)
-    sync_axes: Any = Sync(
-        -1, None, None, -1 if needs_gradient else None, None if hessian is None else -1
+    if program.needs_hessian:
+        hessian = _mean_hessian(functions, data.weights, met.average, weight, seen)
+    gradient = met.gradient if program.needs_gradient else None
+    sync = Sync(met.average, at.E, at.eta, gradient, hessian)
+    axes_of_sync: Any = Sync(
+        -1, None, None, None if gradient is None else -1, None if hessian is None else -1
     )
     fed = []
-    for part, old in zip(program.accumulators, state.statistics, strict=True):
+    for part, old in zip(program.accumulators, statistics, strict=True):
         axes = _axes(part, data.init)
-        new = jax.vmap(part.update, in_axes=(axes, sync_axes), out_axes=axes)(old, sync)
+        new = jax.vmap(part.update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
         fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
     return tuple(fed)
+
+
+def _mean_hessian(
+    functions: FlatFunctions, weights: Array, average: Array, weight: Array | None, seen: Any
+) -> Array:
+    """Σ_k p_k ∇²f_k(x̄; ξ^k), (d, d, R)."""
+    each = jax.vmap(local_sgd.over_replications(functions.hessian), in_axes=(None, 0))
+    found = each(average, seen)
+    if not isinstance(found, OuterProduct):
+        return local_sgd.weighted_sum(weights, found)
+    vector = found.vector
+    scaled = weights[:, None, None] * vector
+    if weight is not None:
+        scaled = scaled * weight[:, None, :]
+    outer = lambda k: scaled[k][:, None, :] * vector[k][None, :, :]  # noqa: E731
+    return local_sgd.sum_clients(outer, weights.shape[0])
 
 
 def measure_tile(

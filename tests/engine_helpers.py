@@ -33,9 +33,7 @@ def recorder(rounds: int = ROUNDS) -> Accumulator:
     """A streaming statistic that does keep the whole path."""
 
     def init(params: Any) -> Recorded:
-        return Recorded(
-            jnp.zeros((rounds, *params.shape), params.dtype), jnp.zeros((), jnp.int32)
-        )
+        return Recorded(jnp.zeros((rounds, *params.shape), params.dtype), jnp.zeros((), jnp.int32))
 
     def update(state: Recorded, sync: Sync) -> Recorded:
         return Recorded(state.path.at[state.m].set(sync.params), state.m + 1)
@@ -71,7 +69,9 @@ INSIDE = Estimator(
 
 def paper_plan(name: str, gamma0: float = 0.5, **horizon: int) -> Plan:
     """A schedule of the paper with its warm-up and step size."""
-    return paper(name).with_warmup(0.05).plan(power_decay(gamma0), **(horizon or {"num_rounds": 200}))
+    return (
+        paper(name).with_warmup(0.05).plan(power_decay(gamma0), **(horizon or {"num_rounds": 200}))
+    )
 
 
 def run_inside(
@@ -90,7 +90,9 @@ def numpy_draws(
     """The draws of observations 0 ≤ t < num_steps as arrays (t, K, count, replications)."""
     keys = stream_keys(replication_keys(key, jnp.asarray(replications, jnp.uint32)))
     index = jnp.asarray(clients, jnp.uint32)
-    drawn = _draw(keys, num_steps + num_steps % 2, index, Draws(int(spec.normal), int(spec.uniform)))
+    drawn = _draw(
+        keys, num_steps + num_steps % 2, index, Draws(int(spec.normal), int(spec.uniform))
+    )
     return Draws(*(np.asarray(x)[:num_steps] for x in drawn))
 
 

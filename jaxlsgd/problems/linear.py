@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, Problem
+from jaxlsgd.base import Array, Draws, OuterProduct, Problem
 from jaxlsgd.problems._common import (
     MAX_MATRIX_DIM,
     Population,
@@ -61,11 +61,11 @@ def squared_gradient(params: Any, observation: Any) -> Array:
     return (jnp.sum(a * params) - b) * a
 
 
-def squared_hessian(params: Any, observation: Any) -> Array:
+def squared_hessian(params: Any, observation: Any) -> OuterProduct:
     """Returns aaᵀ."""
     del params
     a, _ = observation
-    return a[:, None] * a[None, :]
+    return OuterProduct(a)
 
 
 def linear(

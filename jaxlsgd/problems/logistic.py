@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, Problem
+from jaxlsgd.base import Array, Draws, OuterProduct, Problem
 from jaxlsgd.problems import _logistic_moments as moments
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
 
@@ -57,12 +57,12 @@ def logistic_gradient(params: Any, observation: Any) -> Array:
     return (jax.nn.sigmoid(jnp.sum(a * params)) - b) * a
 
 
-def logistic_hessian(params: Any, observation: Any) -> Array:
+def logistic_hessian(params: Any, observation: Any) -> OuterProduct:
     """Returns σ'(aᵀx) aaᵀ."""
     a, _ = observation
     z = jnp.sum(a * params)
     slope = jax.nn.sigmoid(z) * jax.nn.sigmoid(-z)  # 1 − σ(z) would round to 0 from z = 17 on
-    return slope * a[:, None] * a[None, :]
+    return OuterProduct(a, slope)
 
 
 def logistic(

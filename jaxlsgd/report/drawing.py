@@ -24,6 +24,13 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 GREY, _BAND = "#808080", "#EFEFEF"
 DASHES, DOTS = (0, (4, 3)), (0, (1, 2))
 _PANEL, _LEGEND = (3.3, 2.5), 1.1  # inches
+# Ticks of a decade, for axes that reach from a to less than so many a.
+_LOG_TICKS = (
+    (7, (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)),
+    (50, (1.0, 2.0, 5.0)),
+    (1000, (1.0, 3.0)),
+    (math.inf, (1.0,)),
+)
 _STYLE = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -113,8 +120,8 @@ def plain_log(axis: XAxis | YAxis) -> None:
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_view_interval()
-    subs = (1.0, 2.0, 5.0) if high / low < 50 else (1.0, 3.0) if high / low < 1000 else (1.0,)
-    axis.set_major_locator(LogLocator(base=10, subs=subs))
+    ticks = next(ticks for widest, ticks in _LOG_TICKS if high / low < widest)
+    axis.set_major_locator(LogLocator(base=10, subs=ticks))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: _plain_number(value)))
 

@@ -1,0 +1,359 @@
+"""The contracts: one table of problems and methods, and what must hold for every pair of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_helpers import paper_plan
+from jax import lax
+
+from jaxlsgd import (
+    Draws,
+    Estimator,
+    Problem,
+    Sync,
+    fit,
+    plug_in,
+    problems,
+    random_scaling,
+    simulate,
+)
+from jaxlsgd.base import OuterProduct, flatten
+from jaxlsgd.draws import replication_keys
+from jaxlsgd.schedules import Plan
+
+ROUNDS = 6
+
+
+def _observe_pair(draws: Draws, client: Any) -> tuple[jax.Array, jax.Array]:
+    a = draws.normal[:2]
+    return a, jnp.sum(a * jnp.array([1.0, -1.0])) + 0.5 + client * 0.1 + draws.normal[2]
+
+
+def _dict_loss(params: Any, observation: Any) -> jax.Array:
+    a, b = observation
+    return 0.5 * (jnp.sum(a * params["slope"]) + params["level"] - b) ** 2
+
+
+def _pytree() -> Problem:
+    """Parameters in a dict, derivatives by JAX; client k's level is 0.5 + 0.1 k."""
+    return Problem(
+        init={"slope": np.zeros(2), "level": np.zeros(())},
+        loss=_dict_loss,
+        num_clients=3,
+        draws=Draws(normal=3),
+        observe=_observe_pair,
+        truth={"slope": np.array([1.0, -1.0]), "level": 0.6},
+    )
+
+
+def _sample_pair(key: jax.Array, client: Any) -> tuple[jax.Array, jax.Array]:
+    return _observe_pair(Draws(jax.random.normal(key, (3,))), client)
+
+
+def _sampled() -> Problem:
+    """The same by `sample`."""
+    return Problem(
+        init={"slope": np.zeros(2), "level": np.zeros(())},
+        loss=_dict_loss,
+        num_clients=3,
+        sample=_sample_pair,
+        truth={"slope": np.array([1.0, -1.0]), "level": 0.6},
+    )
+
+
+def _dataset() -> Problem:
+    rng = np.random.default_rng(4)
+    features = [rng.normal(size=(n, 3)) for n in (20, 5, 41)]
+    targets = [a @ [1.0, -0.5, 0.2] + 0.3 * rng.normal(size=len(a)) for a in features]
+    return problems.dataset(features, targets, loss="squared")
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "linear": functools.cache(lambda: problems.linear(3, 3)),
+    "logistic": functools.cache(lambda: problems.logistic(3, 3, weights=(0.5, 0.3, 0.2))),
+    "dataset": functools.cache(_dataset),
+    "pytree": functools.cache(_pytree),
+    "sampled": functools.cache(_sampled),
+}
+METHODS: dict[str, Estimator] = {
+    "full": random_scaling(),
+    "diagonal": random_scaling("diagonal"),
+    "contrasts": random_scaling("contrasts", contrasts=[[1.0, -1.0, 0.0], [0.0, 0.5, 0.5]]),
+    "schedule": random_scaling(critical="schedule"),
+    "finite scaling": random_scaling(critical="finite_horizon"),
+    "plug-in": plug_in(),
+    "finite plug-in": plug_in("finite"),
+}
+CASES = [(problem, method) for problem in PROBLEMS for method in METHODS]
+every_case = pytest.mark.parametrize(("problem", "method"), CASES)
+PLAN = paper_plan("C5", num_rounds=ROUNDS)
+
+
+@functools.cache
+def syncs(name: str, count: int = 2) -> Sync:
+    """Synchronisations of `count` replications of a problem, leaves (count, ROUNDS, ...)."""
+    problem = PROBLEMS[name]()
+    functions = problem.structure().flat_functions()
+    weights = jnp.asarray(problem.weights, jnp.float32)
+    clients = jax.tree.map(_single, problem.clients)
+    start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init)
+
+    def observation(key: jax.Array, client: Any) -> Any:
+        if problem.sample is not None:
+            return problem.sample(key, client)
+        normal, uniform = jax.random.split(key)
+        assert problem.observe is not None and problem.draws is not None
+        drawn = Draws(
+            jax.random.normal(normal, (problem.draws.normal,)),
+            jax.random.uniform(uniform, (problem.draws.uniform,), minval=1e-6),
+        )
+        return problem.observe(drawn, client)
+
+    def hessian_at(x: jax.Array, seen: Any) -> jax.Array:
+        found = functions.hessian(x, seen)
+        return found.dense() if isinstance(found, OuterProduct) else found
+
+    def one(key: jax.Array, E: jax.Array, eta: jax.Array) -> Sync:
+        move, sample = jax.random.split(key)
+        x = flatten(start) + 0.3 * jax.random.normal(move, (problem.dim,))
+        seen = jax.vmap(observation)(jax.random.split(sample, problem.num_clients), clients)
+        gradient = weights @ jax.vmap(functions.gradient, (None, 0))(x, seen)
+        hessian = jnp.tensordot(weights, jax.vmap(hessian_at, (None, 0))(x, seen), 1)
+        return Sync(functions.unravel(x), E, eta, functions.unravel(gradient), hessian)
+
+    keys = jax.random.split(jax.random.key(1), (count, ROUNDS))
+    E, eta = jnp.asarray(PLAN.E, jnp.float32), jnp.asarray(PLAN.eta, jnp.float32)
+    found = jax.jit(jax.vmap(jax.vmap(one), (0, None, None)))(keys, E, eta)
+    return jax.tree.map(np.asarray, found)  # NumPy slices need no compilation
+
+
+def _single(leaf: Any) -> jax.Array:
+    leaf = np.asarray(leaf)
+    return jnp.asarray(leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf)
+
+
+def at(tree: Any, *index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def start_of(problem: str) -> Any:
+    """Parameters of one replication, in float32."""
+    return at(syncs(problem), 0, 0).params
+
+
+def assert_close(one: Any, other: Any, rtol: float = 1e-5) -> None:
+    def check(a: Any, b: Any) -> None:
+        assert jnp.asarray(a).dtype == jnp.asarray(b).dtype
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6)
+
+    jax.tree.map(check, one, other)
+
+
+@every_case
+def test_an_update_leaves_shapes_and_dtypes_alone(problem: str, method: str):
+    estimator = METHODS[method]
+    for dtype in (jnp.float32, jnp.float64):
+        with jax.enable_x64(dtype == jnp.float64):
+            sync = jax.tree.map(lambda x, to=dtype: jnp.asarray(x, to), at(syncs(problem), 0, 0))
+            state = jax.eval_shape(estimator.init, sync.params)
+            after = jax.eval_shape(estimator.update, state, sync)
+            assert jax.tree.structure(after) == jax.tree.structure(state)
+            for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
+                assert (old.shape, old.dtype) == (new.shape, new.dtype)
+                assert old.dtype in (dtype, jnp.int32)
+
+
+@every_case
+def test_jit_is_eager(problem: str, method: str):
+    estimator = METHODS[method]
+    state = estimator.init(start_of(problem))
+    sync = at(syncs(problem), 0, 0)
+    state = estimator.update(state, sync)
+    for m in (1, 2):
+        sync = at(syncs(problem), 0, m)
+        eager, jitted = estimator.update(state, sync), _jit_update(estimator)(state, sync)
+        assert_close(eager, jitted)
+        state = eager
+
+
+@functools.cache
+def _jit_update(estimator: Estimator) -> Any:
+    return jax.jit(estimator.update)
+
+
+@functools.cache
+def scanned(problem: str, method: str) -> Any:
+    """States of both replications after a user's own scan, vmapped."""
+    estimator = METHODS[method]
+
+    def one(rounds: Sync) -> Any:
+        state = estimator.init(at(rounds, 0).params)
+        return lax.scan(lambda s, sync: (estimator.update(s, sync), None), state, rounds)[0]
+
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(one))(syncs(problem)))
+
+
+@every_case
+def test_vmap_and_scan_are_loops(problem: str, method: str):
+    estimator = METHODS[method]
+    for r in range(2):
+        state = estimator.init(at(syncs(problem), r, 0).params)
+        for m in range(ROUNDS):
+            state = _jit_update(estimator)(state, at(syncs(problem), r, m))
+        assert_close(at(scanned(problem, method), r), state)
+
+
+@every_case
+def test_an_interval_in_a_users_own_loop(problem: str, method: str):
+    estimator, case = METHODS[method], PROBLEMS[problem]()
+    state = at(scanned(problem, method), 0)
+    interval = estimator.interval(state, level=0.9, plan=PLAN)
+    width = len(estimator.coordinates(case))
+    for field in interval:
+        assert field.shape == (width,)
+        assert np.isfinite(field).all()
+    assert (interval.lower < interval.estimate).all()
+    assert (interval.estimate < interval.upper).all()
+    wider = estimator.interval(state, level=0.99, plan=PLAN)
+    assert (wider.upper > interval.upper).all()
+    path = np.stack([flatten(at(syncs(problem), 0, m).params) for m in range(ROUNDS)])
+    mean = path.mean(axis=0)
+    expected = np.asarray(estimator.contrasts) @ mean if estimator.contrasts else mean
+    np.testing.assert_allclose(interval.estimate, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_problem_runs_in_the_engine_with_every_method(problem: str):
+    case = PROBLEMS[problem]()
+    methods = tuple(
+        method if name not in ("diagonal", "contrasts") else _named(method, name)
+        for name, method in METHODS.items()
+    )
+    result = simulate(
+        jax.random.key(2),
+        case,
+        paper_plan("C5", num_steps=60),
+        replications=4,
+        tile_size=4,
+        methods=methods,
+        levels=(0.9, 0.99),
+        devices=jax.devices()[:1],
+    )
+    for method in methods:
+        rows = result.methods[method.name]
+        assert rows.ok.all()
+        assert rows.estimate.shape == (1, 4, len(method.coordinates(case)))
+        assert (rows.half_width[:, 1] > rows.half_width[:, 0]).all()
+        truth = result.truth[method.name]
+        assert truth is not None
+        assert truth.shape == rows.estimate.shape[-1:]
+    full, diagonal = (result.methods[name] for name in ("random_scaling", "diagonal"))
+    np.testing.assert_allclose(full.scale, diagonal.scale, rtol=1e-4)
+
+
+def _named(method: Estimator, name: str) -> Estimator:
+    if name == "diagonal":
+        return random_scaling("diagonal", name=name)
+    return random_scaling("contrasts", contrasts=method.contrasts, name=name)
+
+
+def test_plug_in_says_what_it_misses():
+    for method in (plug_in(), plug_in("finite"), random_scaling(critical="finite_horizon")):
+        state = method.init(jnp.zeros(2))
+        with pytest.raises(ValueError, match=r"sync.*gradient and hessian.*None"):
+            method.update(state, Sync(jnp.zeros(2), 1, 0.1))
+    for method in (plug_in("finite"), random_scaling(critical="finite_horizon")):
+        state = method.init(jnp.zeros(2))
+        with pytest.raises(ValueError, match=r"plan: .* needs the plan .* None"):
+            method.interval(state, 0.95)
+
+
+def test_random_scaling_needs_no_gradient():
+    state = random_scaling().init({"x": jnp.zeros(2)})
+    after = random_scaling().update(state, Sync({"x": jnp.ones(2)}, 1, 0.1))
+    np.testing.assert_array_equal(after[0].mean, [1.0, 1.0])
+
+
+def test_sample_and_draws_are_the_same_model():
+    """The same model by both contracts: estimates agree up to Monte-Carlo error.
+
+    Three coordinates, means and variances: six comparisons at 4.5 standard errors, a false-alarm
+    rate of 4e-5. A level that is off by 0.1 is 40 of them.
+    """
+    plan, count = paper_plan("C5", num_steps=60), 256
+    found = [
+        simulate(
+            jax.random.key(3),
+            make(),
+            plan,
+            replications=count,
+            tile_size=count,
+            methods=(random_scaling(),),
+            devices=jax.devices()[:1],
+        )
+        .methods["random_scaling"]
+        .estimate[-1]
+        for make in (PROBLEMS["pytree"], PROBLEMS["sampled"])
+    ]
+    difference = found[0].mean(axis=0) - found[1].mean(axis=0)
+    error = np.sqrt(found[0].var(axis=0) / count + found[1].var(axis=0) / count)
+    assert (np.abs(difference) < 4.5 * error).all()
+    assert (error < 0.1 / 4.5).all()  # it would be seen
+    # log of a ratio of two variances of normals: standard error √(2·2/(n − 1))
+    ratio = np.log(found[0].var(axis=0) / found[1].var(axis=0))
+    assert (np.abs(ratio) < 4.5 * np.sqrt(4 / (count - 1))).all()
+
+
+def test_a_sampled_observation_depends_on_replication_step_and_client_only():
+    seen: dict[str, np.ndarray] = {}
+
+    def sample(key: jax.Array, client: Any) -> jax.Array:
+        return jax.random.normal(key, (1,)) + 10.0 * client
+
+    case = Problem(init=np.zeros(1), sample=sample, loss=lambda x, o: jnp.sum(x * o), num_clients=2)
+    # One round of one step of size one: x̄ = −Σ p_k ξ_k of step 0.
+    for name, E in {"one": [1, 1, 1], "other": [1, 2]}.items():
+        plan = Plan.from_arrays(E, np.ones(len(E)))
+        rows = simulate(
+            jax.random.key(4),
+            case,
+            plan,
+            replications=3,
+            tile_size=3,
+            methods=(random_scaling(beta=0.0),),
+            save_at=(1,),
+            devices=jax.devices()[:1],
+        )
+        seen[name] = rows.methods["random_scaling"].estimate
+    np.testing.assert_array_equal(seen["one"][0], seen["other"][0])
+    keys = replication_keys(jax.random.key(4), jnp.arange(3))
+    for r in range(3):
+        step = jax.random.fold_in(jax.random.clone(keys[r]), 0)
+        draws = [
+            sample(jax.random.fold_in(jax.random.clone(step), k), jnp.float32(k)) for k in range(2)
+        ]
+        np.testing.assert_allclose(seen["one"][0, r], -np.mean(draws, axis=0), rtol=1e-5)
+
+
+def test_fit_speaks_the_problems_language():
+    case = PROBLEMS["pytree"]()
+    result = fit(jax.random.key(5), case, paper_plan("C5", num_steps=60))
+    assert set(result.estimate) == {"slope", "level"}
+    assert result.estimate["slope"].shape == (2,)
+    assert result.estimate["level"].shape == ()
+    text = str(result)
+    for name in ("['level']", "['slope'][0]", "['slope'][1]", "plug_in[finite]"):
+        assert name in text
+    at_truth, at_zero = (result.test("plug_in", null) for null in (case.truth, 0.0))
+    assert (at_truth.p_value > at_zero.p_value).all()
+    np.testing.assert_allclose(at_truth.null, [0.6, 1.0, -1.0])
+    interval = result.interval("plug_in")
+    touching = result.test("plug_in", {"level": interval.upper[0], "slope": interval.lower[1:]})
+    np.testing.assert_allclose(touching.p_value, 0.05, rtol=1e-6)
