@@ -12,72 +12,27 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-import numbers
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from jaxlsgd import assumptions
+from jaxlsgd.arguments import (
+    LARGEST_INTERVAL,
+    integer,
+    interval_array,
+    must,
+    positive,
+    positive_array,
+    real,
+)
+
 PAPER_SCHEDULES = ("C1", "C5", "Log", "P(1/3)", "P(1/2)")
-LARGEST_INTERVAL = 2**31 - 1  # an interval is an int32 on the device
-
-
-def _must(argument: str, rule: str, value: object) -> str:
-    return f"{argument} must {rule}; received {value!r}"
-
-
-def _real(argument: str, value: object, rule: str = "be finite", above: float = -math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(_must(argument, "be a number", value))
-    number = float(value)
-    if not (math.isfinite(number) and number > above):
-        raise ValueError(_must(argument, rule, value))
-    return number
-
-
-def _integer(argument: str, value: object) -> int:
-    rule, number = "be an integer from 1 to 2**53", 0
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        number = int(value)
-    else:
-        _real(argument, value, rule)
-    if not 1 <= number <= 2**53:
-        raise ValueError(_must(argument, rule, value))
-    return number
-
-
-def _positive(argument: str, value: object) -> float:
-    return _real(argument, value, "be finite and greater than 0", 0.0)
-
-
-def _positive_array(argument: str, values: ArrayLike) -> NDArray[Any]:
-    """A non-empty vector of finite numbers greater than 0, whatever its dtype."""
-    array = np.asarray(values)
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(_must(argument, "be a sequence that is not empty", values))
-    # NumPy reads [2, True] as [2, 1].
-    has_bool = isinstance(values, (list, tuple)) and any(isinstance(v, bool) for v in values)
-    if has_bool or array.dtype.kind not in "iuf":
-        raise TypeError(_must(argument, "hold numbers only", "bool" if has_bool else array.dtype))
-    good = np.isfinite(array) & (array > 0)
-    if not good.all():
-        first = int(good.argmin())
-        raise ValueError(_must(f"{argument}[{first}]", "be finite and > 0", array[first].item()))
-    return array
-
-
-def _interval_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
-    array = _positive_array(argument, values)
-    good = (array == np.floor(array)) & (array <= LARGEST_INTERVAL)
-    if not good.all():
-        first, rule = int(good.argmin()), f"be an integer from 1 to {LARGEST_INTERVAL}"
-        raise ValueError(_must(f"{argument}[{first}]", rule, array[first].item()))
-    return array.astype(np.int64)
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
@@ -147,11 +102,11 @@ class Schedule:
         >>> power(1 / 3).intervals(9).tolist()
         [1, 2, 2, 2, 2, 2, 2, 2, 3]
         """
-        E = self._available(_integer("num_rounds", num_rounds))
+        E = self._available(integer("num_rounds", num_rounds))
         if len(E) < num_rounds:
             rule = f"hold at least the {num_rounds} rounds asked for"
-            raise ValueError(_must("sequence", rule, f"{len(E)} rounds"))
-        return _interval_array("E", E)
+            raise ValueError(must("sequence", rule, f"{len(E)} rounds"))
+        return interval_array("E", E)
 
     def with_warmup(self, fraction: float) -> Schedule:
         """The same schedule after a warm-up of E = 1 over a share of the *observations*.
@@ -166,9 +121,9 @@ class Schedule:
         >>> plan.warmup_rounds, plan.num_rounds
         (250, 1200)
         """
-        fraction = _real("fraction", fraction, "be in [0, 1)")
+        fraction = real("fraction", fraction, "be in [0, 1)")
         if not 0 <= fraction < 1:
-            raise ValueError(_must("fraction", "be in [0, 1)", fraction))
+            raise ValueError(must("fraction", "be in [0, 1)", fraction))
         return replace(self, warmup=fraction)
 
     def plan(
@@ -193,16 +148,16 @@ class Schedule:
         [1, 2, 2, 2, 3, 2]
         """
         if not isinstance(step_size, StepSize):
-            raise TypeError(_must("step_size", "be a StepSize, as power_decay(0.5)", step_size))
+            raise TypeError(must("step_size", "be a StepSize, as power_decay(0.5)", step_size))
         if (num_steps is None) == (num_rounds is None):
             given = f"num_steps={num_steps!r}, num_rounds={num_rounds!r}"
             raise ValueError(
                 f"exactly one of num_steps and num_rounds must be given; received {given}"
             )
         if num_rounds is None:
-            E, warmup_rounds = self._fill_steps(_integer("num_steps", num_steps))
+            E, warmup_rounds = self._fill_steps(integer("num_steps", num_steps))
         else:
-            E, warmup_rounds = self._fill_rounds(_integer("num_rounds", num_rounds))
+            E, warmup_rounds = self._fill_rounds(integer("num_rounds", num_rounds))
         E = np.concatenate([np.ones(warmup_rounds, np.int64), E])
         return Plan(E, step_size.effective(len(E)) / E, self, step_size, warmup_rounds)
 
@@ -219,14 +174,14 @@ class Schedule:
         left = num_steps - warmup_rounds
         if left < 1:
             rule = f"leave at least one observation after a warm-up of {warmup_rounds}"
-            raise ValueError(_must("num_steps", rule, num_steps))
+            raise ValueError(must("num_steps", rule, num_steps))
         guess = min(left, 64)
         while (E := self._available(guess)).sum() < left and guess < left:
             guess = min(left, 4 * guess)
         ends = np.cumsum(E)
         if ends[-1] < left:
             rule = f"hold at least the {left} local steps asked for"
-            raise ValueError(_must("sequence", rule, f"{ends[-1]} local steps"))
+            raise ValueError(must("sequence", rule, f"{ends[-1]} local steps"))
         last = int(np.searchsorted(ends, left))
         E = E[: last + 1].copy()
         E[last] -= ends[last] - left
@@ -242,7 +197,7 @@ class Schedule:
         warmup_rounds = int(np.argmax(w >= np.rint(self.warmup * num_steps)))
         if warmup_rounds == num_rounds:
             rule = f"leave at least one round after a warm-up of {warmup_rounds}"
-            raise ValueError(_must("num_rounds", rule, num_rounds))
+            raise ValueError(must("num_rounds", rule, num_rounds))
         return self.intervals(num_rounds - warmup_rounds), warmup_rounds
 
 
@@ -252,7 +207,7 @@ def constant(E: int) -> Schedule:
     >>> constant(5).name
     'C5'
     """
-    E = int(_interval_array("E", [_integer("E", E)])[0])
+    E = int(interval_array("E", [integer("E", E)])[0])
     return Schedule("constant", f"C{E}", scale=float(E))
 
 
@@ -267,8 +222,8 @@ def logarithmic(scale: float = 1.0, power: float = 1.0, base: float = 2.0) -> Sc
     >>> logarithmic().intervals(8).tolist()
     [1, 2, 2, 3, 3, 3, 3, 4]
     """
-    scale, power = _positive("scale", scale), _positive("power", power)
-    base = _real("base", base, "be finite and greater than 1", 1.0)
+    scale, power = positive("scale", scale), positive("power", power)
+    base = real("base", base, "be finite and greater than 1", 1.0)
     plain = (scale, power, base) == (1.0, 1.0, 2.0)
     name = "Log" if plain else f"Log({scale:g},{power:g},{'e' if base == math.e else f'{base:g}'})"
     return Schedule("logarithmic", name, scale, power, base)
@@ -280,7 +235,7 @@ def iterated_logarithmic(scale: float = 1.0, power: float = 1.0) -> Schedule:
     >>> iterated_logarithmic(scale=3).intervals(6).tolist()
     [1, 1, 2, 2, 2, 3]
     """
-    scale, power = _positive("scale", scale), _positive("power", power)
+    scale, power = positive("scale", scale), positive("power", power)
     return Schedule("iterated_logarithmic", f"LogLog({scale:g},{power:g})", scale, power)
 
 
@@ -295,9 +250,9 @@ def power(beta: float, scale: float = 1.0, *, allow_outside_theory: bool = False
     >>> power(1 / 2).name, power(1 / 2).nu
     ('P(1/2)', 1.3333333333333333)
     """
-    beta, scale = _real("beta", beta), _positive("scale", scale)
+    beta, scale = real("beta", beta), positive("scale", scale)
     if beta < 0 or (beta >= 1 and not allow_outside_theory):
-        raise ValueError(_must("beta", "be in [0, 1)", beta))
+        raise ValueError(must("beta", "be in [0, 1)", beta))
     short = Fraction(beta).limit_denominator(12)
     name = f"P({short if float(short) == beta else f'{beta:g}'})"
     return Schedule("power", name if scale == 1 else f"{scale:g}*{name}", scale, beta)
@@ -309,7 +264,7 @@ def custom(sequence: ArrayLike) -> Schedule:
     >>> custom([1, 1, 4]).intervals(2).tolist()
     [1, 1]
     """
-    E = _interval_array("sequence", sequence)
+    E = interval_array("sequence", sequence)
     return Schedule("custom", f"custom[{len(E)}]", sequence=tuple(E.tolist()))
 
 
@@ -320,13 +275,13 @@ def paper(name: str) -> Schedule:
     [1, 5, 4, 3, 4]
     """
     if not isinstance(name, str):
-        raise TypeError(_must("name", f"be one of {', '.join(PAPER_SCHEDULES)}", name))
+        raise TypeError(must("name", f"be one of {', '.join(PAPER_SCHEDULES)}", name))
     built = (constant(1), constant(5), logarithmic(), power(1 / 3), power(1 / 2))
     if name not in PAPER_SCHEDULES:
         folded = {known.upper(): known for known in PAPER_SCHEDULES}
         near = difflib.get_close_matches(name.upper(), folded, n=1, cutoff=0.5)
         hint = f" (did you mean {folded[near[0]]!r}?)" if near else ""
-        raise ValueError(_must("name", f"be one of {', '.join(PAPER_SCHEDULES)}", name) + hint)
+        raise ValueError(must("name", f"be one of {', '.join(PAPER_SCHEDULES)}", name) + hint)
     return dict(zip(PAPER_SCHEDULES, built, strict=True))[name]
 
 
@@ -345,12 +300,12 @@ class StepSize:
         >>> power_decay(2.0, 0.75).effective(16)[-1].item()
         0.25
         """
-        num_rounds = _integer("num_rounds", num_rounds)
+        num_rounds = integer("num_rounds", num_rounds)
         if self.gamma0 is not None and self.alpha is not None:
             return self.gamma0 * np.arange(1, num_rounds + 1, dtype=np.float64) ** -self.alpha
         if len(self.sequence) < num_rounds:
             rule = f"hold at least the {num_rounds} rounds asked for"
-            raise ValueError(_must("step sequence", rule, f"{len(self.sequence)} rounds"))
+            raise ValueError(must("step sequence", rule, f"{len(self.sequence)} rounds"))
         return np.array(self.sequence[:num_rounds])
 
 
@@ -367,9 +322,9 @@ def power_decay(
     >>> power_decay(0.5).name
     '0.5 m^-0.505'
     """
-    gamma0, alpha = _positive("gamma0", gamma0), _real("alpha", alpha)
+    gamma0, alpha = positive("gamma0", gamma0), real("alpha", alpha)
     if not (0.5 < alpha < 1 or allow_outside_theory):
-        raise ValueError(_must("alpha", "be in (1/2, 1)", alpha))
+        raise ValueError(must("alpha", "be in (1/2, 1)", alpha))
     return StepSize(f"{gamma0:g} m^{-alpha:g}", gamma0, alpha)
 
 
@@ -379,7 +334,7 @@ def constant_step(gamma: float) -> StepSize:
     >>> constant_step(0.1).effective(2).tolist()
     [0.1, 0.1]
     """
-    gamma = _positive("gamma", gamma)
+    gamma = positive("gamma", gamma)
     return StepSize(f"{gamma:g}", gamma, 0.0)
 
 
@@ -389,7 +344,7 @@ def custom_step(sequence: ArrayLike) -> StepSize:
     >>> custom_step([0.5, 0.25]).effective(2).tolist()
     [0.5, 0.25]
     """
-    gamma = _positive_array("sequence", sequence).astype(np.float64)
+    gamma = positive_array("sequence", sequence).astype(np.float64)
     return StepSize(f"custom[{len(gamma)}]", sequence=tuple(gamma.tolist()))
 
 
@@ -404,10 +359,10 @@ class Plan:
     warmup_rounds: int = 0
 
     def __post_init__(self) -> None:
-        E = _interval_array("E", self.E)
-        eta = _positive_array("eta", self.eta).astype(np.float64)
+        E = interval_array("E", self.E)
+        eta = positive_array("eta", self.eta).astype(np.float64)
         if len(E) != len(eta):
-            raise ValueError(_must("eta", f"have the {len(E)} rounds of E", f"{len(eta)} rounds"))
+            raise ValueError(must("eta", f"have the {len(E)} rounds of E", f"{len(eta)} rounds"))
         object.__setattr__(self, "E", _read_only(E))
         object.__setattr__(self, "eta", _read_only(eta))
 
@@ -422,7 +377,7 @@ class Plan:
         >>> Plan.from_arrays([1, 1, 4], [0.5, 0.3, 0.05]).num_steps
         6
         """
-        E, eta = _interval_array("E", E), _positive_array("eta", eta)
+        E, eta = interval_array("E", E), positive_array("eta", eta)
         plan = Plan(E, eta, custom(E), custom_step(eta))
         return replace(plan, step_size=custom_step(plan.gamma))
 
@@ -504,14 +459,14 @@ class Plan:
         >>> paper("C5").plan(power_decay(0.5), num_rounds=9).prefix(2).num_steps
         10
         """
-        n = _integer("num_rounds", num_rounds)
+        n = integer("num_rounds", num_rounds)
         if n > self.num_rounds:
-            raise ValueError(_must("num_rounds", f"be at most {self.num_rounds}", num_rounds))
+            raise ValueError(must("num_rounds", f"be at most {self.num_rounds}", num_rounds))
         return replace(
             self, E=self.E[:n], eta=self.eta[:n], warmup_rounds=min(n, self.warmup_rounds)
         )
 
-    def check(self) -> AssumptionReport:
+    def check(self) -> assumptions.AssumptionReport:
         """Hold the plan against Assumptions 3.3 and 3.4, read literally.
 
         With gamma_m of order m**-alpha and E_m of order m**beta the verdicts are exact. A given
@@ -521,119 +476,4 @@ class Plan:
         >>> print(paper("C5").plan(power_decay(0.5), num_steps=100).check()[1].verdict)
         holds
         """
-        schedule, alpha = self.schedule, self.step_size.alpha
-        given_E, given_step = schedule.family == "custom", alpha is None
-        alpha = -_slope(self.gamma) if alpha is None else alpha
-        beta = schedule.exponent if schedule.family == "power" else 0.0
-        beta = _slope(self.E[self.warmup_rounds :]) if given_E else beta
-        rows = _step_rows(self, alpha, not given_step) + _interval_rows(self, beta, not given_E)
-        rows.append(_rate_row(alpha, beta, not (given_E or given_step)))
-        return AssumptionReport(rows + ([_warmup_row(self)] if schedule.warmup else []))
-
-
-# The report of `Plan.check`: alpha and beta are the exponents of gamma_m and E_m, and `told` is
-# False where they were only read off a given sequence.
-
-
-class Verdict(NamedTuple):
-    """One condition, whether it holds, and why."""
-
-    label: str
-    verdict: Literal["holds", "fails", "cannot be told"]
-    sentence: str
-
-
-class AssumptionReport(tuple[Verdict, ...]):
-    """The rows of `Plan.check`; print it to read it."""
-
-    def __str__(self) -> str:
-        blank = " " * 25
-        return "\n".join(
-            textwrap.fill(f"{label:<9}{verdict:<16}{why}", 100, subsequent_indent=blank)
-            for label, verdict, why in self
-        )
-
-
-def _row(label: str, told: bool, holds: bool, sentence: str) -> Verdict:
-    return Verdict(label, ("holds" if holds else "fails") if told else "cannot be told", sentence)
-
-
-def _slope(values: NDArray[Any]) -> float:
-    """The exponent that a given sequence seems to have: log-log slope over its second half."""
-    m = np.arange(1, len(values) + 1)[len(values) // 2 :]
-    return float(np.polyfit(np.log(m), np.log(values[-len(m) :]), 1)[0]) if len(m) > 2 else math.nan
-
-
-def _here(told: bool, **exponents: float) -> str:
-    values = " and ".join(f"{name} = {value:.4g}" for name, value in exponents.items())
-    if told:
-        return f"here {values}"
-    return f"a given sequence has no limit, but over its second half it looks like {values}"
-
-
-def _step_rows(plan: Plan, alpha: float, told: bool) -> list[Verdict]:
-    gamma, here = plan.gamma, _here(told, alpha=alpha)
-    rises = bool(np.any(gamma[1:] > gamma[:-1] * (1 + 1e-12)))
-    never = f"gamma_m must never increase; in this plan it {'does' if rises else 'does not'}."
-    square = f"sum gamma_m^2 is finite if and only if alpha > 1/2; {here}."
-    total = f"sum gamma_m is infinite if and only if alpha <= 1; {here}."
-    slow = "(gamma_m - gamma_(m+1)) / gamma_m, of order 1/m, is o(gamma_m) if and only if alpha < 1"
-    return [
-        _row("3.3", told or rises, not rises and alpha >= 0, never),
-        _row("3.3(i)", told, alpha > 0.5, square),
-        _row("3.3(ii)", told, alpha <= 1, total),
-        _row("3.3(iii)", told, alpha < 1, f"{slow}; {here}."),
-    ]
-
-
-def _interval_rows(plan: Plan, beta: float, told: bool) -> list[Verdict]:
-    here = _here(told, beta=beta)
-    falls = bool(np.any(np.diff(plan.E) < 0))
-    cut = " (the last round of this plan is cut short to end at t_T)" if told and falls else ""
-    grows = f"E_m must be bounded or never decrease{cut}; here it is at most {plan.E.max()}."
-    moment = f"some delta_3 > 0 will do for E_m of order m^beta if and only if beta < 1; {here}."
-    halfway = plan.prefix((plan.num_rounds + 1) // 2).nu_hat
-    limit = f"nu_hat must tend to a finite nu; here it is {halfway:.4g} half way and"
-    limit += f" {plan.nu_hat:.4g} at the end"
-    if told:
-        limit += f", and it tends to {math.inf if plan.nu is None else plan.nu:.4g}"
-    return [
-        _row("3.4(i)", told, True, grows),
-        _row("3.4(ii)", told, beta < 1, moment),
-        _row("3.4(iii)", told, beta < 1, f"{limit}."),
-    ]
-
-
-def _rate_row(alpha: float, beta: float, told: bool) -> Verdict:
-    """Assumption 3.4(iv): with t_T of order T^(1+beta), two powers of T that must be negative."""
-    first, second = (1 + beta) / 2 - min(alpha, 1.0), (alpha + beta - 1) / 2
-    holds = max(first, second) < -1e-12
-    why = (
-        f"two terms must vanish: sqrt(t_T)/T * sum gamma_m is of order T^{first:.4f}, which needs"
-        f" alpha > (1+beta)/2, and sqrt(t_T/gamma_T)/T is of order T^{second:.4f}, which needs"
-        f" alpha < 1-beta (both up to logarithms); {_here(told, alpha=alpha, beta=beta)}."
-    )
-    if told and not holds and 0.5 < alpha < 1 and 0 < beta < 1:
-        none = "no alpha meets both when beta >= 1/3, yet " if beta > 1 / 3 - 1e-12 else ""
-        why += (
-            f" Note: {none}Section 3 of the paper says that every beta in (0, 1) satisfies this,"
-            " and its experiments use such schedules. It is sufficient, not necessary."
-        )
-    return _row("3.4(iv)", told, holds, why)
-
-
-def _warmup_row(plan: Plan) -> Verdict:
-    schedule, share = plan.schedule, plan.schedule.warmup
-    why = (
-        f"the rows above keep the {plan.warmup_rounds} warm-up rounds of this plan and let the"
-        f" schedule run on. A warm-up that stays {share:.3g} of the observations makes another"
-        " sequence for every horizon, which the theorems do not cover"
-    )
-    if schedule.beta is not None:
-        bounded = schedule.family == "constant" or schedule.exponent == 0
-        # T/t_T tends to share + (1 - share)/E, and to the share alone when E grows without bound.
-        inverse = 1.0 / schedule.intervals(1)[0] if bounded else 0.0
-        nu = (share + (1 - share) * inverse**2) / (share + (1 - share) * inverse) ** 2
-        why += f": nu_hat then tends to {nu:.4g} (without warm-up to {schedule.nu:.4g})"
-        why += "" if bounded else ", 3.4(ii) fails, and 3.4(iv) asks only for 1/2 < alpha < 1"
-    return Verdict("warm-up", "cannot be told", why + ".")
+        return assumptions.check(self)

@@ -1,0 +1,251 @@
+"""The house: imports go one way, files stay short, programs suit every accelerator."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_helpers import paper_plan
+
+import jaxlsgd
+from jaxlsgd import Problem, plug_in, problems, random_scaling, tile
+from jaxlsgd.base import Estimator, Horizon
+from jaxlsgd.blocks import BLOCK_STEPS, SLOTS, Call, lay_out
+
+PACKAGE = Path(jaxlsgd.__file__).parent
+# A room uses only rooms before it, and itself.
+ROOMS = (
+    "text",
+    "moments",
+    "schedules",
+    "rows",
+    "base",
+    "draws",
+    "blocks",
+    "local_sgd",
+    "problems",
+    "inference",
+    "measures",
+    "memory",
+    "tile",
+    "simulation",
+    "fitting",
+    "study",
+    "report",
+    "cli",
+)
+LONGEST_FILE = 500
+# Pairs of files that know each other; the first imports the second only when it is called.
+MUTUAL = {
+    # A builder that hands on to a method which is built upon its own.
+    ("inference.plug_in", "inference.finite_horizon"),
+    ("inference.random_scaling", "inference.finite_horizon"),
+    # `Study.run()` for `run(study)`.
+    ("study.spec", "study.runner"),
+}
+
+
+def files() -> dict[str, Path]:
+    """Modules by their name within the package."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+def imports(module: str) -> Iterator[tuple[str, bool]]:
+    """The package's modules that a module imports, and whether only when a function is called."""
+    tree = ast.parse(files()[module].read_text(encoding="utf-8"))
+    yield from _imports_below(tree, lazy=False)
+
+
+def _imports_below(node: ast.AST, lazy: bool) -> Iterator[tuple[str, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            for name in _imported(child):
+                yield name, lazy
+        function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        yield from _imports_below(child, lazy or function)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    else:
+        names = [alias.name for alias in node.names]
+    for name in names:
+        package, _, rest = name.partition(".")
+        if package != "jaxlsgd":
+            continue
+        while rest not in files():  # a function of a module
+            rest = rest.rpartition(".")[0]
+        yield rest
+
+
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("module", [name for name in files() if name])
+def test_imports_go_one_way(module: str):
+    assert room(module) in ROOMS, f"{module} has no place in the order of rooms"
+    here = ROOMS.index(room(module))
+    for target, _ in imports(module):
+        assert target, f"{module} imports the package itself"
+        assert ROOMS.index(room(target)) <= here, f"{module} imports {target}"
+
+
+def test_the_package_itself_imports_nothing_at_once():
+    assert list(imports("")) == []
+
+
+def test_no_file_needs_itself():
+    """No circles; those that are closed by an import within a function are on a short list."""
+    edges = {
+        (module, target)
+        for module in files()
+        for target, lazy in imports(module)
+        if target != module and not (lazy and (module, target) in MUTUAL)
+    }
+    # A package's __init__ is not needed by the files in it.
+    edges = {(a, b) for a, b in edges if not a.startswith(f"{b}.")}
+    left = set(files())
+    while free := {name for name in left if not any(a == name and b in left for a, b in edges)}:
+        left -= free
+    assert not left, f"these files import one another: {sorted(left)}"
+
+
+def test_the_short_list_is_not_longer_than_it_need_be():
+    for module, target in MUTUAL:
+        assert (target, True) in set(imports(module))
+
+
+@pytest.mark.parametrize("module", files())
+def test_files_stay_short(module: str):
+    lines = files()[module].read_text(encoding="utf-8").count("\n")
+    assert lines <= LONGEST_FILE, f"{module} has {lines} lines"
+
+
+def test_public_names_resolve():
+    assert len(set(jaxlsgd.__all__)) == len(jaxlsgd.__all__)
+    for name in jaxlsgd.__all__:
+        assert getattr(jaxlsgd, name) is not None
+    assert set(jaxlsgd.__all__) <= set(dir(jaxlsgd))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        jaxlsgd.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("module", [name for name in files() if not name.endswith("__main__")])
+def test_every_module_is_importable_and_says_what_it_is(module: str):
+    found = importlib.import_module(f"jaxlsgd.{module}" if module else "jaxlsgd")
+    if files()[module].read_text(encoding="utf-8").strip():
+        assert found.__doc__
+
+
+# Programs for accelerators that are not here: exported as text and read.
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+REPLICATIONS = 4
+METHODS = (random_scaling(), plug_in())
+ALL_METHODS = (
+    *METHODS,
+    random_scaling("diagonal", name="diagonal"),
+    plug_in("finite"),
+    random_scaling(critical="finite_horizon"),
+)
+
+
+def _sample(key: jax.Array, client: Any) -> Any:
+    a = jax.random.normal(key, (3,))
+    return a, jnp.sum(a) + 0.1 * client
+
+
+@functools.cache
+def problem(name: str) -> Problem:
+    if name == "sampled":
+        return Problem(
+            init=np.zeros(3), loss=problems.linear(3, 3).loss, num_clients=3, sample=_sample
+        )
+    return {"linear": problems.linear, "logistic": problems.logistic}[name](3, 3)
+
+
+@functools.cache
+def call_with(slots: int) -> Call:
+    """A call with room for so many synchronisations."""
+    plan = paper_plan("P(1/2)", num_steps=5000)
+    calls = [call for group in lay_out(plan).groups for call in group]
+    return next(call for call in calls if call.slots == slots)
+
+
+def abstract(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype), tree)
+
+
+def block_function(name: str, slots: int) -> tuple[Any, tuple[Any, ...]]:
+    """`run_block` as a function of arrays alone, and their shapes."""
+    program = tile.make_program(problem(name), METHODS)
+    data = abstract(tile.make_data(problem(name), "float32"))
+    state = jax.eval_shape(lambda d: tile.start_tile(program, d, REPLICATIONS), data)
+    words = jax.ShapeDtypeStruct((REPLICATIONS, 2), jnp.uint32)
+
+    def run(data: Any, words: Any, state: Any, block: Any) -> Any:
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        return tile.run_block(program, slots, data, keys, state, block)
+
+    return jax.jit(run), (data, words, state, abstract(call_with(slots).block))
+
+
+@pytest.mark.parametrize("slots", [*SLOTS, BLOCK_STEPS])
+@pytest.mark.parametrize("name", ["linear", "logistic", "sampled"])
+def test_blocks_export_for_every_platform(name: str, slots: int):
+    function, shapes = block_function(name, slots)
+    exported = jax.export.export(function, platforms=PLATFORMS)(*shapes)
+    assert exported.platforms == PLATFORMS
+    check_text(exported.mlir_module())
+
+
+@pytest.mark.parametrize("method", ALL_METHODS, ids=lambda method: method.name)
+def test_measurements_export_for_every_platform(method: Estimator):
+    program = tile.make_program(problem("linear"), (method,))
+    data = abstract(tile.make_data(problem("linear"), "float32"))
+    state = jax.eval_shape(lambda d: tile.start_tile(program, d, REPLICATIONS), data)
+    horizon = abstract(Horizon.of(paper_plan("C5", num_steps=500), "float32"))
+
+    def measure(data: Any, state: Any, horizon: Any) -> Any:
+        return tile.measure_tile(program, data, state, method, horizon)
+
+    exported = jax.export.export(jax.jit(measure), platforms=PLATFORMS)(data, state, horizon)
+    check_text(exported.mlir_module())
+
+
+def check_text(text: str) -> None:
+    """No number of a float32 program is wider or narrower, and no product is of low precision."""
+    types = set(re.findall(r"(?:<|x)((?:b?f|f\d+E|i|ui|complex<f)\d+)>", text))
+    assert "f32" in types
+    assert not types & {"f64", "bf16", "f16"}, types
+    for product in re.findall(r"stablehlo\.dot_general.*", text):
+        assert "HIGHEST" in product or "precision = [HIGHEST" in product, product
+
+
+@pytest.mark.parametrize("slots", [*SLOTS, BLOCK_STEPS])
+def test_loops_have_a_known_length(slots: int):
+    """A loop whose length is data would make a GPU ask the host at every step."""
+    function, shapes = block_function("linear", slots)
+    text = function.lower(*shapes).compile().as_text()
+    loops = re.findall(r"^.* while\(.*$", text, flags=re.MULTILINE)
+    assert loops
+    for loop in loops:
+        assert "known_trip_count" in loop, loop
