@@ -26,7 +26,7 @@ from jaxlsgd import (
 )
 from jaxlsgd.base import OuterProduct, flatten
 from jaxlsgd.draws import replication_keys
-from jaxlsgd.schedules import Plan
+from jaxlsgd.schedules import Plan, constant, power_decay
 
 ROUNDS = 6
 
@@ -239,7 +239,7 @@ def test_every_problem_runs_in_the_engine_with_every_method(problem: str):
     result = simulate(
         jax.random.key(2),
         case,
-        paper_plan("C5", num_steps=60),
+        constant(5).plan(power_decay(0.5), num_steps=60),
         replications=4,
         tile_size=4,
         methods=methods,

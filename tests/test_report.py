@@ -205,6 +205,15 @@ def test_figures_leave_out_what_is_not_known(tmp_path):
     assert figures.save_all([], tmp_path) == []
 
 
+def test_the_error_is_drawn_once_a_schedule_at_its_longest_horizon():
+    pytest.importorskip("matplotlib")
+    sizes = [("C1", 500), ("C1", 900), ("C5", 700)]
+    cells = [fake_cell(s, num_steps=n, saves=3, levels=(0.9, 0.95)) for s, n in sizes]
+    rows = [row for cell in cells for row in figures.first_coordinate(cell)]
+    lines = figures.error_along_rounds(rows).axes[0].get_lines()
+    assert [len(line.get_xdata()) for line in lines] == [3, 1, 3, 1]
+
+
 def test_a_schedule_has_one_look_everywhere():
     alone, together = drawing.looks(["Log"]), drawing.looks(["x", "C1", "Log", "y"])
     assert alone["Log"] == together["Log"]

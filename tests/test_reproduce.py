@@ -108,6 +108,10 @@ def test_figures_end_to_end(tmp_path):
     rows = read(tmp_path / "figure1.csv")
     assert {row["problem"] for row in rows} == {"linear", "logistic"}
     assert len({row["save_round"] for row in rows}) > 10
+    last = max(int(row["save_round"]) for row in rows)
+    ends = {(r["schedule"], int(r["save_steps"])) for r in rows if int(r["save_round"]) == last}
+    steps = 2 + sum(math.isqrt(m - 1) + 1 for m in range(1, 41))  # 2 rounds of warm-up, then ⌈√m⌉
+    assert ends == {("C1", 42), ("P(1/2)", steps)}
 
 
 def printed_cell(table, schedule, steps, shift=0.0):

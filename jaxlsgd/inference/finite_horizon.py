@@ -114,12 +114,50 @@ def measure_plug_in(
     return found._replace(detail=FiniteDetail(inflation, transient))
 
 
-class DirectionShares(NamedTuple):
-    """Eigenvalues, and the share of each eigendirection in a coordinate's variance."""
+def scaling_factors(eigenvalues: Array, horizon: Horizon) -> Array:
+    """(d, d): what the plan makes of S̃_ik in E V̂_ik, by one recursion back in O(T d²).
+
+    With w_n = (1/E_n)/Σ1/E, A_nm(λ) = Σ_{m≤l≤n} ρ_{m+1}…ρ_l and D_m = Σ_{n≥m} w_n A_nm(λ)A_nm(λ'),
+    B_m = Σ_{n≥m} w_n (n/T) A_nm the factor is (1/T²) Σ_m n_m (D_m − B_mW'_m − W_mB'_m + W_mW'_m Σ w_n n²/T²).
+    """
+    dtype = eigenvalues.dtype
+    E, eta = horizon.E.astype(dtype), horizon.eta.astype(dtype)
+    dim, rounds = eigenvalues.shape[0], horizon.num_rounds.astype(dtype)
+    weight = jnp.where(E > 0, 1 / jnp.where(E > 0, E, 1), 0)
+    weight = weight / jnp.sum(weight)
+    share = jnp.arange(1, E.shape[0] + 1, dtype=dtype) / rounds
+    squares = jnp.sum(weight * share * share)
+
+    def back(carry: Any, inputs: tuple[Array, ...]) -> tuple[Any, None]:
+        W, F, B, D, after, after_share, total = carry  # each but the sums times ρ_{m+1}
+        E_m, eta_m, weight_m, share_m = inputs
+        after, after_share = after + weight_m, after_share + weight_m * share_m
+        W, B = jnp.where(E_m > 0, 1 + W, 0), after_share + B
+        D = after + F[:, None] + F[None, :] + D
+        F = after + F
+        cross = B[:, None] * W[None, :]
+        middle = D - cross - cross.T + squares * W[:, None] * W[None, :]
+        lost = _one_minus_power(eta_m * eigenvalues, E_m)
+        total = total + middle * _geometric(eigenvalues, lost, eta_m, E_m)
+        rho = 1 - lost
+        D = rho[:, None] * rho[None, :] * D
+        return (rho * W, rho * F, rho * B, D, after, after_share, total), None
+
+    line, square, zero = jnp.zeros(dim, dtype), jnp.zeros((dim, dim), dtype), jnp.zeros((), dtype)
+    empty = (line, line, line, square, zero, zero, square)
+    carry, _ = lax.scan(back, empty, (E, eta, weight, share), reverse=True)
+    return carry[-1] / rounds / rounds
+
+
+class Directions(NamedTuple):
+    """How the eigendirections of Ĝ make up each coordinate's ȳ_T and V̂_T."""
 
     eigenvalues: Array  # (d,)
-    shares: Array  # (coordinates, d)
-    bias: Array  # (d,) what the start leaves in ȳ_T, over its standard deviation
+    view: Array  # (coordinates, d) each coordinate's part of each direction
+    variance: Array  # (coordinates,) of ȳ_T
+    scaling: Array  # (d, d) E V̂_T
+    ratio: Array  # (d,) E V̂_T over Var ȳ_T in each direction
+    bias: Array  # (coordinates,) what the start leaves in ȳ_T, over its standard deviation
 
 
 def random_scaling_estimator(
@@ -145,45 +183,86 @@ def _measure_contrasts(rows: tuple[tuple[float, ...], ...]) -> Any:
         assert horizon is not None
         found = random_scaling_lib.measure(states[:1], horizon)
         middle, spec, factors = finite_covariance(states[1], horizon)
+        scaling = scaling_factors(spec.eigenvalues, horizon)
         view = spec.vectors
+        move = states[1].start - states[1].mean
         if rows:
             matrix = jnp.asarray(rows, view.dtype)
             view = jnp.matmul(matrix, view, precision=lax.Precision.HIGHEST)
-        # Var_j = Σ_i view_ji (Σ_k middle_ik view_jk): the inner sums are the directions' shares.
-        parts = view * jnp.matmul(view, middle, precision=lax.Precision.HIGHEST)
-        shares = parts / jnp.sum(parts, axis=1, keepdims=True)
+            move = jnp.sum(matrix * move[None, :], axis=1)
+        inner = jnp.matmul(view, middle, precision=lax.Precision.HIGHEST)
+        variance = jnp.sum(view * inner, axis=1)
         # Far from x* the curvature is not Ĝ. The start is taken to fade at Ĝ's fastest rate: never too
         # slow for a linear problem, and what logistic regression does at first from x_0 = 0.
-        move = jnp.sum(spec.vectors * (states[1].start - states[1].mean)[:, None], axis=0)
-        fading = jnp.maximum(factors.start[-1], 0)
-        bias = move * fading / jnp.sqrt(jnp.diagonal(middle))
-        detail = DirectionShares(spec.eigenvalues, shares, bias)
+        bias = move * jnp.maximum(factors.start[-1], 0) / jnp.sqrt(variance)
+        ratio = jnp.diagonal(scaling) / jnp.diagonal(factors.pair)
+        scaling = scaling * spec.S
+        detail = Directions(spec.eigenvalues, view, variance, scaling, ratio, bias)
         return found._replace(floored=found.floored | spec.floored, detail=detail)
 
     return measure
 
 
-def direction_multiplier(level: float, plan: Plan | None, detail: DirectionShares) -> np.ndarray:
-    """Critical values (..., coordinates): q⁻² = Σ_i share_i q(λ_i)⁻².
+def direction_multiplier(level: float, plan: Plan | None, detail: Directions) -> np.ndarray:
+    """Critical values (..., coordinates) from those of each direction.
 
-    Var ȳ_j is the sum of its directions' variances and E V̂_j is too, so that their ratio, which q²
-    measures, adds up in this way. Exact where the λ_i are equal.
+    In one direction q_i² E V̂_i/Var ȳ_i = k_i, a number that depends little on λ_i. A coordinate, the
+    sum over directions with parts u_i, is given q⁻² = Σ_ik (u_i/√k_i) (u_k/√k_k) E V̂_ik / Var ȳ: exact
+    where the λ_i are equal, and right in the mean of V̂ where they are not.
     """
     if plan is None:
         raise ValueError("plan: critical='finite_horizon' needs the plan that was run, got None")
-    each = finite_law.interpolated(
-        plan, np.asarray(detail.eigenvalues), np.asarray(detail.bias), level
-    )
-    return np.sum(np.asarray(detail.shares, np.float64) / each[..., None, :] ** 2, axis=-1) ** -0.5
+    part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
+    values = np.broadcast_to(part.eigenvalues[..., None, :], part.view.shape)
+    each = finite_law.interpolated(plan, values, part.bias[..., None], level)
+    return _combined(part, each)
 
 
-def _direction_tail(statistic: Any, plan: Plan | None, detail: DirectionShares) -> np.ndarray:
-    """p-values by inverting the critical values over a grid of levels."""
-    levels = 1 - np.logspace(-0.01, -6, 61)
-    table = np.stack([direction_multiplier(float(q), plan, detail) for q in levels])
-    flat = np.abs(np.broadcast_to(np.asarray(statistic, np.float64), table.shape[1:]))
+def _combined(part: Directions, each: np.ndarray) -> np.ndarray:
+    """The rule above, for critical values (..., coordinates, d)."""
+    unit = part.view / (each * np.sqrt(part.ratio[..., None, :]))
+    scaled = np.sum((unit @ part.scaling) * unit, axis=-1)
+    # Infinite critical values leave no V̂ at all.
+    return np.sqrt(np.where(scaled > 0, part.variance / np.where(scaled > 0, scaled, 1.0), np.inf))
+
+
+def _direction_tail(statistic: Any, plan: Plan | None, detail: Directions) -> np.ndarray:
+    """p-values, not below 1e-6: the level at which the rule above gives the statistic itself."""
+    if plan is None:
+        raise ValueError("plan: critical='finite_horizon' needs the plan that was run, got None")
+    part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
+    flat = np.abs(np.broadcast_to(np.asarray(statistic, np.float64), part.variance.shape))
     result = np.empty(flat.shape)
-    for index in np.ndindex(flat.shape):
-        column = table[(slice(None), *index)]
-        result[index] = np.exp(np.interp(flat[index], column, np.log(1 - levels)))
+    for run in np.ndindex(flat.shape[:-1]):
+        one = Directions(*(leaf[run] for leaf in part))
+        for j, value in enumerate(flat[run]):
+            result[(*run, j)] = _one_tail(float(value), plan, one, j)
     return result
+
+
+def _one_tail(statistic: float, plan: Plan, part: Directions, j: int) -> float:
+    if not (np.isfinite(statistic) and np.isfinite(part.bias[j]) and np.all(part.eigenvalues > 0)):
+        return float("nan")
+    thresholds = max(statistic, 1e-6) * np.geomspace(0.2, 5.0, 33)
+    fastest = float(part.eigenvalues.max())
+    curves = [
+        -np.log(
+            np.clip(
+                finite_law.tail_curve(plan, float(value), fastest, abs(part.bias[j]), thresholds),
+                1e-7,
+                1.0,
+            )
+        )
+        for value in part.eigenvalues
+    ]
+    chosen = part._replace(view=part.view[j], variance=part.variance[j])
+
+    def excess(minus_log: float) -> float:
+        each = np.array([np.interp(minus_log, curve, thresholds) for curve in curves])
+        return float(_combined(chosen, each)) - statistic
+
+    low, high = 0.0, 14.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return float(np.exp(-low))

@@ -78,8 +78,9 @@ def local_factors(plan: Plan, eigenvalue: float) -> tuple[FloatArray, FloatArray
     return rho, plan.eta**2 * geometric
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def path(plan: Plan, eigenvalue: float) -> Path:
-    """Moments of the path's sums in one eigendirection, in O(T)."""
+    """Moments of the path's sums in one eigendirection, in O(T); refuses one that overflows."""
     rho, noise = local_factors(plan, eigenvalue)
     variance, cross = _forward(rho, noise)
     ahead = np.zeros(plan.num_rounds)  # U_n = Σ_{k>n} ρ_{n+1}…ρ_k
@@ -92,6 +93,11 @@ def path(plan: Plan, eigenvalue: float) -> Path:
     decay = np.outer(sign, sign) * np.exp(np.minimum(log[None, :] - log[:, None], 700.0))
     reach = ahead[nodes][:, None] - decay * ahead[nodes][None, :]
     upper = np.triu(variance[nodes][:, None] + cross[nodes][:, None] * reach)
+    if not np.isfinite(upper).all():
+        raise ValueError(
+            "plan: its first steps are so long that the path overflows in a direction with "
+            f"eigenvalue {eigenvalue:.4g}, where η_1 λ is {plan.eta[0] * eigenvalue:.4g}"
+        )
     share = (nodes + 1.0) / plan.num_rounds
     return Path(upper + np.triu(upper, 1).T, share, weight)
 
@@ -202,6 +208,19 @@ def critical_value(form: Form, bias: float, level: float) -> float:
     return root_scalar(excess, bracket=(0.0, high), method="brentq", xtol=1e-6, rtol=1e-7).root
 
 
+def tail_curve(
+    plan: Plan, eigenvalue: float, fastest: float, bias: float, thresholds: FloatArray
+) -> FloatArray:
+    """P(|ȳ_T − x*| > c √V̂_T) at some c, in a direction of a run with `fastest` its largest λ."""
+    form = quadratic_form(_exact_noise(plan, eigenvalue), start_path(plan, fastest))
+    return np.array([tail_probability(form, bias, float(c)) for c in thresholds])
+
+
+@functools.lru_cache(maxsize=64)
+def _exact_noise(plan: Plan, eigenvalue: float) -> Noise:
+    return noise_form(path(plan, eigenvalue))
+
+
 @functools.lru_cache(maxsize=64)
 def _noise(plan: Plan, index: int) -> Noise:
     return noise_form(path(plan, float(np.exp(index * _EIGENVALUE_STEP))))
@@ -209,8 +228,13 @@ def _noise(plan: Plan, index: int) -> Noise:
 
 @functools.lru_cache(maxsize=65536)
 def _tabulated(plan: Plan, level: float, index: int, bias: float, fastest: int) -> float:
+    """A knot; infinite where the path overflows, so that one wild run does not end a batch."""
     start = start_path(plan, float(np.exp(fastest * _EIGENVALUE_STEP)))
-    return critical_value(quadratic_form(_noise(plan, index), start), bias, level)
+    try:
+        form = quadratic_form(_noise(plan, index), start)
+        return critical_value(form, bias, level)
+    except ValueError:
+        return np.inf
 
 
 def interpolated(
@@ -228,12 +252,15 @@ def interpolated(
       level: confidence level.
 
     Returns:
-      Critical values (..., d); NaN for a run whose eigenvalues are not positive and finite.
+      Critical values (..., d); NaN for a run whose eigenvalues are not positive and finite, infinite
+      where the plan's first steps are so long that the path overflows.
     """
     if plan.num_rounds < 2:
         raise ValueError(f"plan: must have at least 2 rounds, got {plan.num_rounds}")
-    values = np.asarray(eigenvalues, np.float64)
-    shift = np.minimum(np.abs(np.asarray(biases, np.float64)), _BIASES[-1])
+    values, shift = np.broadcast_arrays(
+        np.asarray(eigenvalues, np.float64), np.abs(np.asarray(biases, np.float64))
+    )
+    shift = np.minimum(shift, _BIASES[-1])
     result = np.full(values.shape, np.nan)
     good = np.all(np.isfinite(values) & (values > 0) & np.isfinite(shift), axis=-1)
     place = np.log(np.where(good[..., None], values, 1.0)) / _EIGENVALUE_STEP
@@ -253,5 +280,9 @@ def _spline(
     low = int(np.floor(place.min())) - 1
     rows = np.arange(low, max(low + 4, int(np.floor(place.max())) + 3))
     columns = _BIASES[: max(4, int(np.searchsorted(_BIASES, shift.max())) + 2)]
-    table = [[_tabulated(plan, level, int(i), j, fastest) for j in columns] for i in rows]
-    return RectBivariateSpline(rows, columns, np.log(table)).ev(place, shift)
+    table = np.array([[_tabulated(plan, level, int(i), j, fastest) for j in columns] for i in rows])
+    known = int(np.argmin(np.append(np.isfinite(table).all(axis=1), False)))
+    if known < 4:
+        return np.full(place.shape, np.inf)
+    found = RectBivariateSpline(rows[:known], columns, np.log(table[:known])).ev(place, shift)
+    return np.where(place <= rows[known - 1], found, np.inf)

@@ -193,16 +193,14 @@ def error_along_rounds(
     """L2 error against communication rounds on logarithmic axes, a panel a problem.
 
     Args:
-      rows: of `summarise`, all saved rounds; of several horizons the longest is drawn.
+      rows: of `summarise`, all saved rounds; of a schedule's horizons the longest is drawn.
       warmup: rounds of warm-up of a problem, to be marked.
     """
     problems = _unique(rows, "problem")
     figure, axes = drawing.grid(1, len(problems))
     for axis, problem in zip(axes[0], problems, strict=True):
         here = [row for row in rows if row["problem"] == problem]
-        longest, method = max(row["num_steps"] for row in here), here[0]["method"]
-        chosen = [r for r in here if (r["num_steps"], r["method"]) == (longest, method)]
-        _draw_lines(axis, chosen, "l2_error", 1, warmup(problem))
+        _draw_lines(axis, _longest(here), "l2_error", 1, warmup(problem))
         drawing.plain_log(axis.yaxis)
         axis.set_title(_title(problem))
         axis.set_xlabel("Communication rounds")
@@ -210,6 +208,17 @@ def error_along_rounds(
     marked = any(warmup(problem) for problem in problems)
     drawing.legend(figure, _unique(rows, "schedule"), warmup=marked)
     return figure
+
+
+def _longest(rows: Sequence[Row]) -> list[Row]:
+    """Of every schedule the longest horizon, once: all methods and levels share the average."""
+    steps = {
+        name: max(r["num_steps"] for r in group)
+        for (name,), group in _grouped(rows, "schedule").items()
+    }
+    once = (rows[0]["method"], rows[0]["level"])
+    one = [row for row in rows if (row["method"], row["level"]) == once]
+    return [row for row in one if row["num_steps"] == steps[row["schedule"]]]
 
 
 def _draw_lines(

@@ -17,7 +17,7 @@ from jaxlsgd.rows import CellRows
 from jaxlsgd.schedules import PAPER_SCHEDULES, Plan, paper, power_decay
 from jaxlsgd.simulation import simulate
 
-WARMUP = 0.05  # of the observations
+WARMUP = 0.05  # of the observations in tables, of the rounds in figures
 _POINTS = 25  # of a figure's curve
 
 PAPER_METHODS: tuple[Estimator, ...] = (plug_in(), random_scaling(critical="paper"))
@@ -25,12 +25,24 @@ OUR_METHODS: tuple[Estimator, ...] = (plug_in("finite"), random_scaling(critical
 
 
 class Job(NamedTuple):
-    """A simulation: of a model under a schedule, read at its end or all along its path."""
+    """A simulation of a model under a schedule: for a table by t_T, or for a figure by rounds T."""
 
     model: str
     schedule: str
-    num_steps: int
-    along: bool = False
+    num_steps: int = 0
+    num_rounds: int = 0
+
+    @property
+    def plan(self) -> Plan:
+        """The paper's plan: γ_m = γ_0 m^(−0.505), and a warm-up of E = 1."""
+        step, schedule = power_decay(PAPER_STEP[self.model]), paper(self.schedule)
+        if not self.num_rounds:
+            return schedule.with_warmup(WARMUP).plan(step, num_steps=self.num_steps)
+        # E_m = E'_(m − 5 % T): of a figure, whose axis is T, the first 5 % rounds.
+        first = round(WARMUP * self.num_rounds)
+        rest = schedule.intervals(self.num_rounds - first)
+        E = np.concatenate([np.ones(first, np.int64), rest])
+        return Plan(E, step.effective(len(E)) / E, schedule, step, first)
 
 
 def table_jobs(model: str, horizons: Sequence[int]) -> list[Job]:
@@ -39,14 +51,13 @@ def table_jobs(model: str, horizons: Sequence[int]) -> list[Job]:
 
 
 def figure_jobs(model: str, horizons: Sequence[int]) -> list[Job]:
-    """The paths of a figure; the paper's methods only, ours cost too much at every point."""
-    return [Job(model, name, max(horizons), True) for name in PAPER_SCHEDULES]
+    """The paths of a figure: of every schedule as many rounds T as the fastest can make.
 
-
-def make_plan(job: Job) -> Plan:
-    """The plan of the paper: γ_m = γ_0 m^(−0.505), and E = 1 for the first 5 % observations."""
-    schedule = paper(job.schedule).with_warmup(WARMUP)
-    return schedule.plan(power_decay(PAPER_STEP[job.model]), num_steps=job.num_steps)
+    P(1/2), which uses most observations a round, makes T of the longest horizon.
+    """
+    step = power_decay(PAPER_STEP[model])
+    rounds = paper("P(1/2)").plan(step, num_steps=max(horizons)).num_rounds
+    return [Job(model, name, num_rounds=rounds) for name in PAPER_SCHEDULES]
 
 
 class Runner:
@@ -64,20 +75,21 @@ class Runner:
         return self._done[job]
 
     def _run(self, job: Job) -> CellRows:
-        plan = make_plan(job)
+        plan, figure = job.plan, job.num_rounds > 0
         return simulate(
             self._key,
             paper_problem(job.model),
             plan,
             replications=self.replications,
-            methods=PAPER_METHODS if job.along else PAPER_METHODS + OUR_METHODS,
+            # Ours would have to be computed anew at every point of a curve.
+            methods=PAPER_METHODS if figure else PAPER_METHODS + OUR_METHODS,
             levels=(LEVEL,),
-            save_at=_points(plan) if job.along else None,
+            save_at=_points(plan) if figure else None,
             progress=lambda share: self._tell(job, share),
         )
 
 
 def _points(plan: Plan) -> list[int]:
-    """Rounds evenly spaced on a logarithmic axis, from a tenth of the warm-up on."""
-    first = max(2, plan.warmup_rounds // 10)
+    """Rounds evenly spaced on a logarithmic axis, from a quarter of the warm-up on."""
+    first = max(2, plan.warmup_rounds // 4)
     return np.unique(np.geomspace(first, plan.num_rounds, _POINTS).round().astype(int)).tolist()

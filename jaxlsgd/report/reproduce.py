@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=list(paper_numbers.HORIZONS),
         metavar="STEPS",
-        help="observations per client t_T; figures use the largest (default: the paper's)",
+        help="observations per client t_T; figures use at most the largest (default: the paper's)",
     )
     parser.add_argument("--seed", type=_seed, default=0, help="seed of all draws (default 0)")
     parser.add_argument(
@@ -143,7 +143,7 @@ class _Simulations:
 
         self._progress = progress.for_stream(sys.stderr, self._args.quiet or not self._jobs)
         runs = len(self._jobs) * self._args.replications
-        work = sum(job.num_steps for job in self._jobs)
+        work = sum(job.plan.num_steps for job in self._jobs)
         self._progress.start(progress.Totals(len(self._jobs), 0, runs, work))
         return self
 
@@ -163,7 +163,7 @@ class _Simulations:
     def _tell(self, job: Job, share: float) -> None:
         step = share - self._shares.get(job, 0.0)
         self._shares[job] = share
-        self._progress.advance(step * self._args.replications, step * job.num_steps)
+        self._progress.advance(step * self._args.replications, step * job.plan.num_steps)
         if share >= 1 and step > 0:
             self._progress.cell_done()
         self._progress.tick()
@@ -207,11 +207,9 @@ def _figure(
     target: str, run: Callable[[Job], Any], horizons: Sequence[int], directory: Path
 ) -> list[str]:
     """Writes a figure and the data behind it, returns it as Markdown."""
-    from jaxlsgd.report.paper_cells import make_plan
-
     jobs = _jobs(target, horizons)
     rows = [row for job in jobs for row in figures.first_coordinate(run(job))]
-    warmup = make_plan(jobs[0]).warmup_rounds
+    warmup = jobs[0].plan.warmup_rounds
     if target == "figure1":
         figure = figures.error_along_rounds(rows, lambda problem: warmup)
     else:
@@ -221,9 +219,8 @@ def _figure(
     records = [{name: row[name] for name in columns} for row in rows]
     _write(directory / f"{target}.csv", to_csv(records, columns))
     title = target.capitalize().replace("Figure", "Figure ")
-    caption = (
-        f"{title}: {_CAPTIONS[target]} t_T = {max(horizons):,}, {rows[0]['replications']:,} runs."
-    )
+    size = f"{rows[0]['replications']:,} runs of T = {jobs[0].num_rounds:,} rounds"
+    caption = f"{title}: {_CAPTIONS[target]} {size}, E = 1 for the first 5 % of them."
     print(caption)
     return [f"## {title}", "", caption, "", f"![{title}]({target}.png)", ""]
 
