@@ -17,8 +17,10 @@ _WHERE = {
     "Interval": "jaxlsgd.base",
     "Problem": "jaxlsgd.base",
     "Sync": "jaxlsgd.base",
+    "OuterProduct": "jaxlsgd.base",
     "Fit": "jaxlsgd.fitting",
     "fit": "jaxlsgd.fitting",
+    "fclt_check": "jaxlsgd.fclt",
     "CellRows": "jaxlsgd.rows",
     "MethodRows": "jaxlsgd.rows",
     "Plan": "jaxlsgd.schedules",
@@ -33,7 +35,8 @@ __all__ = ["__version__", *_WHERE, *_MODULES]
 
 if TYPE_CHECKING:
     from jaxlsgd import inference, local_sgd, measures, problems, report, schedules, study
-    from jaxlsgd.base import Draws, Estimator, Interval, Problem, Sync
+    from jaxlsgd.base import Draws, Estimator, Interval, OuterProduct, Problem, Sync
+    from jaxlsgd.fclt import fclt_check
     from jaxlsgd.fitting import Fit, fit
     from jaxlsgd.inference.plug_in import plug_in
     from jaxlsgd.inference.random_scaling import random_scaling

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd import local_sgd
 from jaxlsgd.base import (
@@ -22,7 +22,8 @@ from jaxlsgd.base import (
     check_finite,
     check_key,
 )
-from jaxlsgd.inference.plug_in import plug_in
+from jaxlsgd.inference import diagnostics, joint
+from jaxlsgd.inference.plug_in import PlugInState, plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.rows import MethodRows
 from jaxlsgd.schedules import Plan
@@ -47,6 +48,7 @@ class Fit:
     task: Task
     rows: dict[str, MethodRows]
     details: dict[str, Any]  # what each method's measurement said besides, after the last round
+    states: dict[str, Any]  # what each method had streamed, after the last round
 
     @property
     def save_at(self) -> tuple[int, ...]:
@@ -87,6 +89,31 @@ class Fit:
         statistic = (rows.estimate[-1, 0] - null) / rows.scale[-1, 0]
         p = estimator.tail(statistic, self.task.plan, self.details[method])
         return Test(np.asarray(null, np.float64), statistic, np.asarray(p, np.float64))
+
+    def joint(self, method: str) -> joint.Joint:
+        """Average and matrix for `ellipsoid` and `simultaneous` of `inference.joint`."""
+        estimator = next(m for m in self.task.methods if m.name == self._known(method))
+        if self.diverged:
+            raise ValueError("method: the run diverged, so there is nothing to test")
+        return joint.joint(estimator, self.states[method], self.task.plan)
+
+    def joint_test(
+        self,
+        method: str,
+        contrasts: ArrayLike | None = None,
+        null: ArrayLike = 0.0,
+        level: float = 0.95,
+    ) -> joint.JointTest:
+        """Test of Rx* = r after the last round; of all coordinates at once without contrasts R."""
+        return joint.joint_test(self.joint(method), contrasts, null, level)
+
+    def regime(self, tolerance: float = 0.05) -> diagnostics.Regime:
+        """Whether this run is in the asymptotic regime, and what horizon would be."""
+        for states in self.states.values():
+            for state in states:
+                if isinstance(state, PlugInState):
+                    return diagnostics.regime(state, self.task.plan, tolerance)
+        raise ValueError("methods: regime() needs Ĝ and Ŝ; add plug_in() to the methods of the fit")
 
     def _known(self, method: str) -> str:
         if method not in self.rows:
@@ -139,12 +166,16 @@ def fit(
     save = None if save_at is None else as_tuple(save_at)
     task = Task(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, transform)
     found: list[Any] = []
-    rows = run_replications(key, task, replication, 1, on_measure=found.append)
+    states: list[Any] = []
+    rows = run_replications(
+        key, task, replication, 1, on_measure=found.append, on_states=states.append
+    )
     details = {
         name: jax.tree.map(lambda leaf: leaf[0], measured.detail)
         for name, measured in found[-1].items()
     }
-    return Fit(task, rows, details)
+    last = jax.tree.map(lambda leaf: np.asarray(leaf[..., 0] if leaf.ndim else leaf), states[-1])
+    return Fit(task, rows, details, last)
 
 
 def _like(init: Params, vector: NDArray[np.float64]) -> Params:

@@ -108,11 +108,12 @@ def run_replications(
     device: Device | None = None,
     on_call: Callable[[int], None] = lambda steps: None,
     on_measure: Callable[[dict[str, Measurement]], None] = lambda found: None,
+    on_states: Callable[[dict[str, Any]], None] = lambda states: None,
 ) -> dict[str, MethodRows]:
     """Runs replications first, …, first + count − 1 of a task as one tile on one device.
 
     `on_call` hears after some steps how many they were; `on_measure` sees each saved round's
-    measurements, as NumPy arrays with the replications first.
+    measurements, as NumPy arrays with the replications first, and `on_states` what they were made of.
     """
     saved: list[dict[str, MethodRows]] = []
     with jax.enable_x64(task.dtype == "float64"), jax.default_device(device):
@@ -124,6 +125,7 @@ def run_replications(
             plan = task.plan.prefix(task.layout.save_at[index])
             found = _measurements(program, data, state, task, plan)
             on_measure(found)
+            on_states({m.name: tile.method_states(program, state, m) for m in task.methods})
             saved.append({m.name: _rows(m, found[m.name], plan, task.levels) for m in task.methods})
 
         tile.run_tile(program, data, keys, task.layout, on_save, on_call)

@@ -337,12 +337,16 @@ def measure_tile(
     program: Program, data: ProblemData, state: TileState, method: Estimator, horizon: Horizon
 ) -> Measurement:
     """One method's measurement of every replication, replications first."""
-    where = [program.accumulators.index(part) for part in method.accumulators]
-    parts = tuple(program.accumulators[i] for i in where)
-    states = tuple(state.statistics[i] for i in where)
+    states = method_states(program, state, method)
     # A method that can do without the plan is not compiled again for plans of another length.
     given = horizon if method.needs_plan else None
-    return _measure(method.measure, parts, data.init, states, given)
+    return _measure(method.measure, method.accumulators, data.init, states, given)
+
+
+def method_states(program: Program, state: TileState, method: Estimator) -> tuple[Any, ...]:
+    """The states of a method's statistics; array leaves (..., R), scalar leaves ()."""
+    where = (program.accumulators.index(part) for part in method.accumulators)
+    return tuple(state.statistics[i] for i in where)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

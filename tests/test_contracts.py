@@ -105,32 +105,28 @@ def syncs(name: str, count: int = 2) -> Sync:
     clients = jax.tree.map(_single, problem.clients)
     start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init)
 
-    def observation(key: jax.Array, client: Any) -> Any:
-        if problem.sample is not None:
-            return problem.sample(key, client)
-        normal, uniform = jax.random.split(key)
-        assert problem.observe is not None and problem.draws is not None
-        drawn = Draws(
-            jax.random.normal(normal, (problem.draws.normal,)),
-            jax.random.uniform(uniform, (problem.draws.uniform,), minval=1e-6),
-        )
-        return problem.observe(drawn, client)
+    source = problem.sample or problem.observe
+    assert source is not None
 
     def hessian_at(x: jax.Array, seen: Any) -> jax.Array:
         found = functions.hessian(x, seen)
         return found.dense() if isinstance(found, OuterProduct) else found
 
-    def one(key: jax.Array, E: jax.Array, eta: jax.Array) -> Sync:
-        move, sample = jax.random.split(key)
-        x = flatten(start) + 0.3 * jax.random.normal(move, (problem.dim,))
-        seen = jax.vmap(observation)(jax.random.split(sample, problem.num_clients), clients)
+    def one(x: jax.Array, drawn: Any, E: jax.Array, eta: jax.Array) -> Sync:
+        seen = jax.vmap(source)(drawn, clients)
         gradient = weights @ jax.vmap(functions.gradient, (None, 0))(x, seen)
         hessian = jnp.tensordot(weights, jax.vmap(hessian_at, (None, 0))(x, seen), 1)
         return Sync(functions.unravel(x), E, eta, functions.unravel(gradient), hessian)
 
-    keys = jax.random.split(jax.random.key(1), (count, ROUNDS))
-    E, eta = jnp.asarray(PLAN.E, jnp.float32), jnp.asarray(PLAN.eta, jnp.float32)
-    found = jax.jit(jax.vmap(jax.vmap(one), (0, None, None)))(keys, E, eta)
+    rng, shape = np.random.default_rng(6), (count, ROUNDS)
+    x = np.asarray(flatten(start)) + 0.3 * rng.standard_normal((*shape, problem.dim), np.float32)
+    if problem.draws is None:
+        drawn: Any = jax.random.split(jax.random.key(1), (*shape, problem.num_clients))
+    else:
+        sizes = [(*shape, problem.num_clients, size) for size in problem.draws]
+        drawn = Draws(rng.standard_normal(sizes[0], np.float32), rng.uniform(0.01, 0.99, sizes[1]))
+    E, eta = PLAN.E.astype(np.float32), PLAN.eta.astype(np.float32)
+    found = jax.jit(jax.vmap(jax.vmap(one), (0, 0, None, None)))(x, drawn, E, eta)
     return jax.tree.map(np.asarray, found)  # NumPy slices need no compilation
 
 

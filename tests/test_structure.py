@@ -41,6 +41,7 @@ ROOMS = (
     "tile",
     "simulation",
     "fitting",
+    "fclt",
     "study",
     "report",
     "cli",

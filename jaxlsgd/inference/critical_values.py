@@ -122,7 +122,7 @@ def tail_probability_for_plan(plan: HasSchedule, c: ArrayLike) -> float | FloatA
 
     Reference: Corollary 4.2 of the paper, with its g taken from the schedule and not from the family.
     """
-    return _tail(_check_thresholds("c", c), pivot_law.plan_spectrum(_check_plan(plan)))
+    return _tail(_check_thresholds("c", c), pivot_law.plan_spectrum(check_plan(plan)))
 
 
 def p_value_for_plan(plan: HasSchedule, statistic: ArrayLike) -> float | FloatArray:
@@ -144,7 +144,7 @@ def p_value_for_plan(plan: HasSchedule, statistic: ArrayLike) -> float | FloatAr
     Reference: Corollary 4.2 of the paper; `tail_probability_for_plan` for g.
     """
     return _tail(
-        np.abs(_check_array("statistic", statistic)), pivot_law.plan_spectrum(_check_plan(plan))
+        np.abs(_check_array("statistic", statistic)), pivot_law.plan_spectrum(check_plan(plan))
     )
 
 
@@ -166,7 +166,7 @@ def for_plan(plan: HasSchedule, level: float) -> float:
 
     Reference: Corollary 4.2 of the paper; `tail_probability_for_plan` for g.
     """
-    return _plan_quantile(_check_level(level), _check_plan(plan))
+    return _plan_quantile(_check_level(level), check_plan(plan))
 
 
 def paper_value(beta: float, level: float) -> float:
@@ -224,6 +224,11 @@ def wald_critical_value(dim: int, level: float) -> float:
             return value
     there = ", ".join(map(str, table[int(dim)]))
     raise ValueError(f"level must be one that was simulated ({there}), got {level!r}")
+
+
+def wald_has_level(level: float) -> bool:
+    """Whether `wald_critical_value` was simulated at a level."""
+    return any(math.isclose(level, column, abs_tol=1e-9) for column in _wald_table()[1])
 
 
 @functools.cache
@@ -288,8 +293,8 @@ def _check_beta(beta: float) -> float:
     return number + 0.0
 
 
-def _check_plan(plan: HasSchedule) -> bytes:
-    """The schedule as a cache key."""
+def check_plan(plan: HasSchedule) -> bytes:
+    """The schedule as bytes, the key of everything that is kept of it; refuses what is none."""
     E = np.asarray(getattr(plan, "E", None))
     steps = E.astype(np.int64) if E.dtype.kind in "iu" else np.zeros(1)
     if steps.ndim != 1 or (steps < 1).any():

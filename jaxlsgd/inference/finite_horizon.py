@@ -241,28 +241,21 @@ def _direction_tail(statistic: Any, plan: Plan | None, detail: Directions) -> np
 
 
 def _one_tail(statistic: float, plan: Plan, part: Directions, j: int) -> float:
-    if not (np.isfinite(statistic) and np.isfinite(part.bias[j]) and np.all(part.eigenvalues > 0)):
+    values, bias = part.eigenvalues, float(abs(part.bias[j]))
+    if not (np.isfinite([statistic, bias]).all() and np.all(values > 0)):
         return float("nan")
-    thresholds = max(statistic, 1e-6) * np.geomspace(0.2, 5.0, 33)
-    fastest = float(part.eigenvalues.max())
-    curves = [
-        -np.log(
-            np.clip(
-                finite_law.tail_curve(plan, float(value), fastest, abs(part.bias[j]), thresholds),
-                1e-7,
-                1.0,
-            )
-        )
-        for value in part.eigenvalues
-    ]
-    chosen = part._replace(view=part.view[j], variance=part.variance[j])
+    # The directions' critical values lie around the coordinate's.
+    around = max(statistic, 1e-6) * np.geomspace(0.2, 5.0, 33)
+    tails = [finite_law.tail_curve(plan, v, values.max(), bias, around) for v in values.tolist()]
+    curves = np.maximum.accumulate(-np.log(np.clip(tails, 1e-7, 1.0)), axis=1)
+    chosen = part._replace(view=part.view[j : j + 1], variance=part.variance[j : j + 1])
 
-    def excess(minus_log: float) -> float:
-        each = np.array([np.interp(minus_log, curve, thresholds) for curve in curves])
-        return float(_combined(chosen, each)) - statistic
+    def beyond(minus_log: float) -> bool:
+        each = np.array([[np.interp(minus_log, curve, around) for curve in curves]])
+        return bool(_combined(chosen, each)[0] >= statistic)
 
-    low, high = 0.0, 14.0
-    for _ in range(50):
+    low, high = 0.0, -float(np.log(1e-6))
+    for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+        low, high = (low, middle) if beyond(middle) else (middle, high)
     return float(np.exp(-low))

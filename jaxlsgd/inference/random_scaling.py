@@ -21,7 +21,7 @@ from jaxlsgd.base import (
     compensated_add,
     flatten,
 )
-from jaxlsgd.inference import critical_values
+from jaxlsgd.inference import critical_values, pivot_law
 
 if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
@@ -118,7 +118,8 @@ def random_scaling(
       mode: "full" keeps V̂ as (d, d), which joint tests need; "diagonal" keeps its diagonal in O(d);
         "contrasts" keeps V̂ of Rx for the rows R given.
       contrasts: R, (number, d); only with (and then required by) mode "contrasts".
-      critical: where q comes from: "asymptotic" (t*(β) of the schedule's family), "schedule" (the
+      critical: where q comes from: "asymptotic" (t*(β) of the schedule's family, or the plan's own E_m
+        where it has none), "schedule" (the
         actual E_m of the plan), "paper" (the paper's simulated Table 2), "finite_horizon" (the
         Gaussian process of the plan with the estimated G and S; needs Hessians).
       beta: growth exponent of E_m for "asymptotic" and "paper"; taken from the plan if None.
@@ -210,11 +211,17 @@ def _growth(beta: float | None, plan: Plan | None) -> float:
     return plan.beta
 
 
+def _by_schedule(critical: str, beta: float | None, plan: Plan | None) -> bool:
+    """Whether the plan's own E_m decide: when asked for, and where a given sequence has no family."""
+    without_family = beta is None and plan is not None and plan.beta is None
+    return critical == "schedule" or (critical == "asymptotic" and without_family)
+
+
 def _multiplier(
     critical: str, beta: float | None, level: float, plan: Plan | None, detail: Any
 ) -> float:
     del detail
-    if critical == "schedule":
+    if _by_schedule(critical, beta, plan):
         return critical_values.for_plan(_required(plan), level)
     if critical == "paper":
         return critical_values.paper_value(_growth(beta, plan), level)
@@ -223,9 +230,19 @@ def _multiplier(
 
 def _tail(critical: str, beta: float | None, statistic: Any, plan: Plan | None, detail: Any) -> Any:
     del detail
-    if critical == "schedule":
+    if _by_schedule(critical, beta, plan):
         return critical_values.p_value_for_plan(_required(plan), statistic)
     return critical_values.p_value(statistic, beta=_growth(beta, plan))
+
+
+def limit_spectrum(method: Estimator, plan: Plan | None) -> pivot_law.Spectrum | None:
+    """The limit law behind a method's critical values; None for those of a finite horizon."""
+    if not isinstance(method.multiplier, functools.partial):
+        return None
+    critical, beta = method.multiplier.args
+    if _by_schedule(critical, beta, plan):
+        return pivot_law.plan_spectrum(critical_values.check_plan(_required(plan)))
+    return pivot_law.beta_spectrum(_growth(beta, plan))
 
 
 def _required(plan: Plan | None) -> Plan:
