@@ -109,10 +109,13 @@ class Fit:
 
     def regime(self, tolerance: float = 0.05) -> diagnostics.Regime:
         """Whether this run is in the asymptotic regime, and what horizon would be."""
+        if self.diverged:
+            raise ValueError("methods: the run diverged, so it has no regime")
         for states in self.states.values():
             for state in states:
                 if isinstance(state, PlugInState):
-                    return diagnostics.regime(state, self.task.plan, tolerance)
+                    names = self.task.problem.parameter_names()
+                    return diagnostics.regime(state, self.task.plan, tolerance, names)
         raise ValueError("methods: regime() needs Ĝ and Ŝ; add plug_in() to the methods of the fit")
 
     def _known(self, method: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,7 +15,20 @@ from jaxlsgd.inference import finite_horizon, plug_in
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
-_LONGEST = 2**40  # observations; beyond that the answer is "not within reach"
+_LONGEST = 2**20  # rounds that the search goes to; some seconds
+_CLOSE = 1.02  # the horizon needed is found up to this factor
+
+
+class Figures(NamedTuple):
+    """What a horizon does to each coordinate."""
+
+    inflation: FloatArray  # (d,) finite-horizon over asymptotic standard error
+    bias: FloatArray  # (d,) bias that the start leaves, over the standard error
+
+    @property
+    def worst(self) -> float:
+        """The larger of |inflation − 1| and |bias| over all coordinates."""
+        return float(max(np.max(np.abs(self.inflation - 1)), np.max(np.abs(self.bias))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,90 +40,176 @@ class Regime:
     tolerance: float
     num_steps: int  # observations a client that were used
     needed: int | None  # observations that would bring both under the tolerance, if it can be told
+    why_not: str  # why it cannot, or ""
+    names: tuple[str, ...]  # of the coordinates
+    steps: NDArray[np.int64]  # (horizons,) observations of the horizons that were looked at
+    inflation_at: FloatArray  # (horizons, d)
+    bias_at: FloatArray  # (horizons, d)
 
     @property
     def reached(self) -> bool:
         """Whether both figures are within the tolerance for every coordinate."""
-        return _within(self.inflation, self.bias, self.tolerance)
+        return Figures(self.inflation, self.bias).worst <= self.tolerance
 
     def __str__(self) -> str:
-        worst, bias = float(np.max(self.inflation)), float(np.max(np.abs(self.bias)))
-        facts = (
-            f"the finite-horizon standard error is up to {100 * (worst - 1):.1f} % above the "
-            f"asymptotic one, and the start's bias up to {bias:.2f} standard errors"
-        )
+        facts = f"{self._errors()}, and {self._start()}"
         if self.reached:
             return f"In the asymptotic regime: {facts} (tolerance {self.tolerance:g})."
         if self.needed is None:
-            return f"Not in the asymptotic regime: {facts}; what horizon would do cannot be told."
+            return f"Not in the asymptotic regime: {facts}; {self.why_not}."
         return (
             f"Not in the asymptotic regime: {facts}; about {self.needed:,} observations a client "
             f"(now {self.num_steps:,}) would bring both under {self.tolerance:g}."
         )
 
+    def _errors(self) -> str:
+        j = int(np.argmax(np.abs(self.inflation - 1)))
+        share = 100 * (self.inflation[j] - 1)
+        side = "above" if share >= 0 else "below"
+        return (
+            f"the finite-horizon standard error is up to {abs(share):.1f} % {side} the asymptotic "
+            f"one ({self.names[j]})"
+        )
 
-def regime(state: plug_in.PlugInState, plan: Plan, tolerance: float = 0.05) -> Regime:
+    def _start(self) -> str:
+        j = int(np.argmax(np.abs(self.bias)))
+        return (
+            f"the start's bias is up to {abs(self.bias[j]):.2g} standard errors ({self.names[j]})"
+        )
+
+
+def regime(
+    state: plug_in.PlugInState,
+    plan: Plan,
+    tolerance: float = 0.05,
+    names: Sequence[str] | None = None,
+) -> Regime:
     """Compares a run's finite-horizon standard errors with the asymptotic ones.
 
+    Looks at longer horizons with this run's Ĝ, Ŝ and start, the same schedule and the same step
+    size, and doubles and halves until it has the shortest, to 2 %, where both figures of all
+    coordinates are within the tolerance. Of a sequence that was given it cannot be told how it goes on.
+
     Args:
-      state: of `plug_in(...)`, after the run; one replication.
-      plan: the plan that was run.
-      tolerance: what counts as small, for SE ratio − 1 and for bias/SE alike.
+      state: of `plug_in(...)`, after the run; one replication. (A tuple of states will do.)
+      plan: the plan that was run, of at least two rounds.
+      tolerance: what counts as small, for |SE ratio − 1| and for |bias|/SE alike.
+      names: of the coordinates, for the sentence.
 
     Returns:
-      A `Regime`. The horizon needed is that of the same schedule and step size, with this run's Ĝ and Ŝ.
+      A `Regime`; `report.diagnostics` draws it.
 
     Example::
 
         result = jaxlsgd.fit(key, problem, plan)
         print(result.regime(tolerance=0.05))
     """
-    if not (np.isfinite(tolerance) and 0 < tolerance < 1):
+    if isinstance(tolerance, bool) or not (np.isfinite(tolerance) and 0 < tolerance < 1):
         raise ValueError(f"tolerance: must be in (0, 1), got {tolerance!r}")
-    inflation, bias = figures(state, plan)
-    if not np.all(np.isfinite(inflation) & np.isfinite(bias)):
-        raise ValueError("state: must be finite; the run has diverged or has no rounds yet")
-    needed = plan.num_steps
-    if not _within(inflation, bias, tolerance):
-        needed = _search(state, plan, tolerance)
-    return Regime(inflation, bias, tolerance, plan.num_steps, needed)
-
-
-def figures(state: plug_in.PlugInState, plan: Plan) -> tuple[FloatArray, FloatArray]:
-    """SE ratio and bias/SE by coordinate that this Ĝ, Ŝ and start would have under a plan."""
-    horizon = Horizon.of(plan, state.G.dtype)
-    # ν̂/t_T belongs to the plan that is asked about, not to the one that was run.
-    sums = state._replace(
-        s=np.asarray(np.sum(1 / plan.E), state.G.dtype), m=np.asarray(plan.num_rounds, np.int32)
+    if plan.num_rounds < 2:
+        raise ValueError(f"plan: must have at least 2 rounds, got {plan.num_rounds}")
+    source = _Source.of(_plug_in_state(state))
+    seen = {plan.num_steps: _figures(source, plan)}
+    here, needed, why_not = seen[plan.num_steps], plan.num_steps, ""
+    if _is_given(plan):
+        needed, why_not = None, "a given sequence does not say what a longer horizon would do"
+    else:
+        needed = _search(source, plan, tolerance, seen)
+        longest = max(seen)
+        why_not = "" if needed else f"even {longest:,} observations a client would not be enough"
+    steps = sorted(seen)
+    return Regime(
+        *here,
+        tolerance=float(tolerance),
+        num_steps=plan.num_steps,
+        needed=plan.num_steps if here.worst <= tolerance else needed,
+        why_not=why_not,
+        names=tuple(names or (f"x[{j}]" for j in range(len(here.bias)))),
+        steps=np.array(steps),
+        inflation_at=np.stack([seen[n].inflation for n in steps]),
+        bias_at=np.stack([seen[n].bias for n in steps]),
     )
-    found = _measure((sums,), horizon)
-    bias = np.asarray(found.detail.transient, np.float64) / np.asarray(found.scale, np.float64)
-    return np.asarray(found.detail.inflation, np.float64), bias
 
 
-_measure = jax.jit(finite_horizon.measure_plug_in)
+def figures(state: plug_in.PlugInState, plan: Plan) -> Figures:
+    """SE ratio and bias/SE by coordinate that this Ĝ, Ŝ and start would have under a plan."""
+    return _figures(_Source.of(_plug_in_state(state)), plan)
 
 
-def _within(inflation: FloatArray, bias: FloatArray, tolerance: float) -> bool:
-    return bool(np.all(inflation - 1 <= tolerance) and np.all(np.abs(bias) <= tolerance))
+def _plug_in_state(state: Any) -> plug_in.PlugInState:
+    for one in state if type(state) is tuple else (state,):
+        if isinstance(one, plug_in.PlugInState):
+            return one
+    raise ValueError(f"state: must be the state of plug_in(...), got {type(state).__name__}")
 
 
-def _search(state: plug_in.PlugInState, plan: Plan, tolerance: float) -> int | None:
-    """Doubles the horizon until both are small, then halves the bracket to 5 %."""
+def _is_given(plan: Plan) -> bool:
+    return plan.schedule.family == "custom" or bool(plan.step_size.sequence)
 
-    def good(num_steps: int) -> bool:
-        longer = plan.schedule.plan(plan.step_size, num_steps=num_steps)
-        return _within(*figures(state, longer), tolerance)
+
+class _Source(NamedTuple):
+    """Ĝ = QΛQᵀ, QᵀŜQ and the start's distance Qᵀ(x_0 − ȳ), in float64."""
+
+    eigenvalues: FloatArray
+    vectors: FloatArray
+    S: FloatArray
+    move: FloatArray
+
+    @classmethod
+    def of(cls, state: plug_in.PlugInState) -> _Source:
+        wide = state._replace(
+            **{name: np.asarray(getattr(state, name), np.float64) for name in ("G", "S")}
+        )
+        if wide.G.ndim != 2:
+            raise ValueError(f"state: must be of one replication, got G of shape {wide.G.shape}")
+        with jax.enable_x64(True):
+            spec = plug_in.spectrum(wide)
+        if bool(spec.floored):
+            raise ValueError("state: Ĝ is singular, a floor on its eigenvalues had to act")
+        move = np.asarray(state.start, np.float64) - np.asarray(state.mean, np.float64)
+        parts = [np.asarray(part) for part in (spec.eigenvalues, spec.vectors, spec.S)]
+        if int(state.m) < 1 or not all(np.isfinite(part).all() for part in (*parts, move)):
+            raise ValueError("state: must be finite; the run has diverged or has no rounds yet")
+        return cls(*parts, parts[1].T @ move)
+
+
+def _figures(source: _Source, plan: Plan) -> Figures:
+    with jax.enable_x64(True):
+        factors = _factors(source.eigenvalues, Horizon.of(plan, np.float64))
+    Q, values = source.vectors, source.eigenvalues
+    finite = np.sum((Q @ (np.asarray(factors.pair) * source.S)) * Q, axis=1)
+    limit = np.sum((Q @ (source.S / np.outer(values, values))) * Q, axis=1)
+    limit *= np.sum(1 / plan.E) / plan.num_rounds**2
+    bias = Q @ (np.asarray(factors.start) * source.move)
+    if not (np.all(finite > 0) and np.all(limit > 0) and np.isfinite(bias).all()):
+        raise ValueError(
+            "state: every coordinate must have a positive, finite variance under the plan; is Ŝ "
+            "singular, or are the first steps too long (η_1 λ > 2)?"
+        )
+    return Figures(np.sqrt(finite / limit), bias / np.sqrt(finite))
+
+
+_factors = jax.jit(finite_horizon.horizon_factors)
+
+
+def _search(source: _Source, plan: Plan, tolerance: float, seen: dict[int, Figures]) -> int | None:
+    """Doubles the horizon until both are small, then halves the bracket; keeps what it saw."""
+
+    def good(num_steps: int) -> bool | None:
+        """None beyond the longest horizon that is looked at."""
+        if num_steps not in seen:
+            longer = plan.schedule.plan(plan.step_size, num_steps=num_steps)
+            if longer.num_rounds > max(_LONGEST, plan.num_rounds):
+                return None
+            seen[num_steps] = _figures(source, longer)
+        return seen[num_steps].worst <= tolerance
 
     low = high = plan.num_steps
-    try:
-        while not good(high):
-            low, high = high, 2 * high
-            if high > min(_LONGEST, 256 * plan.num_steps):
-                return None
-    except ValueError:  # a given sequence ends
-        return None
-    while high - low > 0.05 * high:
-        middle = (low + high) // 2
+    while not (found := good(high)):
+        if found is None:
+            return None
+        low, high = high, 2 * high
+    while high > _CLOSE * low and high - low > 1:
+        middle = round((low * high) ** 0.5)
         low, high = (low, middle) if good(middle) else (middle, high)
-    return int(high)
+    return high

@@ -271,9 +271,7 @@ def _view(found: Joint, contrasts: ArrayLike | None, invertible: bool = True) ->
     if contrasts is not None:
         rows = np.asarray(random_scaling.check_contrasts(contrasts), np.float64)
     if rows.shape[1] != len(found.estimate):
-        raise ValueError(
-            f"contrasts: must have {len(found.estimate)} columns, got {rows.shape[1]}"
-        )
+        raise ValueError(f"contrasts: must have {len(found.estimate)} columns, got {rows.shape[1]}")
     matrix = rows @ found.matrix @ rows.T
     variances = np.diagonal(matrix)
     if not np.all(variances > 0):

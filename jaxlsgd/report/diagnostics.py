@@ -2,113 +2,178 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.stats
+from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from jaxlsgd.fclt import FcltCheck
-from jaxlsgd.inference import diagnostics
-from jaxlsgd.inference.plug_in import PlugInState
+from jaxlsgd.inference.diagnostics import Regime
 from jaxlsgd.report import drawing
-from jaxlsgd.schedules import Plan
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#000000", "#56B4E9", "#7F7F7F")
+# Of the palette of `drawing`.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7")
+_BAND = "#EFEFEF"
+_FEW = 12  # coordinates that can have their names on the axis
+_CURVES = 4  # values of s that are drawn
+_POINTS = 200  # of the quantile plot
 
 
-def save_regime(
-    state: PlugInState, plan: Plan, stem: str | Path, tolerance: float = 0.05
-) -> list[Path]:
-    """Draws what longer and shorter horizons would do to a run; returns the files written.
-
-    Args:
-      state: `fit.states["plug_in"][0]`.
-      plan: the plan that was run.
-      stem: path without suffix; PNG and PDF are written.
-      tolerance: drawn as a line.
-    """
-    return drawing.save(regime_figure(state, plan, tolerance), Path(stem))
-
-
-@drawing.styled
-def regime_figure(state: PlugInState, plan: Plan, tolerance: float = 0.05) -> Figure:
-    """Standard-error ratio and start bias by horizon, a line a coordinate; a mark where the run is."""
-    horizons = _horizons(plan)
-    plans = [plan.schedule.plan(plan.step_size, num_steps=n) for n in horizons]
-    found = [diagnostics.figures(state, longer) for longer in plans]
-    ratios = 100 * (np.array([inflation for inflation, _ in found]) - 1)
-    biases = np.abs(np.array([bias for _, bias in found]))
-    here = diagnostics.figures(state, plan)
-    figure, axes = drawing.grid(1, 2)
-    panels = zip(
-        axes[0],
-        (ratios, biases),
-        (100 * (here[0] - 1), np.abs(here[1])),
-        ("Finite-horizon over asymptotic SE, excess (%)", "Bias of the start, in SE"),
-        (100 * tolerance, tolerance),
-        strict=True,
-    )
-    for axis, lines, marks, title, limit in panels:
-        for j in range(lines.shape[1]):
-            colour = _COLOURS[j % len(_COLOURS)]
-            axis.plot(horizons, lines[:, j], color=colour, label=f"x[{j}]")
-            axis.plot([plan.num_steps], [marks[j]], "o", color=colour)
-        axis.axhline(limit, color=drawing.GREY, linestyle=drawing.DASHES, linewidth=1)
-        axis.set_xscale("log")
-        drawing.plain_log(axis.xaxis)
-        axis.set_title(title)
-        axis.set_xlabel("Observations per client (dot: this run)")
-    if ratios.shape[1] <= len(_COLOURS):
-        axes[0][1].legend(loc="upper right")
-    return figure
-
-
-def _horizons(plan: Plan) -> list[int]:
-    """A decade around the run's horizon, as far as its schedule reaches."""
-    horizons = np.unique(np.geomspace(plan.num_steps / 4, plan.num_steps * 16, 13).astype(int))
-    reached = []
-    for n in horizons.tolist():
-        try:
-            plan.schedule.plan(plan.step_size, num_steps=n)
-        except ValueError:  # a warm-up that does not fit, or a sequence that ends
-            continue
-        reached.append(n)
-    return reached
+def save_regime(regime: Regime, stem: str | Path) -> list[Path]:
+    """Draws a `Regime` as PNG and PDF; returns the files written."""
+    return drawing.save(regime_figure(regime), Path(stem))
 
 
 def save_fclt(check: FcltCheck, stem: str | Path) -> list[Path]:
-    """Draws an `FcltCheck`; returns the files written."""
+    """Draws an `FcltCheck` as PNG and PDF; returns the files written."""
     return drawing.save(fclt_figure(check), Path(stem))
 
 
 @drawing.styled
-def fclt_figure(check: FcltCheck) -> Figure:
-    """Cov(φ(r), φ(s)) against min(r, s), and the quantiles of φ(1) against the normal."""
-    figure, axes = drawing.grid(1, 2)
-    covariance, quantiles = axes[0]
-    for i, j in enumerate(_some(len(check.grid))):
-        colour, s = _COLOURS[i], check.grid[j]
-        covariance.plot(check.grid, check.expected[j], color=colour, linewidth=0.8, alpha=0.6)
-        covariance.errorbar(
-            check.grid, check.covariance[j], 2 * check.standard_error[j],
-            color=colour, fmt="o", markersize=3, label=f"s = {s:.2f}",
-        )  # fmt: skip
-    covariance.set_title("Cov(φ(r), φ(s)): points; min(r, s): lines")
-    covariance.set_xlabel("r")
-    covariance.legend(loc="upper left")
-    values = np.sort(check.process[-1].ravel() / np.sqrt(check.grid[-1]))
-    normal = scipy.stats.norm.ppf((np.arange(values.size) + 0.5) / values.size)
-    quantiles.plot(normal, normal, color=drawing.GREY, linestyle=drawing.DASHES, linewidth=1)
-    quantiles.plot(normal, values, ".", markersize=2.5, color=_COLOURS[0])
-    quantiles.set_title("Quantiles of φ(1), standardised")
-    quantiles.set_xlabel("Standard normal quantile")
+def regime_figure(regime: Regime) -> Figure:
+    """Excess of the standard error and bias of the start, by coordinate and by horizon.
+
+    Above, how far the finite-horizon standard error is from the asymptotic one, in %; below, the bias
+    that the start leaves, in standard errors. Left, each coordinate of this run; right, the worst and
+    the median coordinate at other horizons, with this run and the horizon needed marked. The band is
+    the tolerance.
+
+    Args:
+      regime: from `fit.regime()` or `inference.diagnostics.regime`.
+
+    Example::
+
+        save_regime(fit.regime(), "regime")
+    """
+    figure, axes = drawing.grid(2, 2, sharex="col")
+    excess = 100 * (regime.inflation - 1), 100 * (regime.inflation_at - 1)
+    _draw_line(axes[0], regime, *excess, 100 * regime.tolerance)
+    _draw_line(axes[1], regime, regime.bias, regime.bias_at, regime.tolerance)
+    axes[0][0].set_ylabel("Excess of standard error (%)")
+    axes[1][0].set_ylabel("Bias / standard error")
+    axes[0][0].set_title(f"By coordinate, {regime.num_steps:,} observations")
+    axes[0][1].set_title("By horizon")
+    axes[1][0].set_xlabel("Coordinate")
+    axes[1][1].set_xlabel("Observations per client")
+    _name_coordinates(axes[1][0], regime.names)
+    _regime_legend(figure, regime)
     return figure
 
 
-def _some(points: int) -> Sequence[int]:
-    return sorted({round(q * (points - 1)) for q in (0.2, 0.5, 1.0)})
+def _draw_line(
+    axes: list[Axes],
+    regime: Regime,
+    here: NDArray[np.float64],
+    at: NDArray[np.float64],
+    tolerance: float,
+) -> None:
+    left, right = axes
+    left.axhspan(-tolerance, tolerance, color=_BAND, zorder=0, linewidth=0)
+    left.axhline(0, color="black", linewidth=0.8, zorder=1)
+    left.plot(range(len(here)), here, linestyle="none", marker="o", color=_COLOURS[0])
+    sizes = np.abs(at)
+    right.axhspan(0, tolerance, color=_BAND, zorder=0, linewidth=0)
+    for values, color, marker in (
+        (sizes.max(axis=1), _COLOURS[1], "v"),
+        (np.median(sizes, axis=1), _COLOURS[2], "^"),
+    ):
+        right.plot(regime.steps, values, color=color, marker=marker)
+    right.axvline(regime.num_steps, color=drawing.GREY, linestyle=drawing.DASHES, linewidth=1)
+    if regime.needed is not None and not regime.reached:
+        right.axvline(regime.needed, color=drawing.GREY, linestyle=drawing.DOTS, linewidth=1)
+    right.set_ylim(bottom=0)
+    if len(regime.steps) > 1:
+        drawing.plain_log(right.xaxis)
+
+
+def _name_coordinates(axis: Axes, names: tuple[str, ...]) -> None:
+    if len(names) <= _FEW:
+        axis.set_xticks(range(len(names)), names)
+    axis.set_xlim(-0.5, len(names) - 0.5)
+
+
+def _regime_legend(figure: Figure, regime: Regime) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries = {
+        "a coordinate": Line2D([], [], linestyle="none", marker="o", color=_COLOURS[0]),
+        "worst": Line2D([], [], marker="v", color=_COLOURS[1]),
+        "median": Line2D([], [], marker="^", color=_COLOURS[2]),
+        "this run": Line2D([], [], color=drawing.GREY, linestyle=drawing.DASHES, linewidth=1),
+        f"tolerance {regime.tolerance:g}": Patch(color=_BAND),
+    }
+    if regime.needed is not None and not regime.reached:
+        needed = Line2D([], [], color=drawing.GREY, linestyle=drawing.DOTS, linewidth=1)
+        entries[f"needed, {regime.needed:,}"] = needed
+    figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=1.8)
+
+
+@drawing.styled
+def fclt_figure(check: FcltCheck) -> Figure:
+    """Left, Cov(φ(r), φ(s)) against r for some s, with min(r, s) in grey; right, quantiles of φ(1).
+
+    The bars are two standard errors of what Brownian motion itself would show.
+
+    Args:
+      check: from `fclt_check`.
+
+    Example::
+
+        save_fclt(check, "fclt")
+    """
+    figure, ((left, right),) = drawing.grid(1, 2)
+    chosen = np.unique(np.linspace(0, len(check.grid) - 1, _CURVES).round().astype(int))
+    for i, color in zip(chosen, _COLOURS, strict=False):
+        _draw_covariance(left, check, int(i), color)
+    left.set_title("Covariance of φ(r) and φ(s)")
+    left.set_xlabel("r")
+    left.set_ylim(bottom=0)
+    _draw_quantiles(right, check)
+    entries = {f"s = {check.grid[i]:.2g}": i for i in chosen}
+    _fclt_legend(figure, list(entries))
+    return figure
+
+
+def _draw_covariance(axis: Axes, check: FcltCheck, i: int, color: str) -> None:
+    r = check.grid
+    line = np.append(0.0, r)
+    axis.plot(line, np.minimum(line, r[i]), color=drawing.GREY, linewidth=1, zorder=1)
+    axis.errorbar(
+        r,
+        check.covariance[i],
+        yerr=2 * check.standard_error[i],
+        color=color,
+        marker="o",
+        linestyle="none",
+        elinewidth=1.1,
+    )
+
+
+def _draw_quantiles(axis: Axes, check: FcltCheck) -> None:
+    """Quantiles of φ(r)/√r at the last r, all coordinates together, against normal ones."""
+    values = np.sort(check.process[-1].ravel()) / np.sqrt(check.grid[-1])
+    share = (np.arange(min(_POINTS, values.size)) + 0.5) / min(_POINTS, values.size)
+    normal = ndtri(share)
+    axis.plot(normal, normal, color=drawing.GREY, linewidth=1, zorder=1)
+    observed = np.quantile(values, share)
+    axis.plot(normal, observed, "o", color=_COLOURS[0], markersize=2.5)
+    axis.set_title(f"Quantiles of φ({check.grid[-1]:.2g}), p = {check.normality[-1]:.2g}")
+    axis.set_xlabel("Standard normal")
+
+
+def _fclt_legend(figure: Figure, names: list[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    entries = {
+        name: Line2D([], [], linestyle="none", marker="o", color=color)
+        for name, color in zip(names, _COLOURS, strict=False)
+    }
+    entries["Brownian motion"] = Line2D([], [], color=drawing.GREY, linewidth=1)
+    figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=1.8)
