@@ -11,7 +11,6 @@ and not of a key a replication, and nothing is a compensated sum.
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +105,11 @@ def _sigmoid(z: Array) -> None:
     np.reciprocal(z, out=z)
 
 
+def mean_over_clients(weights: Array, values: Array, out: Array) -> None:
+    """Σ_k p_k v_k of contiguous (K, ...) into `out`."""
+    np.dot(weights, values.reshape(len(weights), -1), out=out.reshape(-1))
+
+
 class Statistics:
     """Random scaling's centred accumulators and the plug-in means, all (..., replications)."""
 
@@ -116,8 +120,10 @@ class Statistics:
         self.mean, self.b, self.delta, self.c = (np.zeros(shape, np.float32) for _ in range(4))
         square = (dim, *shape)
         self.A, self.G, self.S, self.work = (np.zeros(square, np.float32) for _ in range(4))
-        self.rows = np.empty((len(weights), dim, replications), np.float32)
-        self.scaled = np.empty_like(self.rows)
+        K = len(weights)
+        self.scaled = np.empty((K, dim, replications), np.float32)
+        self.rows = [np.empty((K, dim - i, replications), np.float32) for i in range(dim)]
+        self.sums = [np.empty((dim - i, replications), np.float32) for i in range(dim)]
 
     def update(self, x: Array, E: int, g: Array, a: Array, weight: Array | None) -> None:
         """One synchronisation: x̄, E_m, the mean gradient, covariates and Hessian weights."""
@@ -127,9 +133,10 @@ class Statistics:
         self.S += self.work
         # Row i of Σ_k p_k w_k a aᵀ from its diagonal on; the rest is its mirror image.
         scaled = a if weight is None else np.multiply(a, weight, out=self.scaled)
-        for i in range(len(x)):
-            rows = np.multiply(scaled[:, i : i + 1], a[:, i:], out=self.rows[:, : len(x) - i])
-            self.G[i, i:] += np.tensordot(self.weights, rows, 1)
+        for i, (rows, total) in enumerate(zip(self.rows, self.sums, strict=True)):
+            np.multiply(scaled[:, i : i + 1], a[:, i:], out=rows)
+            mean_over_clients(self.weights, rows, total)
+            self.G[i, i:] += total
 
     def _path(self, x: Array, E: int) -> None:
         delta, c = self.delta, self.c
@@ -163,47 +170,22 @@ def run(model: Model, path: Path, replications: int, seed: int) -> Found:
     """Runs all replications side by side in this process."""
     K, d = model.truths.shape
     weights = model.weights.astype(np.float32)
-    source, statistics = (
-        Observations(model, replications, seed),
-        Statistics(weights, d, replications),
-    )
+    source = Observations(model, replications, seed)
+    statistics = Statistics(weights, d, replications)
     clients, gradient = (np.zeros((K, d, replications), np.float32) for _ in range(2))
     average, mean = (np.zeros((d, replications), np.float32) for _ in range(2))
-
-    def mean_over_clients(values: Array, out: Array) -> None:
-        np.dot(weights, values.reshape(K, -1), out=out.reshape(-1))
 
     for m, (E, eta) in enumerate(zip(path.E.tolist(), path.eta.tolist(), strict=True)):
         for step in range(E):
             a = source.gradient(clients, gradient)
             if step == 0 and m > 0:  # the plug-in's gradient at x̄ is one that is made anyway
-                mean_over_clients(gradient, mean)
+                mean_over_clients(weights, gradient, mean)
                 statistics.update(average, int(path.E[m - 1]), mean, a, source.hessian_weight())
             gradient *= np.float32(eta)
             clients -= gradient
-        mean_over_clients(clients, average)
+        mean_over_clients(weights, clients, average)
         clients[...] = average
     a = source.gradient(clients, gradient)
-    mean_over_clients(gradient, mean)
+    mean_over_clients(weights, gradient, mean)
     statistics.update(average, int(path.E[-1]), mean, a, source.hessian_weight())
     return statistics.found(path.beta)
-
-
-class Processes:
-    """As many worker processes as cores, started once."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._pool = multiprocessing.get_context("spawn").Pool(count)
-
-    def run(self, model: Model, path: Path, replications: int, seed: int = 0) -> Found:
-        """Splits the replications evenly among the processes."""
-        share = -(-replications // self.count)
-        jobs = [(model, path, share, seed * self.count + i) for i in range(self.count)]
-        parts = self._pool.starmap(run, jobs)
-        return Found(*(np.concatenate(part)[:replications] for part in zip(*parts, strict=True)))
-
-    def close(self) -> None:
-        """Ends the processes."""
-        self._pool.close()
-        self._pool.join()

@@ -83,13 +83,16 @@ def _draw_line(
         (sizes.max(axis=1), _COLOURS[1], "v"),
         (np.median(sizes, axis=1), _COLOURS[2], "^"),
     ):
-        right.plot(regime.steps, values, color=color, marker=marker)
+        right.plot(regime.steps, values, color=color, marker=marker, markersize=3)
     right.axvline(regime.num_steps, color=drawing.GREY, linestyle=drawing.DASHES, linewidth=1)
     if regime.needed is not None and not regime.reached:
         right.axvline(regime.needed, color=drawing.GREY, linestyle=drawing.DOTS, linewidth=1)
     right.set_ylim(bottom=0)
     if len(regime.steps) > 1:
+        from matplotlib.ticker import EngFormatter
+
         drawing.plain_log(right.xaxis)
+        right.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _name_coordinates(axis: Axes, names: tuple[str, ...]) -> None:

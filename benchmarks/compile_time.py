@@ -1,0 +1,120 @@
+"""What the whole grid of the paper's Table 4 compiles: programs and seconds, cold and cached.
+
+Everything that its 20 cells compile is called once, on every device: the start of a tile, each kind
+of block that a cell's plan has, both measurements. No cell is run to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import cases
+from benchmarks.timing import Finding, Spread, finding
+
+
+def prepare_grid(began: float) -> dict[str, Any]:
+    """Compiles, or reads, what the grid needs; counts it. In a process of its own."""
+    devices = cases.start()
+    import jax
+
+    from jaxlsgd import tile
+    from jaxlsgd.report.paper_numbers import HORIZONS
+    from jaxlsgd.schedules import PAPER_SCHEDULES
+    from jaxlsgd.simulation import on_devices
+
+    compiled: list[float] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, took, **_: compiled.append(took) if event.endswith(_COMPILED) else None
+    )
+    loaded: list[str] = []
+    jax.monitoring.register_event_listener(
+        lambda event, **_: loaded.append(event) if event.endswith("cache_hits") else None
+    )
+    imported = time.time() - began
+    cells = [(name, steps) for name in PAPER_SCHEDULES for steps in HORIZONS]
+    on_devices([lambda device: _touch(cells, device) for _ in devices], devices)
+    return {
+        "import_seconds": imported,
+        "ready_seconds": time.time() - began,
+        "programs": len(compiled) - len(loaded),
+        "read_from_cache": len(loaded),
+        "block_programs": tile.run_block._cache_size(),  # pyright: ignore[reportFunctionMemberAccess]
+        "compile_seconds": sum(compiled),
+        "devices": len(devices),
+    }
+
+
+_COMPILED = "backend_compile_duration"
+
+
+def _touch(cells: list[tuple[str, int]], device: Any) -> None:
+    """Calls once, on a device, every program that the cells need."""
+    import jax
+
+    from jaxlsgd import tile
+    from jaxlsgd.base import Horizon
+    from jaxlsgd.blocks import lay_out
+    from jaxlsgd.draws import replication_keys
+
+    problem, methods = cases.problem("logistic"), cases.both_methods()
+    with jax.default_device(device):
+        program = tile.make_program(problem, methods)
+        data = jax.device_put(tile.make_data(problem, "float32"), device)
+        keys = jax.jit(lambda key: replication_keys(key, jax.numpy.arange(cases.TILE)))(
+            jax.device_put(jax.random.key(1), device)
+        )
+        state = tile.start_tile(program, data, cases.TILE)
+        for schedule, steps in cells:
+            plan = cases.plan("logistic", schedule, steps)
+            calls = {call.slots: call for group in lay_out(plan).groups for call in group}
+            for slots, call in calls.items():
+                state = tile.run_block(program, slots, data, keys, state, call.block)
+            for method in methods:
+                tile.measure_tile(program, data, state, method, Horizon.of(plan, "float32"))
+        jax.block_until_ready(state.local.average)
+
+
+def _fresh(cache: str) -> dict[str, Any]:
+    """Runs `prepare_grid` in a fresh process with its compilation cache in a directory."""
+    code = "import json, sys\nfrom benchmarks import compile_time\n"
+    code += "print(json.dumps(compile_time.prepare_grid(float(sys.argv[1]))))"
+    root = Path(__file__).resolve().parents[1]
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": path}
+    # The library's own setting, which it leaves alone where the user has named a directory.
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    command = [sys.executable, "-c", code, str(time.time())]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
+    """Cold and cached in turn, each time in a fresh process with a fresh cache."""
+    cold, warm = [], []
+    for _ in range(1 if quick else 3):
+        with tempfile.TemporaryDirectory() as cache:
+            cold.append(_fresh(cache))
+            warm.append(_fresh(cache))
+    case = "Table 4: 5 schedules, 4 horizons"
+
+    def spread(runs: list[dict[str, Any]], name: str) -> Spread:
+        return Spread.of([one[name] for one in runs])
+
+    kinds = max(one["block_programs"] for one in cold) / cold[0]["devices"]
+    findings = [
+        finding(case, "programs compiled, all devices", cold[0]["programs"], "", at_most=20),
+        finding(case, "kinds of block programs", kinds, ""),
+        finding(case, "cold: ready after", spread(cold, "ready_seconds"), "s", at_most=40),
+        finding(case, "of which compiling", spread(cold, "compile_seconds"), "s"),
+        finding(case, "from the cache: ready after", spread(warm, "ready_seconds"), "s", at_most=5),
+        finding(case, "of which importing", spread(warm, "import_seconds"), "s"),
+        finding(case, "programs compiled again", warm[0]["programs"], "", at_most=0),
+    ]
+    return findings, {"cold": cold, "cached": warm}
