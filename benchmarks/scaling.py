@@ -11,6 +11,7 @@ from benchmarks.timing import (
     Finding,
     exponent,
     finding,
+    forget_peak,
     interleaved,
     peak_bytes,
     ratio,
@@ -85,36 +86,47 @@ def _local_steps(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
 
 
 def memory_job(replications: int, tile: int, steps: int) -> Callable[[], int]:
-    """Runs once in a process of its own; the job is to tell its peak memory."""
+    """Runs once in a process of its own; the job is to tell how far its memory rose."""
     cases.start(1)
     cases.simulate("linear", "P(1/2)", steps, replications=16, tile_size=16)
-    before = peak_bytes()
+    before = forget_peak()
     cases.simulate("linear", "P(1/2)", steps, replications=replications, tile_size=tile)
     return lambda: peak_bytes() - before
+
+
+def _risen(replications: int, tile: int) -> int:
+    # Twice: what the compiler needs would hide the rest, so that the second reads it from the cache.
+    for _ in range(2):
+        with worker(memory_job, replications, tile, 64) as peak:
+            risen = peak()
+    return risen
 
 
 def _memory(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
     """Peak memory beyond a small run, for wide tiles, and for many tiles of one width."""
     from jaxlsgd.memory import tile_bytes
 
-    tiles = (256, 512) if quick else (1_024, 4_096, 16_384)
-    counts = (64, 128) if quick else (4_096, 65_536)
-    findings, raw = [], {}
+    # Differences of two sizes, because loading programs and starting threads take memory as well.
+    few, many = (1_024, 4_096) if quick else (4_096, 16_384)
     problem, methods = cases.problem("linear"), cases.both_methods()
-    for tile in tiles:
-        with worker(memory_job, tile, tile, 64) as peak:
-            raw[f"tile of {tile}"] = grown = peak()
-        predicted = tile_bytes(problem, methods, tile)
-        what = f"peak memory over the prediction of {predicted / 2**20:.0f} MiB"
-        findings.append(finding(f"linear, one tile of {tile:,}", what, grown / predicted))
-    for count in counts:
-        with worker(memory_job, count, counts[0] // 2, 64) as peak:
-            raw[f"{count} replications"] = grown = peak()
-        # Rows of every replication are kept by `simulate`, in float64; a study writes them away.
-        what = "peak memory beyond a small run"
-        case = f"linear, {count:,} replications in tiles of {counts[0] // 2:,}"
-        findings.append(finding(case, what, grown / 2**20, "MiB"))
-    return findings, raw
+    risen = [_risen(n, n) for n in (few, many)]
+    predicted = tile_bytes(problem, methods, many) - tile_bytes(problem, methods, few)
+    tiles = [_risen(n, few) for n in (few, 16 * few)]
+    findings = [
+        finding(
+            f"linear, tiles of {few:,} and {many:,}",
+            f"memory between them over the prediction of {predicted / 2**20:.0f} MiB",
+            (risen[1] - risen[0]) / predicted,
+        ),
+        # A library call keeps the rows of every replication, in float64; a study writes them away.
+        finding(
+            f"linear, 1 and 16 tiles of {few:,}",
+            "memory of a further replication, which is its rows",
+            (tiles[1] - tiles[0]) / (15 * few),
+            "bytes",
+        ),
+    ]
+    return findings, {"one tile": risen, "many tiles": tiles}
 
 
 def masked_shares() -> list[Finding]:

@@ -63,9 +63,9 @@ class OuterProduct(NamedTuple):
 class Interval(NamedTuple):
     """A two-sided confidence interval, coordinate by coordinate (or contrast by contrast)."""
 
-    estimate: Array  # (d,)
-    lower: Array  # (d,)
-    upper: Array  # (d,)
+    estimate: Any  # (d,)
+    lower: Any  # (d,)
+    upper: Any  # (d,)
 
 
 class Measurement(NamedTuple):

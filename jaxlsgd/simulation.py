@@ -197,7 +197,8 @@ def simulate(
       methods: interval methods, fed along the path.
       levels: confidence levels.
       save_at: rounds at which to read the intervals; the last is always read.
-      dtype: "float32" or "float64"; draws are float32 in both.
+      dtype: "float32" or "float64"; draws are float32 in both, so that both follow one path (what a
+        problem's own `sample` draws is its own affair).
       transform: local optax transformation of unit rate; another than SGD is outside the theory.
       tile_size: replications that run side by side on one device.
       devices: where to run; all of the default backend's if None.

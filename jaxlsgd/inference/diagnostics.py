@@ -169,10 +169,11 @@ class _Source(NamedTuple):
         if bool(spec.floored):
             raise ValueError("state: Ĝ is singular, a floor on its eigenvalues had to act")
         move = np.asarray(state.start, np.float64) - np.asarray(state.mean, np.float64)
-        parts = [np.asarray(part) for part in (spec.eigenvalues, spec.vectors, spec.S)]
-        if int(state.m) < 1 or not all(np.isfinite(part).all() for part in (*parts, move)):
+        values, vectors, S = map(np.asarray, (spec.eigenvalues, spec.vectors, spec.S))
+        finite = all(np.isfinite(part).all() for part in (values, vectors, S, move))
+        if int(state.m) < 1 or not finite:
             raise ValueError("state: must be finite; the run has diverged or has no rounds yet")
-        return cls(*parts, parts[1].T @ move)
+        return cls(values, vectors, S, vectors.T @ move)
 
 
 def _figures(source: _Source, plan: Plan) -> Figures:

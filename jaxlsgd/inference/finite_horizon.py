@@ -152,12 +152,12 @@ def scaling_factors(eigenvalues: Array, horizon: Horizon) -> Array:
 class Directions(NamedTuple):
     """How the eigendirections of Ĝ make up each coordinate's ȳ_T and V̂_T."""
 
-    eigenvalues: Array  # (d,)
-    view: Array  # (coordinates, d) each coordinate's part of each direction
-    variance: Array  # (coordinates,) of ȳ_T
-    scaling: Array  # (d, d) E V̂_T
-    ratio: Array  # (d,) E V̂_T over Var ȳ_T in each direction
-    bias: Array  # (coordinates,) what the start leaves in ȳ_T, over its standard deviation
+    eigenvalues: Any  # (d,)
+    view: Any  # (coordinates, d) each coordinate's part of each direction
+    variance: Any  # (coordinates,) of ȳ_T
+    scaling: Any  # (d, d) E V̂_T
+    ratio: Any  # (d,) E V̂_T over Var ȳ_T in each direction
+    bias: Any  # (coordinates,) what the start leaves in ȳ_T, over its standard deviation
 
 
 def random_scaling_estimator(

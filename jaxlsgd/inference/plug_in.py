@@ -152,6 +152,7 @@ def measurement(state: PlugInState, covariance: Array, floored: Array) -> Measur
     """The measurement for a covariance of ȳ."""
     variance = jnp.diagonal(covariance)
     scale = jnp.sqrt(jnp.where(variance >= 0, variance, jnp.nan))
+    scale = jnp.where(state.m < 1, jnp.inf, scale)
     return Measurement(state.mean + state.lost, scale, floored)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from jaxlsgd.base import (
     Accumulator,
@@ -195,6 +195,8 @@ def measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> 
     scale = jnp.sqrt(jnp.maximum(diagonal, 0))
     # maximum() would turn a NaN of a diverged path into 0 on some back ends.
     scale = jnp.where(jnp.isnan(diagonal), jnp.nan, scale)
+    # One round has no spread to tell anything from.
+    scale = jnp.where(state.m < 2, jnp.inf, scale)
     return Measurement(state.mean + state.lost, scale, jnp.any(diagonal < 0))
 
 

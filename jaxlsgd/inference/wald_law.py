@@ -77,7 +77,7 @@ def _chunk(
     beyond = math.sqrt(float(np.sum(energy[_TERMS:] / kappa2[_TERMS:] ** 2)))
     c += beyond * generator.standard_normal((_CHUNK, dim))
     first = np.broadcast_to(np.eye(dim)[:, 0], c.shape)
-    solved = np.linalg.solve(N, np.stack([first, c], axis=-1))
+    solved = np.asarray(np.linalg.solve(N, np.stack([first, c], axis=-1)), np.float64)
     return solved[:, 0, 0], solved[:, 0, 1], np.sum(c * solved[:, :, 1], axis=1)
 
 
