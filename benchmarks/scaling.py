@@ -121,7 +121,7 @@ def _memory(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
         # A library call keeps the rows of every replication, in float64; a study writes them away.
         finding(
             f"linear, 1 and 16 tiles of {few:,}",
-            "memory of a further replication, which is its rows",
+            "memory of each replication in further tiles",
             (tiles[1] - tiles[0]) / (15 * few),
             "bytes",
         ),

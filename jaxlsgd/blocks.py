@@ -80,16 +80,14 @@ def lay_out(plan: Plan, save_at: tuple[int, ...] | None = None) -> Layout:
 
 
 def check_save_at(save_at: tuple[int, ...] | None, num_rounds: int) -> tuple[int, ...]:
-    """Refuses saved rounds outside 2..T; adds T."""
-    if num_rounds < 2:
-        raise ValueError(f"plan: intervals need at least 2 rounds, got {num_rounds}")
+    """Refuses saved rounds outside 1..T; adds T."""
     if save_at is None:
         return (num_rounds,)
     rounds = np.atleast_1d(np.asarray(save_at))
     if not np.issubdtype(rounds.dtype, np.integer) or rounds.ndim != 1:
         raise ValueError(f"save_at: must be integers, got {save_at!r}")
-    if rounds.size and (rounds.min() < 2 or rounds.max() > num_rounds):
-        raise ValueError(f"save_at: rounds must be in 2..{num_rounds}, got {save_at!r}")
+    if rounds.size and (rounds.min() < 1 or rounds.max() > num_rounds):
+        raise ValueError(f"save_at: rounds must be in 1..{num_rounds}, got {save_at!r}")
     return tuple(sorted({*rounds.tolist(), num_rounds}))
 
 

@@ -285,8 +285,8 @@ TABLE: dict[str, Refusal] = {
         lambda: run(methods=(plug_in(), plug_in())), "methods", "differ", "plug_in"
     ),
     "float16": Refusal(lambda: run(dtype="float16"), "dtype", "float32, float64", "float16"),
-    "save_at 0": Refusal(lambda: run(save_at=(0,)), "save_at", "2..10", "0"),
-    "save_at beyond the end": Refusal(lambda: run(save_at=(3, 11)), "save_at", "2..10", "11"),
+    "save_at 0": Refusal(lambda: run(save_at=(0,)), "save_at", "1..10", "0"),
+    "save_at beyond the end": Refusal(lambda: run(save_at=(3, 11)), "save_at", "1..10", "11"),
     "save_at 2.5": Refusal(lambda: run(save_at=(2.5,)), "save_at", "integers", "2.5"),
     "an unknown mode": Refusal(lambda: random_scaling("half"), "mode", "full, diagonal", "half"),
     "an unknown critical value": Refusal(

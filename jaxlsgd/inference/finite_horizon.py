@@ -213,6 +213,8 @@ def direction_multiplier(level: float, plan: Plan | None, detail: Directions) ->
     if plan is None:
         raise ValueError("plan: critical='finite_horizon' needs the plan that was run, got None")
     part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
+    if plan.num_rounds < 2:
+        return np.full(part.variance.shape, np.inf)  # as the scale: one round has no spread
     values = np.broadcast_to(part.eigenvalues[..., None, :], part.view.shape)
     each = finite_law.interpolated(plan, values, part.bias[..., None], level)
     return _combined(part, each)

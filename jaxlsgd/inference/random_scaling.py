@@ -223,6 +223,8 @@ def _multiplier(
     critical: str, beta: float | None, level: float, plan: Plan | None, detail: Any
 ) -> float:
     del detail
+    if plan is not None and plan.num_rounds < 2:
+        return float("inf")  # as the scale: one round has no spread
     if _by_schedule(critical, beta, plan):
         return critical_values.for_plan(_required(plan), level)
     if critical == "paper":

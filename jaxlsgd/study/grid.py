@@ -93,7 +93,7 @@ class Cell:
         """The rounds of `save_at`, fractions turned into rounds, and the last."""
         rounds = {num_rounds}
         for value in self.save_at:
-            m = max(2, round(value * num_rounds)) if isinstance(value, float) else value
+            m = max(1, round(value * num_rounds)) if isinstance(value, float) else value
             if m > num_rounds:
                 raise ValueError(f"save_at: round {m} is beyond the last, {num_rounds}")
             rounds.add(m)

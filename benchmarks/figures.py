@@ -1,0 +1,126 @@
+"""Figures of the results, in the house style."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxlsgd.report.drawing import matplotlib, styled
+
+INK, RIVAL, FLOOR, GREY = "#0072B2", "#E69F00", "#009E73", "#808080"
+JOBS = {"NumPy": RIVAL, "engine": INK, "drawing": FLOOR}
+LABELS = {"NumPy": "NumPy", "engine": "engine", "drawing": "drawing the same numbers alone"}
+
+Times = Mapping[str, Mapping[str, Sequence[float]]]  # by case and job
+
+
+@styled
+def throughput(raw: Mapping[str, Any], path: Path) -> None:
+    """Rates of NumPy, the engine and its floor, with the engine's lead over NumPy."""
+    figure, axis = _figure(6.4, 3.0)
+    sizes, times = raw["sizes"], raw["seconds"]
+    work = sizes["replications"] * sizes["num_steps"] * 10 / 1e6
+    for i, (job, color) in enumerate(JOBS.items()):
+        heights = [work / statistics.median(each[job]) for each in times.values()]
+        places = np.arange(len(times)) + (i - 1) * 0.27
+        axis.bar(places, heights, 0.25, color=color, label=LABELS[job])
+        if job == "engine":
+            gains = [
+                statistics.median(np.divide(t["NumPy"], t["engine"]).tolist())
+                for t in times.values()
+            ]
+            for x, height, gain in zip(places, heights, gains, strict=True):
+                axis.annotate(f"{gain:.1f}×", (x, height), ha="center", va="bottom", fontsize=8)
+    axis.set_xticks(range(len(times)), list(times))
+    axis.set_ylabel("million client-steps a second")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
+    _save(figure, path)
+
+
+@styled
+def cores(raw: Mapping[str, Any], path: Path) -> None:
+    """How much faster all cores are than one."""
+    figure, axis = _figure(5.0, 2.4)
+    times: Times = raw["seconds"]
+    gains = [_paired(each["one"], each["all"]) for each in times.values()]
+    axis.bar(range(len(times)), gains, 0.5, color=INK)
+    axis.axhline(raw["cores"], color=GREY, linewidth=0.8, linestyle="--")
+    axis.set_xticks(range(len(times)), list(times))
+    axis.set_ylabel(f"{raw['cores']} cores over one")
+    _save(figure, path)
+
+
+@styled
+def scaling(raw: Mapping[str, Any], path: Path) -> None:
+    """Time against every size on logarithmic axes, beside a line of slope 1."""
+    axes_of = {name: each for name, each in raw.items() if name != "bytes"}
+    figure, axes = _figure(2.3 * len(axes_of), 2.5, len(axes_of))
+    for axis, (name, times) in zip(np.atleast_1d(axes), axes_of.items(), strict=True):
+        sizes = np.array([int(size.lstrip("C")) for size in times], float)
+        values = np.array([statistics.median(each) for each in times.values()])
+        axis.loglog(sizes, values, "o-", color=INK)
+        if name != "local steps E":
+            axis.loglog(sizes, values[-1] * sizes / sizes[-1], color=GREY, linewidth=0.8)
+        axis.set_xlabel(name)
+        axis.set_xticks(sizes, [f"{size:g}" for size in sizes], minor=False)
+        axis.minorticks_off()
+        axis.tick_params(axis="x", labelrotation=45)
+    np.atleast_1d(axes)[0].set_ylabel("seconds")
+    _save(figure, path)
+
+
+@styled
+def methods(raw: Mapping[str, Any], path: Path) -> None:
+    """The price of every method over random scaling's diagonal mode."""
+    times: Times = raw["seconds"]
+    names = list(next(iter(times.values())))
+    figure, axis = _figure(6.4, 0.42 * len(names) + 1.1)
+    colours = (INK, FLOOR, RIVAL, GREY)
+    for i, (case, each) in enumerate(times.items()):
+        prices = [_paired(each[name], each[names[0]]) for name in names]
+        places = np.arange(len(names)) + (i - 1.5) * 0.2
+        axis.barh(places, prices, 0.18, color=colours[i % len(colours)], label=case)
+    axis.axvline(1.0, color=GREY, linewidth=0.8)
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.grid(visible=False)
+    axis.set_xlabel("time over random scaling, diagonal")
+    axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _save(figure, path)
+
+
+DRAWN = {"throughput": throughput, "cores": cores, "scaling": scaling, "methods": methods}
+
+
+def draw(results: Mapping[str, Any], directory: Path) -> list[Path]:
+    """Draws what the results hold; returns the files."""
+    found = []
+    for name, function in DRAWN.items():
+        if name in results:
+            path = directory / f"{name}.png"
+            function(results[name]["raw"], path)
+            found.append(path)
+    return found
+
+
+def _paired(above: Sequence[float], below: Sequence[float]) -> float:
+    return statistics.median(np.divide(above, below).tolist())
+
+
+def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    matplotlib().use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(1, columns, figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    # No date or version in the file, so that equal results make equal files.
+    figure.savefig(path, metadata={"Software": None})
+    plt.close(figure)
