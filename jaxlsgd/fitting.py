@@ -86,7 +86,10 @@ class Fit:
         # By NumPy, which keeps float64 as it is.
         flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(null)])
         null = np.broadcast_to(flat, rows.scale[-1, 0].shape)
-        statistic = (rows.estimate[-1, 0] - null) / rows.scale[-1, 0]
+        gap, scale = rows.estimate[-1, 0] - null, rows.scale[-1, 0]
+        # Where nothing varies (scale 0) any gap is infinitely many scales, and none is none.
+        certain = np.where(gap == 0, 0.0, np.copysign(np.inf, gap))
+        statistic = np.where(scale == 0, certain, gap / np.where(scale == 0, 1.0, scale))
         p = estimator.tail(statistic, self.task.plan, self.details[method])
         return Test(np.asarray(null, np.float64), statistic, np.asarray(p, np.float64))
 

@@ -123,7 +123,8 @@ def replication_bytes(
 
 def _padded(shape: Shape, sublanes: int) -> int:
     """Elements of a buffer when its last axis (the last but one in memory) is padded."""
-    rows = -(-shape[-1] // sublanes) * sublanes
+    # A single row has a layout of its own, without padding.
+    rows = shape[-1] if shape[-1] == 1 else -(-shape[-1] // sublanes) * sublanes
     return math.prod(shape[:-1]) * rows
 
 

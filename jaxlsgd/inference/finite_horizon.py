@@ -208,7 +208,9 @@ def direction_multiplier(level: float, plan: Plan | None, detail: Directions) ->
 
     In one direction q_i² E V̂_i/Var ȳ_i = k_i, a number that depends little on λ_i. A coordinate, the
     sum over directions with parts u_i, is given q⁻² = Σ_ik (u_i/√k_i) (u_k/√k_k) E V̂_ik / Var ȳ: exact
-    where the λ_i are equal, and right in the mean of V̂ where they are not.
+    where the λ_i are equal, and right in the mean of V̂ where they are not. Against the exact law of two
+    directions at 95 % it is off by up to 1 % for λ_i a factor 4 apart, by up to 9 % for a factor 20; where
+    the two are negatively correlated, and so cancel, by up to 14 % and 18 %.
     """
     if plan is None:
         raise ValueError("plan: critical='finite_horizon' needs the plan that was run, got None")
