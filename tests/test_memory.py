@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxlsgd
 from jaxlsgd import tile
-from jaxlsgd.blocks import lay_out
+from jaxlsgd.base import Draws
+from jaxlsgd.blocks import BLOCK_STEPS, SLOTS, lay_out
 from jaxlsgd.draws import replication_keys
 from jaxlsgd.memory import largest_tile, tile_bytes
 
@@ -37,3 +39,96 @@ def test_the_largest_tile_fits_and_a_larger_one_does_not() -> None:
     size = largest_tile(problem, METHODS, budget)
     assert tile_bytes(problem, METHODS, size) <= budget
     assert tile_bytes(problem, METHODS, 2 * size) > budget
+
+
+RANDOM_SCALING = (jaxlsgd.random_scaling(),)
+DIAGONAL = (jaxlsgd.random_scaling("diagonal"),)
+
+
+def planned_bytes(problem: jaxlsgd.Problem, methods: tuple, slots: int, R: int) -> int:
+    """What the compiler plans for a block, from shapes alone."""
+    program = tile.make_program(problem, methods)
+    data = tile.make_data(problem, "float32")
+    plan = jaxlsgd.schedules.constant(1).plan(jaxlsgd.schedules.power_decay(0.5), num_steps=64)
+    block = lay_out(plan).groups[0][0].block
+    syncs = jax.tree.map(lambda leaf: np.resize(leaf, slots), block.syncs)
+    state = jax.eval_shape(lambda d: tile.start_tile(program, d, R), data)
+    keys = jax.eval_shape(lambda: replication_keys(jax.random.key(0), jnp.arange(R)))
+    given = block._replace(syncs=syncs)
+    found = tile.run_block.lower(program, slots, data, keys, state, given).compile()
+    analysis = found.memory_analysis()
+    return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    ("problem", "methods"),
+    [
+        (jaxlsgd.problems.linear(40, 2), RANDOM_SCALING),
+        (jaxlsgd.problems.logistic(12, 20), DIAGONAL),
+    ],
+    ids=["matrices", "many clients"],
+)
+@pytest.mark.parametrize("slots", [SLOTS[0], BLOCK_STEPS], ids=["sparse", "dense"])
+def test_prediction_covers_other_shapes(
+    problem: jaxlsgd.Problem, methods: tuple, slots: int
+) -> None:
+    planned = planned_bytes(problem, methods, slots, 32)
+    assert 0.9 * planned < tile_bytes(problem, methods, 32) < 1.5 * planned
+
+
+def test_ten_thousand_parameters_in_diagonal_mode() -> None:
+    problem = jaxlsgd.problems.linear(10_000, 2)
+    assert largest_tile(problem, DIAGONAL, 2**30) >= 128
+    plan = jaxlsgd.schedules.constant(2).plan(jaxlsgd.schedules.power_decay(1e-4), num_steps=4)
+    found = jaxlsgd.simulate(
+        jax.random.key(0), problem, plan, replications=2, tile_size=2, methods=DIAGONAL
+    )
+    rows = found.methods["random_scaling"]
+    assert rows.half_width.shape == (1, 1, 2, 10_000)
+    assert np.isfinite(rows.half_width).all()
+
+
+def test_ten_contrasts_of_a_hundred_thousand_parameters() -> None:
+    def observe(draws, client):
+        return draws.normal[:-1].reshape(100, 999), draws.normal[-1] + client
+
+    def loss(params, observation):
+        features, target = observation
+        score = jnp.sum(features * params["matrix"]) / 300 + params["vector"][0]
+        return 0.5 * (score - target) ** 2
+
+    init = {"matrix": np.zeros((100, 999), np.float32), "vector": np.zeros(100, np.float32)}
+    problem = jaxlsgd.Problem(
+        init=init, loss=loss, num_clients=2, draws=Draws(normal=99_901), observe=observe
+    )
+    contrasts = np.zeros((10, 100_000))
+    contrasts[np.arange(10), 7 * np.arange(10)] = 1.0
+    contrasts[:, -1] = -1.0
+    methods = (jaxlsgd.random_scaling("contrasts", contrasts=contrasts),)
+    # Neither a matrix of the parameters nor anything of the order of one is kept.
+    assert tile_bytes(problem, methods, 1) < 4 * 120 * 2 * 100_000
+    plan = jaxlsgd.schedules.constant(2).plan(jaxlsgd.schedules.power_decay(0.1), num_steps=4)
+    found = jaxlsgd.simulate(
+        jax.random.key(0), problem, plan, replications=1, tile_size=1, methods=methods
+    )
+    rows = found.methods["random_scaling"]
+    assert rows.half_width.shape == (1, 1, 1, 10)
+    assert np.isfinite(rows.half_width).all()
+
+
+def test_tiles_are_whole_vectors_or_what_there_is() -> None:
+    problem = jaxlsgd.problems.linear(5, 10)
+    each = tile_bytes(problem, METHODS, 1)
+    assert largest_tile(problem, METHODS, 100 * each) == 96
+    assert largest_tile(problem, METHODS, 5 * each) == 5
+    assert largest_tile(problem, METHODS, 10**15) == 4096
+    assert largest_tile(problem, METHODS, 10**15, widest=10**6) == 10**6
+    with pytest.raises(ValueError, match="budget_bytes: one replication of linear"):
+        largest_tile(problem, METHODS, each - 1)
+
+
+def test_padding_and_precision_cost_memory() -> None:
+    problem = jaxlsgd.problems.linear(5, 10)
+    plain = tile_bytes(problem, METHODS, 1)
+    assert plain < tile_bytes(problem, METHODS, 1, sublanes=8) < 8 / 5 * plain
+    assert plain < tile_bytes(problem, METHODS, 1, dtype="float64") < 2 * plain

@@ -70,9 +70,9 @@ class Ellipsoid(NamedTuple):
     def contains(self, x: ArrayLike) -> Any:
         """Whether points (..., q) are in the set: a bool, or an array of them."""
         check_finite("x", x)
+        if np.shape(x)[-1:] != self.center.shape:
+            raise ValueError(f"x: must have {len(self.center)} entries, got shape {np.shape(x)}")
         gap = np.asarray(x, np.float64) - self.center
-        if gap.shape[-1:] != self.center.shape:
-            raise ValueError(f"x: must have {len(self.center)} entries, got {np.shape(x)}")
         inside = np.sum(gap * np.linalg.solve(self.matrix, gap[..., None])[..., 0], axis=-1)
         return inside <= self.radius**2 if gap.ndim > 1 else bool(inside <= self.radius**2)
 

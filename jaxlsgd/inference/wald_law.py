@@ -48,9 +48,13 @@ class Tail(NamedTuple):
 
 def draw(dim: int, spectrum: Spectrum) -> Draws:
     """The draws for q = `dim` from 1 to 20; the same at every call."""
+    return _draw(_check_dim(dim), spectrum.kappa2.tobytes(), spectrum.energy.tobytes())
+
+
+def _check_dim(dim: int) -> int:
     if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= DIMS:
         raise ValueError(f"dim must be an integer from 1 to {DIMS}, got {dim!r}")
-    return _draw(int(dim), spectrum.kappa2.tobytes(), spectrum.energy.tobytes())
+    return int(dim)
 
 
 @functools.lru_cache(maxsize=32)
@@ -89,7 +93,16 @@ def tail(w: float, dim: int, spectrum: Spectrum) -> Tail:
 
 def quantile(level: float, dim: int, spectrum: Spectrum) -> float:
     """The w with P(W > w) = 1 - level."""
-    draws = draw(dim, spectrum)
+    if not 0 < level < 1:
+        raise ValueError(f"level must be strictly between 0 and 1 (0.95, not 95), got {level!r}")
+    return _quantile(
+        float(level), _check_dim(dim), spectrum.kappa2.tobytes(), spectrum.energy.tobytes()
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _quantile(level: float, dim: int, kappa2: bytes, energy: bytes) -> float:
+    draws = _draw(dim, kappa2, energy)
 
     def excess(log_w: float) -> float:
         return float(_given_draws(math.exp(log_w), dim, draws).mean()) - (1 - level)

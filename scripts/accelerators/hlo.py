@@ -1,0 +1,72 @@
+"""Reads what matters from the text of a compiled program: loops, kernels, precision, collectives."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+# Instructions that launch nothing.
+_FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while", "after-all"}
+_COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*?\{\n(.*?)^\}", re.M | re.S)
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(", re.M)
+_WHILE = re.compile(r" while\(.*?condition=%([\w.\-]+), body=%([\w.\-]+)(.*)")
+_TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"\}')
+_LIMIT = re.compile(r"= s32\[\]\S* constant\((\d+)\)")
+_PRODUCT = re.compile(r" (?:dot|convolution)\(|cublas|gemm")
+_HIGHEST = re.compile(r'operand_precision(?:=\{highest,highest\}|":\["HIGHEST","HIGHEST"\])')
+
+
+class Loop(NamedTuple):
+    """A while loop: how often it runs, and what it launches each time."""
+
+    trips: int | None  # None where the compiler does not know
+    kernels: list[str]  # kind, name and shape of each
+    collectives: list[str]
+
+
+def loops(text: str, scalars: bool) -> list[Loop]:
+    """All loops of a program.
+
+    Args:
+      text: of `compiled.as_text()`.
+      scalars: whether arithmetic on single numbers is launched like the rest, as on a GPU, or done
+        beside it, as on a TPU.
+    """
+    bodies = dict(_COMPUTATION.findall(text))
+    found = []
+    for condition, body, rest in _WHILE.findall(text):
+        kernels = [
+            f"{kind} {name} {shape[:60]}"
+            for name, shape, kind in _INSTRUCTION.findall(bodies[body])
+            if kind not in _FREE and (scalars or not _is_scalar(shape))
+        ]
+        within = [kind for kind in _COLLECTIVES if f" {kind}" in bodies[body]]
+        found.append(Loop(_trips(rest, bodies[condition]), kernels, within))
+    return found
+
+
+def _trips(rest: str, condition: str) -> int | None:
+    """The count that the compiler wrote down; without one, the limit that a counter runs up to."""
+    told = _TRIPS.search(rest)
+    if told:
+        return int(told[1])
+    limits = _LIMIT.findall(condition)
+    counts = len(limits) == 1 and "direction=LT" in condition and " and(" not in condition
+    return int(limits[0]) if counts else None
+
+
+def _is_scalar(shape: str) -> bool:
+    return not shape.startswith("(") and re.match(r"\w+\[1?\]", shape) is not None
+
+
+def low_precision(text: str) -> list[str]:
+    """Signs of bf16 or TF32: such values, or products of float32 at less than full precision."""
+    found = sorted(set(re.findall(r"\b(?:bf16\[[\d,]*\]|tf32)", text, re.I)))
+    for line in text.splitlines():
+        named = _INSTRUCTION.match(line)
+        if named and _PRODUCT.search(line) and "f32[" in line and not _HIGHEST.search(line):
+            if named[3] == "fusion":  # what it calls is a line of its own
+                continue
+            found.append(f"{named[3]} {named[1]} without full precision")
+    return found

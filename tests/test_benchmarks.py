@@ -1,0 +1,114 @@
+"""The benchmarks' rival does the engine's job, and their judgements and readings are right."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_helpers import paper_plan
+
+from jaxlsgd import plug_in, problems, random_scaling
+from jaxlsgd.simulation import simulate
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "accelerators")]
+
+import hlo  # noqa: E402
+
+from benchmarks import numpy_baseline, timing  # noqa: E402
+
+RUNS, STEPS = 256, 300
+# 45 comparisons: chance alone would pass 4.5 standard errors once in 3,000 runs of this file.
+LIMIT = 4.5
+CASES = [("linear", "C1", 0.5), ("linear", "P(1/2)", 0.5), ("logistic", "C1", 2.0)]
+METHODS = (random_scaling(), plug_in())
+
+
+def engine_means(problem, plan) -> dict[str, np.ndarray]:
+    """What the engine finds: estimates and lengths, (replications, d)."""
+    found = simulate(jax.random.key(5), problem, plan, replications=RUNS, methods=METHODS).methods
+    return {
+        "estimate": found["plug_in"].estimate[-1],
+        "random_scaling": 2 * found["random_scaling"].half_width[-1, 0],
+        "plug_in": 2 * found["plug_in"].half_width[-1, 0],
+    }
+
+
+def rival_means(problem, plan) -> dict[str, np.ndarray]:
+    """What the rival finds."""
+    model, path = numpy_baseline.Model.of(problem), numpy_baseline.Path.of(plan)
+    found = numpy_baseline.run(model, path, RUNS, seed=3)
+    return {
+        "estimate": found.estimate,
+        "random_scaling": 2 * found.random_scaling,
+        "plug_in": 2 * found.plug_in,
+    }
+
+
+def apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Differences of the means, in standard errors."""
+    error = np.sqrt(ours.var(0, ddof=1) / len(ours) + theirs.var(0, ddof=1) / len(theirs))
+    return np.abs(ours.mean(0) - theirs.mean(0)) / error
+
+
+@pytest.mark.parametrize(("name", "schedule", "gamma0"), CASES)
+def test_the_rival_does_the_same_job(name: str, schedule: str, gamma0: float) -> None:
+    problem, plan = problems.paper_problem(name), paper_plan(schedule, gamma0, num_steps=STEPS)
+    ours, theirs = engine_means(problem, plan), rival_means(problem, plan)
+    for what, values in ours.items():
+        assert apart(values, theirs[what]).max() < LIMIT, what
+    # Half of the steps left out, which the comparison must notice.
+    wrong = rival_means(problem, paper_plan(schedule, gamma0, num_steps=STEPS // 2))
+    assert max(apart(ours[what], wrong[what]).max() for what in ours) > LIMIT
+
+
+def test_findings_are_judged_by_their_median() -> None:
+    spread = timing.ratio([3.0, 4.0, 5.0], [1.0, 2.0, 2.0])
+    assert spread == (2.5, 2.25, 2.75)
+    assert timing.finding("case", "gain", spread, at_least=2.0).met
+    both = timing.finding("case", "slope", 1.2, "exponent", at_least=0.9, at_most=1.1)
+    assert (both.met, both.target) == (False, "≥ 0.9 and ≤ 1.1")
+    assert timing.finding("case", "rate", 1.0).met is None
+    assert timing.finding("case", "rate", math.nan, at_least=2.0).met is False
+
+
+def test_exponents_are_fitted_in_every_repeat() -> None:
+    sizes = [1.0, 2.0, 4.0]
+    times = [[s, 3 * s] for s in sizes]
+    np.testing.assert_allclose(timing.exponent(sizes, times), 1.0, rtol=1e-12)
+
+
+def test_jobs_take_turns_there_and_back() -> None:
+    seen: list[str] = []
+    jobs = {name: lambda name=name: seen.append(name) for name in "ab"}
+    assert {name: len(each) for name, each in timing.interleaved(jobs, 3).items()} == {
+        "a": 3,
+        "b": 3,
+    }
+    assert "".join(seen) == "abbaab"
+
+
+def test_loops_and_precision_are_read_from_programs() -> None:
+    x = jnp.zeros(128)
+
+    def scanned(x):
+        return jax.lax.scan(lambda c, y: (jnp.sin(c + y), None), x, jnp.arange(5.0))[0]
+
+    def until(x):
+        return jax.lax.while_loop(lambda c: c.sum() < 1, jnp.cos, x)
+
+    known, unknown = (jax.jit(f).lower(x).compile().as_text() for f in (scanned, until))
+    assert [loop.trips for loop in hlo.loops(known, scalars=True)] == [5]
+    assert all(loop.kernels for loop in hlo.loops(known, scalars=True))
+    assert [loop.trips for loop in hlo.loops(unknown, scalars=True)] == [None]
+    assert hlo.low_precision(known) == []
+    low = jax.jit(lambda a: a.astype(jnp.bfloat16) + 1).lower(x).compile().as_text()
+    assert hlo.low_precision(low)
+    line = "  ROOT %d.0 = f32[4,4]{1,0} dot(f32[4,4]{1,0} %a, f32[4,4]{1,0} %b)"
+    assert hlo.low_precision(line) == ["dot d.0 without full precision"]
+    assert hlo.low_precision(line + ", operand_precision={highest,highest}") == []
