@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from jaxlsgd.schedules import Plan
 
-BLOCK_STEPS = 32
-CALL_BLOCKS = 1
+BLOCK_STEPS = 64
 # Room for synchronisations in a block; above the last of these the statistics are updated in the
 # step loop itself, which costs less an update but makes one at every step.
 SLOTS = (2, 8)
@@ -29,6 +28,7 @@ class Block(NamedTuple):
     first: Any  # () uint32, observation index of the first step, even
     eta: NDArray[np.float64]  # (B,) η of the step's round; 0 where the step only evaluates
     ends: NDArray[np.bool_]  # (B,) the step is the last of its round
+    slot: NDArray[np.int32]  # (B,) place in `syncs` of the average that the step meets, or their number
     syncs: Syncs
 
 
@@ -121,11 +121,15 @@ def _call(steps: _PerStep, start: int, first: int, last: int) -> Call:
     t = np.minimum(t, len(steps.eta) - 1)
     begins = steps.begins[t] & active
     slots = next((room for room in SLOTS if begins.sum() <= room), BLOCK_STEPS)
+    syncs = _syncs(steps, t, begins, slots)
+    slot = np.full(BLOCK_STEPS, slots, np.int32)
+    slot[syncs.at[syncs.valid]] = np.flatnonzero(syncs.valid)
     block = Block(
         np.uint32(start),
         np.where(active, steps.eta[t], 0.0),
         steps.ends[t] & active,
-        _syncs(steps, t, begins, slots),
+        slot,
+        syncs,
     )
     return Call(block, slots, int(active.sum()))
 

@@ -131,13 +131,44 @@ def _flip_sign(x: Array, sign_bit: Array) -> Array:
     return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ sign_bit, jnp.float32)
 
 
+def draw_pair(keys: StreamKeys, pair: Array, client_index: Array, spec: Draws) -> Draws:
+    """Draws what observations t = 2·pair and t = 2·pair + 1 of all clients need.
+
+    Both come as one complex array, the even t in its real part and the odd t in its imaginary one:
+    XLA's CPU compiler makes one pass for each result, and two real ones would cost the generator twice.
+
+    Args:
+      keys: key words of the replications.
+      pair: t // 2, () uint32.
+      client_index: (K,) uint32, the clients' numbers in the whole federation.
+      spec: how many normals and uniforms an observation needs.
+
+    Returns:
+      Draws of complex64 arrays (K, count, replications).
+    """
+    counts = (int(spec.normal), int(spec.uniform))
+    base = client_index.astype(jnp.uint32)[:, None, None] * np.uint32(sum(counts))
+
+    def words(start: int, count: int) -> tuple[Array, Array]:
+        low = base + jnp.arange(start, start + count, dtype=jnp.uint32)[None, :, None]
+        return threefry2x32(keys, jnp.zeros_like(low) + pair, low)
+
+    normal = lax.complex(*normal_pair(*words(0, counts[0])))
+    bits = words(counts[0], counts[1])
+    return Draws(normal, lax.complex(uniform(bits[0]), uniform(bits[1])))
+
+
+def split_pair(pair: Draws) -> tuple[Draws, Draws]:
+    """The draws of the even and of the odd observation."""
+    return Draws(*(x.real for x in pair)), Draws(*(x.imag for x in pair))
+
+
 def draw_block(
     keys: StreamKeys, first: Array, num_steps: int, client_index: Array, spec: Draws
 ) -> Draws:
     """Draws what observations t = first, …, first + num_steps − 1 of all clients need.
 
-    A loop writes each pair of steps into one buffer: without that boundary XLA fuses the generator
-    into every consumer and computes it several times over.
+    The same numbers as `draw_pair`, for those who want to look at them.
 
     Args:
       keys: key words of the replications.
@@ -149,27 +180,10 @@ def draw_block(
     Returns:
       Draws of float32 arrays (num_steps, K, count, replications).
     """
-    counts = (int(spec.normal), int(spec.uniform))
-    size = client_index.shape[0], keys.high.shape[0]
-    buffers = tuple(jnp.zeros((num_steps, size[0], n, size[1]), jnp.float32) for n in counts)
-    base = client_index.astype(jnp.uint32)[:, None, None] * np.uint32(sum(counts))
+    pairs = first // np.uint32(2) + jnp.arange(num_steps // 2, dtype=jnp.uint32)
+    drawn = lax.map(lambda pair: draw_pair(keys, pair, client_index, spec), pairs)
 
-    def words(pair: Array, start: int, count: int) -> tuple[Array, Array]:
-        low = base + jnp.arange(start, start + count, dtype=jnp.uint32)[None, :, None]
-        return threefry2x32(keys, jnp.zeros_like(low) + pair, low)
+    def in_order(even: Array, odd: Array) -> Array:
+        return jnp.stack([even, odd], axis=1).reshape(num_steps, *even.shape[1:])
 
-    def write(buffer: Array, i: Array, even: Array, odd: Array) -> Array:
-        buffer = lax.dynamic_update_index_in_dim(buffer, even, 2 * i, 0)
-        return lax.dynamic_update_index_in_dim(buffer, odd, 2 * i + 1, 0)
-
-    def body(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        normals, uniforms = state
-        pair = first // np.uint32(2) + i.astype(jnp.uint32)
-        if counts[0]:
-            normals = write(normals, i, *normal_pair(*words(pair, 0, counts[0])))
-        if counts[1]:
-            bits = words(pair, counts[0], counts[1])
-            uniforms = write(uniforms, i, uniform(bits[0]), uniform(bits[1]))
-        return normals, uniforms
-
-    return Draws(*lax.fori_loop(0, num_steps // 2, body, buffers))
+    return Draws(*map(in_order, *split_pair(drawn)))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxlsgd.base import Array, FlatFunctions, Observation
+from jaxlsgd.base import Array, FlatFunctions, Observation, Scaled
 
 # The engine multiplies by η_m, so the transformation itself has unit rate.
 SGD = optax.sgd(1.0)
@@ -31,9 +31,22 @@ class LocalState(NamedTuple):
     transform: Any = None  # leaves (K, ..., replications)
 
 
-def weighted_sum(weights: Array, values: Array) -> Array:
+def once(x: Array, unit: Array) -> Array:
+    """x, divided by a 1 that the compiler does not know.
+
+    XLA's CPU compiler repeats cheap work inside every pass that uses it (a residual once for each of d
+    coordinates, a generator's rounds once for each of its two words), but never a division: what comes
+    before one is computed once and written down. It ignores `lax.optimization_barrier`.
+    """
+    return x / unit
+
+
+def weighted_sum(weights: Array, values: Array | Scaled) -> Array:
     """Σ_k w_k v_k over the leading axis, keeping the replications innermost."""
-    return sum_clients(lambda k: weights[k] * values[k], weights.shape[0])
+    count = weights.shape[0]
+    if isinstance(values, Scaled):
+        return sum_clients(lambda k: (weights[k] * values.scale[k]) * values.vector[k], count)
+    return sum_clients(lambda k: weights[k] * values[k], count)
 
 
 def sum_clients(term: Callable[[Any], Array], num_clients: int) -> Array:
@@ -70,6 +83,7 @@ def local_step(
     eta: Array,
     ends: Array,
     weights: Array,
+    unit: Array,
     functions: FlatFunctions,
     transform: optax.GradientTransformation = SGD,
 ) -> tuple[LocalState, Array]:
@@ -81,6 +95,7 @@ def local_step(
       eta: step size η_m, (); 0 makes the step a pure evaluation.
       ends: whether the round ends with this step, () bool.
       weights: p_k, (K,).
+      unit: 1, see `once`.
       functions: the problem's functions.
       transform: optax transformation of unit learning rate, restarted each round.
 
@@ -88,19 +103,24 @@ def local_step(
       The state after the step, and Σ_k p_k ∇f_k(x_k; ξ_k) before it, (d, replications).
     """
     gradients = jax.vmap(over_replications(functions.gradient))(state.clients, observations)
+    if isinstance(gradients, Scaled):
+        gradients = Scaled(once(gradients.scale, unit), gradients.vector)
+        full = gradients.scale[:, None, :] * gradients.vector
+    else:
+        gradients = full = once(gradients, unit)
+    mean = once(weighted_sum(weights, gradients), unit)
     if transform is SGD:
-        mean = weighted_sum(weights, gradients)
         average = state.average - eta * mean
-        moved = state.clients - eta * gradients
+        moved = state.clients - eta * full
         return LocalState(jnp.where(ends, average, moved), average), mean
-    updates, inner = _transformed(transform, gradients, state)
+    updates, inner = _transformed(transform, full, state)
     average = state.average + eta * weighted_sum(weights, updates)
     clients = jnp.where(ends, average, state.clients + eta * updates)
     fresh = _fresh(transform, clients)
     # An evaluation (η = 0) must not age a momentum.
     keep = jax.tree.map(lambda new, old: jnp.where(eta == 0, old, new), inner, state.transform)
     inner = jax.tree.map(lambda new, old: jnp.where(ends, new, old), fresh, keep)
-    return LocalState(clients, average, inner), weighted_sum(weights, gradients)
+    return LocalState(clients, average, inner), mean
 
 
 def _fresh(transform: optax.GradientTransformation, clients: Array) -> Any:

@@ -1,7 +1,7 @@
 """A tile: many replications of one cell on one device, in compiled calls.
 
 This file owns the loops, the vmapping and the masking. In memory the replications are innermost:
-parameters (d, R), clients (K, d, R), draws (B, K, n, R).
+parameters (d, R), clients (K, d, R), draws (K, n, R).
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class ProblemData(NamedTuple):
     weights: Any  # (K,)
     clients: Any  # leaves (K, ...)
     client_index: Any  # (K,) uint32
+    unit: Any  # () 1, see `local_sgd.once`
 
 
 class TileState(NamedTuple):
@@ -96,6 +97,7 @@ def make_data(problem: Problem, dtype: str) -> ProblemData:
         cast(problem.weights),
         jax.tree.map(cast, problem.clients),
         np.arange(problem.num_clients, dtype=np.uint32),
+        np.ones((), dtype),
     )
 
 
@@ -139,89 +141,52 @@ def run_block(
     block = jax.tree.map(
         lambda x: x.astype(program.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, block
     )
-    source = _source(program, functions, data, keys, block.first)
+    source = _source(program, functions, data, keys)
     run = _run_dense if slots == BLOCK_STEPS else _run_sparse
     return run(program, functions, data, state, block, source)
 
 
 class _Source(NamedTuple):
-    """Materialised draws (or sampled observations) of a block, and how to observe one step."""
+    """Where observations come from, two steps at a time."""
 
-    buffer: Any  # leaves (B, K, ..., R)
-    observe: Callable[[Any], Any]  # one step of the buffer → observations (K, ..., R)
+    draw: Callable[[Array], Any]  # t // 2 → what the two observations are made of
+    observe: Callable[[Any], tuple[Any, Any]]  # that → observations of t and t + 1, (K, ..., R)
 
 
 def _source(
-    program: Program,
-    functions: FlatFunctions,
-    data: ProblemData,
-    keys: Array,
-    first: Array,
+    program: Program, functions: FlatFunctions, data: ProblemData, keys: Array
 ) -> _Source:
     if functions.observe is None:
-        return _Source(_sampled(functions, data, keys, first), lambda step: step)
+        sample = functools.partial(_sampled, functions, data, keys)
+        two = np.uint32(2)
+        return _Source(lambda pair: (sample(two * pair), sample(two * pair + 1)), lambda both: both)
     spec = program.structure.draws
     assert spec is not None
     words = draws_lib.stream_keys(keys)
-    buffer = draws_lib.draw_block(words, first, BLOCK_STEPS, data.client_index, spec)
     observe = jax.vmap(local_sgd.over_replications(functions.observe, in_axes=(-1, None)))
 
-    def observe_step(step: Draws) -> Any:
-        return observe(jax.tree.map(lambda x: x.astype(program.dtype), step), data.clients)
+    def observe_one(drawn: Draws) -> Any:
+        return observe(jax.tree.map(lambda x: x.astype(program.dtype), drawn), data.clients)
 
-    return _Source(buffer, observe_step)
+    def observe_both(pair: Draws) -> tuple[Any, Any]:
+        even, odd = draws_lib.split_pair(pair)
+        return observe_one(even), observe_one(odd)
+
+    return _Source(
+        lambda pair: draws_lib.draw_pair(words, pair, data.client_index, spec), observe_both
+    )
 
 
-def _sampled(functions: FlatFunctions, data: ProblemData, keys: Array, first: Array) -> Any:
+def _sampled(functions: FlatFunctions, data: ProblemData, keys: Array, t: Array) -> Any:
     """Observations by the user's `sample`, under the key of replication → t → client."""
 
-    def one(key: Array, t: Array, index: Array, client: Any) -> Any:
+    def one(key: Array, index: Array, client: Any) -> Any:
         assert functions.sample is not None
         key = jax.random.fold_in(jax.random.fold_in(key, t), index)
         return functions.sample(key, client)
 
-    over_r = jax.vmap(one, in_axes=(0, None, None, None), out_axes=-1)
-    over_k = jax.vmap(over_r, in_axes=(None, None, 0, 0))
-
-    def body(_: None, i: Array) -> tuple[None, Any]:
-        return None, over_k(keys, first + i, data.client_index, data.clients)
-
-    return lax.scan(body, None, jnp.arange(BLOCK_STEPS, dtype=jnp.uint32))[1]
-
-
-class _Met(NamedTuple):
-    """What a step met before it moved; at the first step of a round, the synchronised state.
-
-    Passed on through a loop's carry or output, and used one loop iteration later: XLA would otherwise
-    fuse its computation into every entry of the d × d statistics and repeat it there.
-    """
-
-    average: Array  # (d, R)
-    gradient: Array  # (d, R) mean gradient
-
-
-def _step(
-    program: Program,
-    functions: FlatFunctions,
-    data: ProblemData,
-    local: local_sgd.LocalState,
-    seen: Any,
-    eta: Array,
-    ends: Array,
-) -> tuple[local_sgd.LocalState, _Met]:
-    after, gradient = local_sgd.local_step(
-        local, seen, eta, ends, data.weights, functions, program.transform
-    )
-    return after, _Met(local.average, gradient)
-
-
-def _weights(program: Program, functions: FlatFunctions, met: _Met, seen: Any) -> Array | None:
-    """The weights (K, R) of Hessians that are outer products; None where they are not, or are 1."""
-    if not program.needs_hessian:
-        return None
-    each = jax.vmap(local_sgd.over_replications(functions.hessian), in_axes=(None, 0))
-    found = each(met.average, seen)
-    return found.weight if isinstance(found, OuterProduct) else None
+    over_r = jax.vmap(one, in_axes=(0, None, None), out_axes=-1)
+    return jax.vmap(over_r, in_axes=(None, 0, 0))(keys, data.client_index, data.clients)
 
 
 def _run_dense(
@@ -232,27 +197,18 @@ def _run_dense(
     block: Block,
     source: _Source,
 ) -> TileState:
-    """Steps and statistics in one loop: for blocks where nearly every step ends a round."""
+    """Steps and statistics in one loop: for blocks where many steps begin a round."""
 
-    def step(local: Any, i: Array) -> tuple[Any, tuple[Any, Any]]:
-        seen = source.observe(_at(source.buffer, i))
-        after, met = _step(program, functions, data, local, seen, block.eta[i], block.ends[i])
-        return after, (met, _weights(program, functions, met, seen))
+    def step(state: TileState, seen: Any, at: _AtStep) -> tuple[TileState, None]:
+        before = state.local
+        after, gradient = _local_step(program, functions, data, before, seen, at)
+        # Where a round begins all clients are at the average; at them, most of it is computed already.
+        hessian = _mean_hessian(program, functions, data, before.clients, seen)
+        met = _Met(before.average, gradient)
+        statistics = _feed(program, data, state.statistics, met, hessian, at.sync)
+        return TileState(after, statistics), None
 
-    def feed(statistics: tuple[Any, ...], found: tuple[Any, Any], i: Array) -> tuple[Any, ...]:
-        seen = source.observe(_at(source.buffer, i))
-        return _feed(program, functions, data, statistics, *found, seen, _at(block.syncs, i))
-
-    def body(carry: tuple[Any, Any, Any], i: Array) -> tuple[Any, None]:
-        local, statistics, found = carry
-        statistics = feed(statistics, found, i - 1)
-        local, found = step(local, i)
-        return (local, statistics, found), None
-
-    local, found = step(state.local, jnp.asarray(0))
-    carry = (local, state.statistics, found)
-    (local, statistics, found), _ = lax.scan(body, carry, jnp.arange(1, BLOCK_STEPS))
-    return TileState(local, feed(statistics, found, jnp.asarray(BLOCK_STEPS - 1)))
+    return _over_steps(step, state, block, block.syncs, source)[0]
 
 
 def _run_sparse(
@@ -263,26 +219,104 @@ def _run_sparse(
     block: Block,
     source: _Source,
 ) -> TileState:
-    """Steps in one loop, statistics in a second, short one over the synchronisations."""
+    """Steps in one loop, statistics in a second, short one, which draws its observations again."""
+    slots = block.syncs.at.shape[0]
 
-    def step(carry: local_sgd.LocalState, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
-        drawn, eta, ends = inputs
-        return _step(program, functions, data, carry, source.observe(drawn), eta, ends)
+    def step(carry: tuple[Any, _Met], seen: Any, at: _AtStep) -> tuple[Any, None]:
+        local, met = carry
+        after, gradient = _local_step(program, functions, data, local, seen, at)
+        now = _Met(local.average, gradient)
+        # Steps that meet no synchronised average write to a place of their own.
+        met = jax.tree.map(
+            lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, at.slot, 0), met, now
+        )
+        return (after, met), None
 
-    def weigh(_: None, i: Array) -> tuple[None, Any]:
-        seen = source.observe(_at(source.buffer, i))
-        return None, _weights(program, functions, _at(path, i), seen)
+    average = state.local.average
+    empty = jnp.zeros((slots + 1, *average.shape), average.dtype)
+    (local, met), _ = _over_steps(step, (state.local, _Met(empty, empty)), block, None, source)
 
-    def update(statistics: tuple[Any, ...], inputs: tuple[Syncs, Any]) -> tuple[Any, None]:
-        sync, weight = inputs
-        seen = source.observe(_at(source.buffer, sync.at))
-        met = _at(path, sync.at)
-        return _feed(program, functions, data, statistics, met, weight, seen, sync), None
+    def prepare(i: Array) -> tuple[Any, ...]:
+        sync = _at(block.syncs, i)
+        t = block.first + sync.at.astype(jnp.uint32)
+        return source.draw(t // np.uint32(2)), t % np.uint32(2) != 0, sync, _at(met, i)
 
-    local, path = lax.scan(step, state.local, (source.buffer, block.eta, block.ends))
-    weights = lax.scan(weigh, None, block.syncs.at)[1]
-    statistics = lax.scan(update, state.statistics, (block.syncs, weights))[0]
+    def update(carry: tuple[Any, ...], i: Array) -> tuple[Any, None]:
+        statistics, (pair, odd, sync, met_now) = carry
+        seen = jax.tree.map(lambda a, b: jnp.where(odd, b, a), *source.observe(pair))
+        average = jnp.broadcast_to(met_now.average, state.local.clients.shape)
+        hessian = _mean_hessian(program, functions, data, average, seen)
+        statistics = _feed(program, data, statistics, met_now, hessian, sync)
+        return (statistics, prepare(i + 1)), None
+
+    start = jnp.asarray(0, jnp.int32)
+    carry = (state.statistics, prepare(start))
+    statistics = lax.scan(update, carry, jnp.arange(slots, dtype=jnp.int32))[0][0]
     return TileState(local, statistics)
+
+
+class _Met(NamedTuple):
+    """What a step met before it moved; at the first step of a round, the synchronised state."""
+
+    average: Array  # (d, R)
+    gradient: Array  # (d, R) mean gradient
+
+
+class _AtStep(NamedTuple):
+    """A step's numbers."""
+
+    eta: Array
+    ends: Array
+    slot: Array
+    sync: Any  # Syncs, or None
+
+
+def _over_steps(
+    step: Callable[[Any, Any, _AtStep], tuple[Any, None]],
+    carry: Any,
+    block: Block,
+    syncs: Syncs | None,
+    source: _Source,
+) -> tuple[Any, None]:
+    """Runs `step` over a block, two steps an iteration, as draws come in pairs.
+
+    What an iteration uses was prepared by the one before and comes through the loop's carry: its draws,
+    because they would be made again in every pass that uses them; its numbers, because XLA's CPU
+    compiler does not vectorise a pass that looks one up by the loop's counter.
+    """
+    pairs = BLOCK_STEPS // 2
+    rows = jax.tree.map(
+        lambda x: x.reshape(pairs, 2), _AtStep(block.eta, block.ends, block.slot, syncs)
+    )
+
+    def prepare(i: Array) -> tuple[Any, Any]:
+        pair = block.first // np.uint32(2) + i.astype(jnp.uint32)
+        row = _at(rows, i)
+        halves = tuple(jax.tree.map(lambda x, h=h: x[h], row) for h in range(2))
+        return source.draw(pair), halves
+
+    def body(carry: tuple[Any, Any], i: Array) -> tuple[Any, None]:
+        inner, (drawn, halves) = carry
+        for seen, at in zip(source.observe(drawn), halves, strict=True):
+            inner, _ = step(inner, seen, at)
+        return (inner, prepare(i + 1)), None
+
+    first = (carry, prepare(jnp.asarray(0, jnp.int32)))
+    (carry, _), _ = lax.scan(body, first, jnp.arange(pairs, dtype=jnp.int32))
+    return carry, None
+
+
+def _local_step(
+    program: Program,
+    functions: FlatFunctions,
+    data: ProblemData,
+    local: local_sgd.LocalState,
+    seen: Any,
+    at: _AtStep,
+) -> tuple[local_sgd.LocalState, Array]:
+    return local_sgd.local_step(
+        local, seen, at.eta, at.ends, data.weights, data.unit, functions, program.transform
+    )
 
 
 def _at(tree: Any, i: Array) -> Any:
@@ -292,18 +326,13 @@ def _at(tree: Any, i: Array) -> Any:
 
 def _feed(
     program: Program,
-    functions: FlatFunctions,
     data: ProblemData,
     statistics: tuple[Any, ...],
     met: _Met,
-    weight: Array | None,
-    seen: Any,
+    hessian: Array | None,
     at: Syncs,
 ) -> tuple[Any, ...]:
     """Feeds one synchronisation to every statistic, where there is one."""
-    hessian = None
-    if program.needs_hessian:
-        hessian = _mean_hessian(functions, data.weights, met.average, weight, seen)
     gradient = met.gradient if program.needs_gradient else None
     sync = Sync(met.average, at.E, at.eta, gradient, hessian)
     axes_of_sync: Any = Sync(
@@ -318,19 +347,19 @@ def _feed(
 
 
 def _mean_hessian(
-    functions: FlatFunctions, weights: Array, average: Array, weight: Array | None, seen: Any
-) -> Array:
-    """Σ_k p_k ∇²f_k(x̄; ξ^k), (d, d, R)."""
-    each = jax.vmap(local_sgd.over_replications(functions.hessian), in_axes=(None, 0))
-    found = each(average, seen)
+    program: Program, functions: FlatFunctions, data: ProblemData, clients: Array, seen: Any
+) -> Array | None:
+    """Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R), if a statistic asks for it."""
+    if not program.needs_hessian:
+        return None
+    found = jax.vmap(local_sgd.over_replications(functions.hessian))(clients, seen)
     if not isinstance(found, OuterProduct):
-        return local_sgd.weighted_sum(weights, found)
-    vector = found.vector
-    scaled = weights[:, None, None] * vector
-    if weight is not None:
-        scaled = scaled * weight[:, None, :]
-    outer = lambda k: scaled[k][:, None, :] * vector[k][None, :, :]  # noqa: E731
-    return local_sgd.sum_clients(outer, weights.shape[0])
+        return local_sgd.weighted_sum(data.weights, found)
+    vector, scale = found.vector, data.weights[:, None]
+    if found.weight is not None:
+        scale = local_sgd.once(scale * found.weight, data.unit)
+    outer = lambda k: (scale[k] * vector[k])[:, None, :] * vector[k][None, :, :]  # noqa: E731
+    return local_sgd.sum_clients(outer, data.weights.shape[0])
 
 
 def measure_tile(

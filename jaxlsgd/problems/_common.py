@@ -6,11 +6,27 @@ import math
 import numbers
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxlsgd.base import check_count, check_weights
+from jaxlsgd.base import Array, check_count, check_weights
 
 MAX_MATRIX_DIM = 2_000  # beyond it G and S stay None: a (d, d) float64 array passes 32 MB
+_UNROLLED_DIM = 32
+
+
+def dot(a: Array, b: Array) -> Array:
+    """aᵀb of two vectors, as plain additions for few entries.
+
+    Not `@`: under vmap a dot product would move replications out of the innermost place in memory.
+    And not a sum over an axis, which XLA's CPU compiler does not vectorise along another one.
+    """
+    if a.shape[0] > _UNROLLED_DIM:
+        return jnp.sum(a * b)
+    total = a[0] * b[0]
+    for i in range(1, a.shape[0]):
+        total = total + a[i] * b[i]
+    return total
 
 
 class Population(NamedTuple):

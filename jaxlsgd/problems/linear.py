@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, OuterProduct, Problem
+from jaxlsgd.base import Array, Draws, OuterProduct, Problem, Scaled
 from jaxlsgd.problems._common import (
     MAX_MATRIX_DIM,
     Population,
     check_scale,
     check_sizes,
+    dot,
     population,
 )
 
-# Sums of products, not `@`: under vmap a dot product would move replications out of the innermost
-# place in memory. Functions of the module, not closures: equal functions share a compiled program.
+# Functions of the module, not closures: equal functions share a compiled program.
 
 
 class LinearClient(NamedTuple):
@@ -39,26 +39,26 @@ class CorrelatedLinearClient(NamedTuple):
 def observe(draws: Draws, client: Any) -> tuple[Array, Array]:
     """Returns (a, aᵀx*_k + noise·ε) of a `LinearClient`, a ~ N(0, I)."""
     a, epsilon = draws.normal[:-1], draws.normal[-1]
-    return a, jnp.sum(a * client.truth) + client.noise * epsilon
+    return a, dot(a, client.truth) + client.noise * epsilon
 
 
 def observe_correlated(draws: Draws, client: Any) -> tuple[Array, Array]:
     """Returns (a, aᵀx*_k + noise·ε) of a `CorrelatedLinearClient`, a = Lw, w ~ N(0, I)."""
     w, epsilon = draws.normal[:-1], draws.normal[-1]
     a = jnp.sum(client.factor * w[None, :], axis=1)
-    return a, jnp.sum(a * client.truth) + client.noise * epsilon
+    return a, dot(a, client.truth) + client.noise * epsilon
 
 
 def squared_loss(params: Any, observation: Any) -> Array:
     """Returns ½(aᵀx − b)² for params x, (d,), and observation (a, b), (d,) and ()."""
     a, b = observation
-    return 0.5 * (jnp.sum(a * params) - b) ** 2
+    return 0.5 * (dot(a, params) - b) ** 2
 
 
-def squared_gradient(params: Any, observation: Any) -> Array:
+def squared_gradient(params: Any, observation: Any) -> Scaled:
     """Returns (aᵀx − b) a."""
     a, b = observation
-    return (jnp.sum(a * params) - b) * a
+    return Scaled(dot(a, params) - b, a)
 
 
 def squared_hessian(params: Any, observation: Any) -> OuterProduct:

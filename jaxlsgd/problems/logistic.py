@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, OuterProduct, Problem
+from jaxlsgd.base import Array, Draws, OuterProduct, Problem, Scaled
 from jaxlsgd.problems import _logistic_moments as moments
-from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
+from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, dot, population
 
-# Sums of products and functions of the module, for the reasons given in linear.py.
+# Functions of the module, for the reason given in linear.py.
 
 
 class LogisticClient(NamedTuple):
@@ -41,28 +41,33 @@ def observe_correlated(draws: Draws, client: Any) -> tuple[Array, Array]:
 
 
 def _labelled(a: Array, u: Array, truth: Array) -> tuple[Array, Array]:
-    return a, (u < jax.nn.sigmoid(jnp.sum(a * truth))).astype(a.dtype)
+    return a, (u < _sigmoid(dot(a, truth))[0]).astype(a.dtype)
 
 
 def logistic_loss(params: Any, observation: Any) -> Array:
     """Returns log(1 + eᶻ) − bz, z = aᵀx, for params x, (d,), and observation (a, b)."""
     a, b = observation
-    z = jnp.sum(a * params)
+    z = dot(a, params)
     return jax.nn.softplus(z) - b * z
 
 
-def logistic_gradient(params: Any, observation: Any) -> Array:
+def logistic_gradient(params: Any, observation: Any) -> Scaled:
     """Returns (σ(aᵀx) − b) a."""
     a, b = observation
-    return (jax.nn.sigmoid(jnp.sum(a * params)) - b) * a
+    return Scaled(_sigmoid(dot(a, params))[0] - b, a)
 
 
 def logistic_hessian(params: Any, observation: Any) -> OuterProduct:
     """Returns σ'(aᵀx) aaᵀ."""
     a, _ = observation
-    z = jnp.sum(a * params)
-    slope = jax.nn.sigmoid(z) * jax.nn.sigmoid(-z)  # 1 − σ(z) would round to 0 from z = 17 on
-    return OuterProduct(a, slope)
+    return OuterProduct(a, _sigmoid(dot(a, params))[1])
+
+
+def _sigmoid(z: Array) -> tuple[Array, Array]:
+    """σ(z) and σ'(z) by one exponential; σ(1 − σ) would round to 0 from z = 17 on."""
+    e = jnp.exp(-jnp.abs(z))
+    inverse = 1 / (1 + e)
+    return jnp.where(z < 0, e, jnp.ones_like(e)) * inverse, e * inverse * inverse
 
 
 def logistic(
