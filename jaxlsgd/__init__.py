@@ -17,7 +17,8 @@ _WHERE = {
     "Interval": "jaxlsgd.base",
     "Problem": "jaxlsgd.base",
     "Sync": "jaxlsgd.base",
-    "OuterProduct": "jaxlsgd.base",
+    "OuterProduct": "jaxlsgd.forms",
+    "Scaled": "jaxlsgd.forms",
     "Fit": "jaxlsgd.fitting",
     "fit": "jaxlsgd.fitting",
     "fclt_check": "jaxlsgd.fclt",
@@ -35,9 +36,10 @@ __all__ = ["__version__", *_WHERE, *_MODULES]
 
 if TYPE_CHECKING:
     from jaxlsgd import inference, local_sgd, measures, problems, report, schedules, study
-    from jaxlsgd.base import Draws, Estimator, Interval, OuterProduct, Problem, Sync
+    from jaxlsgd.base import Draws, Estimator, Interval, Problem, Sync
     from jaxlsgd.fclt import fclt_check
     from jaxlsgd.fitting import Fit, fit
+    from jaxlsgd.forms import OuterProduct, Scaled
     from jaxlsgd.inference.plug_in import plug_in
     from jaxlsgd.inference.random_scaling import random_scaling
     from jaxlsgd.rows import CellRows, MethodRows

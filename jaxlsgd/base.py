@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from jaxlsgd.forms import OuterProduct, Scaled, dense
+
 if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
 
@@ -46,32 +48,6 @@ class Sync(NamedTuple):
     eta: Any  # step size of round m
     gradient: Params | None = None
     hessian: Any = None  # (d, d), for the flattened parameters
-
-
-class OuterProduct(NamedTuple):
-    """The matrix weight · vector vectorᵀ: the Hessian of a generalised linear model's loss."""
-
-    vector: Any  # (d,)
-    weight: Any = None  # (), or None for 1
-
-    def dense(self) -> Array:
-        """The matrix itself, (d, d)."""
-        square = self.vector[:, None] * self.vector[None, :]
-        return square if self.weight is None else self.weight * square
-
-
-class Scaled(NamedTuple):
-    """The vector scale · vector: the gradient of a generalised linear model's loss.
-
-    Said in this form, the engine keeps one number a client between its passes instead of d.
-    """
-
-    scale: Any  # ()
-    vector: Any  # (d,), not a function of the parameters
-
-    def dense(self) -> Array:
-        """The vector itself, (d,)."""
-        return self.scale * self.vector
 
 
 class Interval(NamedTuple):
@@ -488,16 +464,16 @@ def _check_loss(problem: Problem) -> None:
     if not hasattr(found, "shape") or found.shape != ():
         raise ValueError(f"loss: must return a scalar, got shape {getattr(found, 'shape', found)}")
     if problem.hessian is not None:
-        found = jax.eval_shape(problem.hessian, problem.init, observation)
-        if isinstance(found, OuterProduct):
-            found = jax.eval_shape(OuterProduct.dense, found)
+        found = _shape_at(problem.hessian, problem, observation)
         if found.shape != (problem.dim, problem.dim):
             raise ValueError(
                 f"hessian: must return shape {(problem.dim, problem.dim)}, got {found.shape}"
             )
     if problem.gradient is not None:
-        found = jax.eval_shape(problem.gradient, problem.init, observation)
-        if isinstance(found, Scaled):
-            found = jax.eval_shape(Scaled.dense, found)
+        found = _shape_at(problem.gradient, problem, observation)
         if _flat_size(found) != problem.dim:
             raise ValueError(f"gradient: must have {problem.dim} parameters, got {found}")
+
+
+def _shape_at(function: Callable[[Any, Any], Any], problem: Problem, observation: Any) -> Any:
+    return jax.eval_shape(lambda *at: dense(function(*at)), problem.init, observation)

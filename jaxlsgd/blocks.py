@@ -19,7 +19,7 @@ from jaxlsgd.schedules import Plan
 BLOCK_STEPS = 64
 # Room for synchronisations in a block; above the last of these the statistics are updated in the
 # step loop itself, which costs less an update but makes one at every step.
-SLOTS = (2, 8)
+SLOTS = (2, 4, 8, 16)
 
 
 class Block(NamedTuple):
@@ -28,7 +28,9 @@ class Block(NamedTuple):
     first: Any  # () uint32, observation index of the first step, even
     eta: NDArray[np.float64]  # (B,) η of the step's round; 0 where the step only evaluates
     ends: NDArray[np.bool_]  # (B,) the step is the last of its round
-    slot: NDArray[np.int32]  # (B,) place in `syncs` of the average that the step meets, or their number
+    slot: NDArray[
+        np.int32
+    ]  # (B,) place in `syncs` of the average that the step meets, or their number
     syncs: Syncs
 
 

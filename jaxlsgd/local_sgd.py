@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxlsgd.base import Array, FlatFunctions, Observation, Scaled
+from jaxlsgd.base import Array, FlatFunctions, Observation
+from jaxlsgd.forms import Scaled
 
 # The engine multiplies by η_m, so the transformation itself has unit rate.
 SGD = optax.sgd(1.0)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxlsgd.base import Draws, Estimator, Problem, abstract_source, check_count
-from jaxlsgd.blocks import BLOCK_STEPS
+from jaxlsgd.blocks import SLOTS
 
 # A tile's width is a multiple of this where it can be, for full vector registers.
 WIDTH_MULTIPLE = 16
@@ -30,14 +30,15 @@ def tile_bytes(
 ) -> int:
     """Predicts the peak memory of a tile on its device: that of its hungriest block of steps.
 
-    With B steps a block, K clients, d parameters, n draws an observation and R replications,
+    With K clients, d parameters, n draws an observation, room for B synchronisations in a block and
+    R replications,
 
-        draws B·K·n·R   +   path 2·B·d·R   +   state (K·d + d + statistics)·R
-                        +   max(a step: K·(n + 2d + 2)·R,   a synchronisation: statistics·R)
+        state (K·d + d + statistics)·R   +   draws 3·2·K·n·R   +   met 2·(B + 1)·d·R
+                                         +   passes (2·K·d + 3·K + statistics)·R
 
-    The path of gradients is there only where a method asks for them. Hessians by automatic
-    differentiation are counted once a client, twice over. It does not count what a user's own loss
-    or `sample` keeps inside, nor the state of an optax transformation other than SGD.
+    where draws come for two steps at once, and are there as they are used, made and handed on.
+    Hessians by automatic differentiation are counted once a client, twice over. It does not count what
+    a user's own loss or `sample` keeps inside, nor the state of an optax transformation other than SGD.
 
     Args:
       problem: the problem.
@@ -107,7 +108,6 @@ def replication_bytes(
 
     clients: list[Shape] = [(K, d)]
     statistics = [shape for part in parts for shape in _state_shapes(part.init, d, dtype)]
-    gradients = any(part.needs_gradient for part in parts)
     hessians = 0
     if problem.hessian is None and any(part.needs_hessian for part in parts):
         hessians = 2 * size([(K, d, d)])
@@ -115,10 +115,10 @@ def replication_bytes(
     draw_item = item if problem.draws is None else 4
     keys = 8
     state = size([*clients, (d,), *statistics])
-    path = (1 + gradients) * size([(BLOCK_STEPS, d)])
-    draws = size([(BLOCK_STEPS, *shape) for shape in seen], draw_item)
-    step = size([*seen, *clients, *clients, (2, K), (2, d)])
-    return keys + state + draws + path + max(step, size(statistics) + hessians)
+    draws = 3 * 2 * size(seen, draw_item)
+    met = 2 * size([(max(SLOTS) + 1, d)])
+    passes = size([*clients, *clients, (3, K), *statistics])
+    return keys + state + draws + met + passes + hessians
 
 
 def _padded(shape: Shape, sublanes: int) -> int:

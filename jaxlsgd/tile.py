@@ -26,13 +26,13 @@ from jaxlsgd.base import (
     FlatFunctions,
     Horizon,
     Measurement,
-    OuterProduct,
     Problem,
     Structure,
     Sync,
     flatten,
 )
 from jaxlsgd.blocks import BLOCK_STEPS, Block, Layout, Syncs
+from jaxlsgd.forms import OuterProduct
 
 # Calls queued before the host waits: enough to hide the launch, few enough to stop soon.
 _WAIT_EVERY = 8
@@ -153,9 +153,7 @@ class _Source(NamedTuple):
     observe: Callable[[Any], tuple[Any, Any]]  # that → observations of t and t + 1, (K, ..., R)
 
 
-def _source(
-    program: Program, functions: FlatFunctions, data: ProblemData, keys: Array
-) -> _Source:
+def _source(program: Program, functions: FlatFunctions, data: ProblemData, keys: Array) -> _Source:
     if functions.observe is None:
         sample = functools.partial(_sampled, functions, data, keys)
         two = np.uint32(2)
@@ -265,9 +263,9 @@ class _Met(NamedTuple):
 class _AtStep(NamedTuple):
     """A step's numbers."""
 
-    eta: Array
-    ends: Array
-    slot: Array
+    eta: Any
+    ends: Any
+    slot: Any
     sync: Any  # Syncs, or None
 
 
@@ -291,14 +289,12 @@ def _over_steps(
 
     def prepare(i: Array) -> tuple[Any, Any]:
         pair = block.first // np.uint32(2) + i.astype(jnp.uint32)
-        row = _at(rows, i)
-        halves = tuple(jax.tree.map(lambda x, h=h: x[h], row) for h in range(2))
-        return source.draw(pair), halves
+        return source.draw(pair), _at(rows, i)
 
     def body(carry: tuple[Any, Any], i: Array) -> tuple[Any, None]:
-        inner, (drawn, halves) = carry
-        for seen, at in zip(source.observe(drawn), halves, strict=True):
-            inner, _ = step(inner, seen, at)
+        inner, (drawn, row) = carry
+        for half, seen in enumerate(source.observe(drawn)):
+            inner, _ = step(inner, seen, jax.tree.map(lambda x, half=half: x[half], row))
         return (inner, prepare(i + 1)), None
 
     first = (carry, prepare(jnp.asarray(0, jnp.int32)))

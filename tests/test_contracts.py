@@ -24,8 +24,9 @@ from jaxlsgd import (
     random_scaling,
     simulate,
 )
-from jaxlsgd.base import OuterProduct, flatten
+from jaxlsgd.base import flatten
 from jaxlsgd.draws import replication_keys
+from jaxlsgd.forms import dense
 from jaxlsgd.schedules import Plan, constant, power_decay
 
 ROUNDS = 6
@@ -108,14 +109,13 @@ def syncs(name: str, count: int = 2) -> Sync:
     source = problem.sample or problem.observe
     assert source is not None
 
-    def hessian_at(x: jax.Array, seen: Any) -> jax.Array:
-        found = functions.hessian(x, seen)
-        return found.dense() if isinstance(found, OuterProduct) else found
-
     def one(x: jax.Array, drawn: Any, E: jax.Array, eta: jax.Array) -> Sync:
         seen = jax.vmap(source)(drawn, clients)
-        gradient = weights @ jax.vmap(functions.gradient, (None, 0))(x, seen)
-        hessian = jnp.tensordot(weights, jax.vmap(hessian_at, (None, 0))(x, seen), 1)
+        gradient = weights @ jax.vmap(lambda *at: dense(functions.gradient(*at)), (None, 0))(
+            x, seen
+        )
+        hessians = jax.vmap(lambda *at: dense(functions.hessian(*at)), (None, 0))(x, seen)
+        hessian = jnp.tensordot(weights, hessians, 1)
         return Sync(functions.unravel(x), E, eta, functions.unravel(gradient), hessian)
 
     rng, shape = np.random.default_rng(6), (count, ROUNDS)

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlsgd.base import Draws, OuterProduct, Problem
+from jaxlsgd.base import Draws, Problem
+from jaxlsgd.forms import dense
 from jaxlsgd.problems import PAPER_STEP, dataset, linear, logistic, paper_problem
 from jaxlsgd.problems import _finite_sum as finite_sum
 from jaxlsgd.problems import _logistic_moments as moments
@@ -82,14 +83,10 @@ def over_rows(function: object, transform: object = None) -> object:
     return jax.jit(jax.vmap(function, (None, 0)))  # type: ignore[arg-type]
 
 
-def dense_hessian(problem: Problem) -> Callable[[Any, Any], Any]:
-    """The Hessian as a matrix, whichever way the problem gives it."""
-
-    def hessian(params: Any, observation: Any) -> Any:
-        found = problem.hessian(params, observation)  # type: ignore[misc]
-        return found.dense() if isinstance(found, OuterProduct) else found
-
-    return hessian
+def written_out(function: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A gradient or Hessian as an array, whichever way the problem gives it."""
+    assert function is not None
+    return lambda params, observation: dense(function(params, observation))
 
 
 # --- functions ---
@@ -103,8 +100,8 @@ def test_gradient_and_hessian_are_those_of_the_loss(case: str) -> None:
         observations = jax.tree.map(lambda x: x[:, 0], observe_all(problem, 20, "float64"))
         point = jnp.linspace(-1.0, 2.0, problem.dim)
         for ours, reference in (
-            (problem.gradient, over_rows(problem.loss, jax.grad)),
-            (dense_hessian(problem), over_rows(problem.loss, jax.hessian)),
+            (written_out(problem.gradient), over_rows(problem.loss, jax.grad)),
+            (written_out(problem.hessian), over_rows(problem.loss, jax.hessian)),
         ):
             found, expected = (f(point, observations) for f in (over_rows(ours), reference))
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
@@ -138,7 +135,7 @@ def test_float32_stays_float32_and_no_dot_products(case: str, x64: bool) -> None
 
 def test_hessian_keeps_its_small_slope_in_float32() -> None:
     problem = logistic(1, 1)
-    found = dense_hessian(problem)(jnp.full(1, 30.0), (jnp.ones(1), jnp.ones(())))
+    found = written_out(problem.hessian)(jnp.full(1, 30.0), (jnp.ones(1), jnp.ones(())))
     assert found[0, 0] == pytest.approx(math.exp(-30.0), rel=1e-5)
 
 
@@ -199,7 +196,7 @@ def batch_moments(problem: Problem) -> dict[str, np.ndarray]:
     truth = jnp.asarray(problem.truth, jnp.float32)
     each = [
         jax.vmap(jax.vmap(f, (None, 0)), (None, 0))
-        for f in (problem.gradient, dense_hessian(problem))
+        for f in (written_out(problem.gradient), written_out(problem.hessian))
     ]
     gradients, hessians = (np.asarray(f(truth, observations), np.float64) for f in each)
     p = problem.weights

@@ -30,6 +30,7 @@ ROOMS = (
     "assumptions",
     "schedules",
     "rows",
+    "forms",
     "base",
     "draws",
     "blocks",

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, Observation, OuterProduct, Params, Problem, check_weights
+from jaxlsgd.base import Array, Draws, Observation, Params, Problem, check_weights
+from jaxlsgd.forms import OuterProduct, Scaled
 from jaxlsgd.problems import _finite_sum as finite_sum
 from jaxlsgd.problems._client_rows import check_sizes, pad, read_rows
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, check_array
@@ -27,7 +28,7 @@ class DatasetClient(NamedTuple):
 
 class _Closed(NamedTuple):
     loss: Callable[..., Array]
-    gradient: Callable[..., Array]
+    gradient: Callable[..., Scaled]
     hessian: Callable[..., OuterProduct]
     solve: Callable[..., np.ndarray]
     factors: Callable[..., tuple[np.ndarray, np.ndarray]]

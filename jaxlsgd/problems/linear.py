@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, OuterProduct, Problem, Scaled
+from jaxlsgd.base import Array, Draws, Problem
+from jaxlsgd.forms import OuterProduct, Scaled
 from jaxlsgd.problems._common import (
     MAX_MATRIX_DIM,
     Population,

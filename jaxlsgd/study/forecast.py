@@ -13,7 +13,7 @@ from jaxlsgd.study.grid import Cell
 from jaxlsgd.study.runner import program_kind
 from jaxlsgd.study.spec import Study
 
-RATE = 20e6  # client-steps a second a core, small problems, one recent x86 core
+RATE = 60e6  # client-steps a second a core, small problems, one recent x86 core
 
 
 class Forecast(NamedTuple):
@@ -51,10 +51,12 @@ def _rooms(plan: Plan) -> set[int]:
 
 
 def tile_bytes(cell: Cell) -> int:
-    """Memory of one tile on its device: a block's draws, the clients, and the statistics."""
+    """Memory of one tile on its device: draws, the clients, and the statistics."""
     problem, item = cell.problem, 8 if cell.dtype == "float64" else 4
     d, K = problem.dim, problem.num_clients
-    draws = BLOCK_STEPS * K * (d + 1) * 4  # float32 in both precisions
+    draws = (
+        6 * K * (d + 1) * 4
+    )  # of two steps, used, made and handed on; float32 in both precisions
     clients = 2 * K * d * item  # parameters and gradients
     kinds = {method.kind for method in cell.methods}
     matrices = 3 * ("plug_in" in kinds) + ("random_scaling" in kinds)
