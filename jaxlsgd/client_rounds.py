@@ -104,10 +104,15 @@ def _blocks(first: int, etas: np.ndarray) -> list[Block]:
     blocks = []
     while len(etas):
         count = next(2 * pairs for pairs in PAIRS if 2 * pairs <= len(etas))
-        none = np.zeros(count, bool)
-        blocks.append(Block(np.uint32(first), etas[:count], none, none.astype(np.int32), _NO_SYNC))
+        blocks.append(make_block(first, etas[:count]))
         first, etas = first + count, etas[count:]
     return blocks
+
+
+def make_block(first: int, etas: np.ndarray) -> Block:
+    """Steps within a round, from an even observation index on."""
+    none = np.zeros(len(etas), bool)
+    return Block(np.uint32(first), etas, none, none.astype(np.int32), _NO_SYNC)
 
 
 def _sync(plan: Plan, m: int) -> Syncs:
