@@ -27,6 +27,7 @@ def tile_bytes(
     dtype: str = "float32",
     *,
     sublanes: int = 1,
+    client_shards: int = 1,
 ) -> int:
     """Predicts the peak memory of a tile on its device: that of its hungriest block of steps.
 
@@ -46,16 +47,19 @@ def tile_bytes(
       tile_size: R, replications that run side by side.
       dtype: "float32" or "float64"; draws are float32 in both.
       sublanes: what the device pads the last axis but one to: 1 on CPUs and GPUs, 8 on TPUs.
+      client_shards: devices that share the clients of a tile, each with its part.
 
     Returns:
-      Bytes. Within 30 % of what XLA reports for a CPU, mostly above it.
+      Bytes on one device. Within 30 % of what XLA reports for a CPU, mostly above it.
 
     Example::
 
         tile_bytes(problems.linear(5, 10), (random_scaling(), plug_in()), 512)
     """
     tile_size = check_count("tile_size", tile_size, 1)
-    return tile_size * replication_bytes(problem, methods, dtype, sublanes=sublanes)
+    shards = check_count("client_shards", client_shards, 1)
+    each = replication_bytes(problem, methods, dtype, sublanes=sublanes, client_shards=shards)
+    return tile_size * each
 
 
 def largest_tile(
@@ -97,10 +101,16 @@ def largest_tile(
 
 
 def replication_bytes(
-    problem: Problem, methods: Iterable[Estimator], dtype: str = "float32", *, sublanes: int = 1
+    problem: Problem,
+    methods: Iterable[Estimator],
+    dtype: str = "float32",
+    *,
+    sublanes: int = 1,
+    client_shards: int = 1,
 ) -> int:
     """Predicted peak bytes a replication of a tile; see `tile_bytes`."""
-    item, K, d = jnp.dtype(dtype).itemsize, problem.num_clients, problem.dim
+    item, d = jnp.dtype(dtype).itemsize, problem.dim
+    K = -(-problem.num_clients // client_shards)
     parts = tuple(dict.fromkeys(part for method in methods for part in method.accumulators))
 
     def size(shapes: Iterable[Shape], item: int = item) -> int:
@@ -111,7 +121,7 @@ def replication_bytes(
     hessians = 0
     if problem.hessian is None and any(part.needs_hessian for part in parts):
         hessians = 2 * size([(K, d, d)])
-    seen = _observed(problem)
+    seen = _observed(problem, K)
     draw_item = item if problem.draws is None else 4
     keys = 8
     state = size([*clients, (d,), *statistics])
@@ -134,12 +144,12 @@ def _state_shapes(init: Any, dim: int, dtype: str) -> list[Shape]:
     return [leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim]
 
 
-def _observed(problem: Problem) -> list[Shape]:
-    """What a step draws for all clients, or samples."""
+def _observed(problem: Problem, num_clients: int) -> list[Shape]:
+    """What a step draws for so many clients, or samples."""
     if problem.draws is not None:
         counts = [int(count) for count in Draws(*problem.draws) if count]
-        return [(problem.num_clients, count) for count in counts]
+        return [(num_clients, count) for count in counts]
     source, argument = abstract_source(problem)
     client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
     leaves = jax.tree.leaves(jax.eval_shape(source, argument, client))
-    return [(problem.num_clients, *leaf.shape) for leaf in leaves]
+    return [(num_clients, *leaf.shape) for leaf in leaves]
