@@ -337,8 +337,9 @@ def _feed(
     fed = []
     for part, old in zip(program.accumulators, statistics, strict=True):
         axes = _axes(part, data.init)
-        new = jax.vmap(part.update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
-        fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
+        with jax.named_scope("statistics"):
+            new = jax.vmap(part.update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
+            fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
     return tuple(fed)
 
 
