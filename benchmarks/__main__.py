@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 # In the order of the table, with the module of each.
 MODULES = {
     "throughput": "throughput",
+    "grid": "grid",
     "cores": "cores",
     "compile": "compile_time",
     "scaling": "scaling",

@@ -29,13 +29,12 @@ from jaxlsgd.blocks import Layout, lay_out
 from jaxlsgd.draws import replication_keys
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
+from jaxlsgd.memory import WIDTH_MULTIPLE, default_tile
 from jaxlsgd.rows import CellRows, MethodRows
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers
 DTYPES = ("float32", "float64")
-# 512 replications keep a step of a small problem within a core's second-level cache.
-DEFAULT_TILE = 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -280,7 +279,8 @@ def simulate(
       dtype: "float32" or "float64"; draws are float32 in both, so that both follow one path (what a
         problem's own `sample` draws is its own affair).
       transform: local optax transformation of unit rate; another than SGD is outside the theory.
-      tile_size: replications that run side by side on one device.
+      tile_size: replications that run side by side on one device; if None, what `memory.default_tile`
+        finds best. `memory.largest_tile` makes one from a budget of bytes.
       devices: where to run; all of the default backend's if None.
       progress: called with the finished share, from 0 to 1.
 
@@ -299,7 +299,8 @@ def simulate(
     check_count("replications", replications, 1)
     devices = list(devices or jax.local_devices())
     if tile_size is None:
-        tile_size = min(DEFAULT_TILE, _round_up(-(-replications // len(devices)), 16))
+        widest = default_tile(problem, task.methods, dtype, devices[0].platform)
+        tile_size = min(widest, _round_up(-(-replications // len(devices)), WIDTH_MULTIPLE))
     size = check_count("tile_size", tile_size, 1)
     firsts = range(0, replications, size)
     report = _Progress(progress, len(firsts) * task.layout.steps)
