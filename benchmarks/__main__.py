@@ -27,6 +27,7 @@ MODULES = {
     "compile": "compile_time",
     "scaling": "scaling",
     "methods": "methods",
+    "model": "cost_model",
 }
 
 
@@ -123,10 +124,11 @@ def _lines(path: str) -> list[str]:
 
 
 def _write(results: dict[str, Any], directory: Path) -> None:
-    from benchmarks import figures
+    from benchmarks import cost_model, figures
 
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (directory / "results.md").write_text(markdown(results))
+    (directory / "cost_model.md").write_text(cost_model.markdown())
     figures.draw(results, directory)
 
 
