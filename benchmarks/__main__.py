@@ -22,10 +22,12 @@ HERE = Path(__file__).resolve().parent
 # In the order of the table, with the module of each.
 MODULES = {
     "throughput": "throughput",
+    "grid": "grid",
     "cores": "cores",
     "compile": "compile_time",
     "scaling": "scaling",
     "methods": "methods",
+    "model": "cost_model",
 }
 
 
@@ -122,10 +124,11 @@ def _lines(path: str) -> list[str]:
 
 
 def _write(results: dict[str, Any], directory: Path) -> None:
-    from benchmarks import figures
+    from benchmarks import cost_model, figures
 
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (directory / "results.md").write_text(markdown(results))
+    (directory / "cost_model.md").write_text(cost_model.markdown())
     figures.draw(results, directory)
 
 

@@ -65,17 +65,18 @@ def _touch(cells: list[tuple[str, int]], device: Any) -> None:
 
     problem, methods = cases.problem("logistic"), cases.both_methods()
     with jax.default_device(device):
-        program = tile.make_program(problem, methods)
+        program = tile.make_program(problem, methods, shared_draws=True)
         data = jax.device_put(tile.make_data(problem, "float32"), device)
         keys = jax.jit(lambda key: replication_keys(key, jax.numpy.arange(cases.TILE)))(
             jax.device_put(jax.random.key(1), device)
         )
         state = tile.start_tile(program, data, cases.TILE)
+        drawn = tile.draw_ahead(program, data, keys, 0)
         for schedule, steps in cells:
             plan = cases.plan("logistic", schedule, steps)
             calls = {call.slots: call for group in lay_out(plan).groups for call in group}
             for slots, call in calls.items():
-                state = tile.run_block(program, slots, data, keys, state, call.block)
+                state = tile.run_block(program, slots, data, drawn, state, call.block)
             for method in methods:
                 tile.measure_tile(program, data, state, method, Horizon.of(plan, "float32"))
         jax.block_until_ready(state.local.average)

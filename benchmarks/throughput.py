@@ -84,16 +84,18 @@ def _block_steps() -> int:
 
 @functools.cache
 def _drawing(spec: Any) -> Any:
-    """A compiled program that draws a block and returns one row of it."""
+    """A compiled program that draws a block, pair by pair as the engine does, and keeps the last."""
     import jax
+    import jax.numpy as jnp
 
-    from jaxlsgd.draws import draw_block
+    from jaxlsgd.draws import draw_pair
 
     @jax.jit
     def draw(keys: Any, first: Any, index: Any) -> Any:
-        drawn = draw_block(keys, first, _block_steps(), index, spec)
-        # The loop that fills the buffer cannot be shortened, whatever is read of its result.
-        return [leaf[-1, -1, -1] for leaf in jax.tree.leaves(drawn) if leaf.size]
+        pairs = first // np.uint32(2) + jnp.arange(_block_steps() // 2, dtype=jnp.uint32)
+        start = draw_pair(keys, pairs[0], index, spec)
+        # A loop that cannot be shortened, whatever is read of its result.
+        return jax.lax.scan(lambda _, t: (draw_pair(keys, t, index, spec), None), start, pairs[1:])
 
     return draw
 

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from jaxlsgd.schedules import Plan
 
 BLOCK_STEPS = 64
+# Draws of a block that are made ahead for all cells, at most, a replication: with 512 of them, 16 MB,
+# which a processor's last cache holds.
+AHEAD_BYTES = 32 * 1024
 # Room for synchronisations in a block; above the last of these the statistics are updated in the
 # step loop itself, which costs less an update but makes one at every step.
 SLOTS = (2, 4, 8, 16)
@@ -25,7 +28,7 @@ SLOTS = (2, 4, 8, 16)
 class Block(NamedTuple):
     """The data of one block of steps."""
 
-    first: Any  # () uint32, observation index of the first step, even
+    first: Any  # () uint32, observation index of the first step, a multiple of B
     eta: NDArray[np.float64]  # (B,) η of the step's round; 0 where the step only evaluates
     ends: NDArray[np.bool_]  # (B,) the step is the last of its round
     slot: NDArray[
@@ -112,8 +115,8 @@ class _PerStep(NamedTuple):
 
 
 def _group(steps: _PerStep, first: int, last: int) -> list[Call]:
-    """Calls for the steps first ≤ t < last; draws come in pairs, so blocks start at an even t."""
-    starts = range(first - first % 2, last, BLOCK_STEPS)
+    """Calls for the steps first ≤ t < last. Blocks are the same for all plans, so that they share draws."""
+    starts = range(first - first % BLOCK_STEPS, last, BLOCK_STEPS)
     return [_call(steps, start, first, last) for start in starts]
 
 

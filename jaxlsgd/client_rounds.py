@@ -55,7 +55,7 @@ class Turn(NamedTuple):
     """The data of a `turn`: which round it closes, and the first steps of the next."""
 
     closes: Syncs  # of the round before the one that ends: what the statistics hear of now
-    pair: Any  # () uint32, t // 2 of the round's first step
+    first: Any  # () uint32, observation index of the pair with the round's first step, even
     odd: Any  # () bool, whether that step is the second of its pair
     eta: Any  # (2,) 0 where a step is not of this round
 
@@ -65,7 +65,7 @@ class Reading(NamedTuple):
 
     closes: Syncs
     last: Syncs  # of the round that ends
-    pair: Any
+    first: Any  # as in `Turn`, of the first step that is not of the round
     odd: Any
 
 
@@ -91,12 +91,12 @@ def _round(plan: Plan, m: int, t: int, saved: bool) -> Round:
     start = t - t % 2
     at = start + np.arange(-(-(t + E - start) // 2) * 2)
     etas = np.where((at >= t) & (at < t + E), eta, 0.0)
-    turn = Turn(_sync(plan, m - 2), np.uint32(start // 2), np.bool_(t % 2), etas[:2])
+    turn = Turn(_sync(plan, m - 2), np.uint32(start), np.bool_(t % 2), etas[:2])
     reading = None
     if saved:
-        end = t + E
-        pair, odd = np.uint32(end // 2), np.bool_(end % 2)
-        reading = Reading(_sync(plan, m - 1), _sync(plan, m), pair, odd)
+        odd = (t + E) % 2
+        first = np.uint32(t + E - odd)
+        reading = Reading(_sync(plan, m - 1), _sync(plan, m), first, np.bool_(odd))
     return Round(m + 1, turn, tuple(_blocks(start + 2, etas[2:])), reading, E)
 
 
@@ -142,7 +142,7 @@ def turn(
     functions, source, numbers = _prepared(program, data, keys, numbers)
     average, statistics = _close(program, data, state, numbers.closes)
     local = _all_at(average, state)
-    pair = source.observe(source.draw(numbers.pair))
+    pair = source.observe(source.draw(jnp.asarray(0, jnp.int32)))
     first = jax.tree.map(lambda a, b: jnp.where(numbers.odd, b, a), *pair)
     hessian = tile.mean_hessian(program, functions, data, local.clients, first)
     gradients = []
@@ -176,7 +176,7 @@ def read(
     seen = Seen(None, None)
     if program.needs_gradient or program.needs_hessian:
         local = _all_at(average, state)
-        pair = source.observe(source.draw(numbers.pair))
+        pair = source.observe(source.draw(jnp.asarray(0, jnp.int32)))
         first = jax.tree.map(lambda a, b: jnp.where(numbers.odd, b, a), *pair)
         zero = jnp.zeros((), average.dtype)
         gradient = _step(program, functions, data, local, first, zero)[1]
@@ -189,7 +189,7 @@ def _prepared(
     program: tile.Program, data: tile.ProblemData, keys: Array, numbers: Any
 ) -> tuple[FlatFunctions, Any, Any]:
     functions = program.structure.flat_functions()
-    source = tile.make_source(program, functions, data, keys)
+    source = tile.make_source(program, functions, data, keys, numbers.first)
     return functions, source, tile.cast_floats(numbers, program.dtype)
 
 

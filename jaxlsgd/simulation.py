@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import io
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +31,12 @@ from jaxlsgd.blocks import Layout, lay_out
 from jaxlsgd.draws import replication_keys
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
+from jaxlsgd.memory import WIDTH_MULTIPLE, default_tile
 from jaxlsgd.rows import CellRows, MethodRows
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers
 DTYPES = ("float32", "float64")
-# 512 replications keep a step of a small problem within a core's second-level cache.
-DEFAULT_TILE = 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +79,15 @@ class Task:
         object.__setattr__(self, "save_at", self.layout.save_at)
 
     @property
+    def shared(self) -> tuple[Problem, tuple[Estimator, ...], optax.GradientTransformation, str]:
+        """What tasks that are run together have in common."""
+        return self.problem, self.methods, self.transform, self.dtype
+
+    def shares_draws(self, other: Task) -> bool:
+        """Whether two tasks can be run together: they differ in plan, levels and saves alone."""
+        return self.shared == other.shared
+
+    @property
     def within_theory(self) -> bool:
         """Whether the local step is the plain SGD that the theory is about."""
         return self.transform is local_sgd.SGD
@@ -117,21 +126,91 @@ def run_replications(
     `on_call` hears after some steps how many they were; `on_measure` sees each saved round's
     measurements, as NumPy arrays with the replications first, and `on_states` what they were made of.
     """
-    saved: list[dict[str, MethodRows]] = []
-    with jax.enable_x64(task.dtype == "float64"), jax.default_device(device):
-        program = tile.make_program(task.problem, task.methods, task.transform, task.dtype)
-        data = jax.device_put(tile.make_data(task.problem, task.dtype), device)
-        keys = _keys(jax.device_put(key, device), np.uint32(first), count)
+    found: list[dict[str, MethodRows]] = []
+    listen = _Listener(
+        lambda _, rows: found.append(rows), lambda _, steps: on_call(steps), on_measure, on_states
+    )
+    _run([task], key, first, count, device, listen, shared_draws=False)
+    return found[0]
 
-        def on_save(index: int, state: tile.TileState) -> None:
-            plan = task.plan.prefix(task.layout.save_at[index])
+
+def run_together(
+    key: Array,
+    tasks: Sequence[Task],
+    first: int,
+    count: int,
+    device: Device | None = None,
+    *,
+    on_rows: Callable[[int, dict[str, MethodRows]], None],
+    on_call: Callable[[int, int], None] = lambda index, steps: None,
+) -> None:
+    """Runs the same replications of tasks that differ only in their plans, drawing once for all.
+
+    A task's rows do not depend on the company it runs in, to the last bit: alone or not, the programs
+    are the same. They are also those of `run_replications`, up to rounding: one that draws as it goes
+    is a program of its own, quicker for a task alone.
+
+    Args:
+      key: typed root key.
+      tasks: with the same problem, methods, dtype and transform.
+      first: the first replication.
+      count: how many there are.
+      device: where to run.
+      on_rows: hears a task's index and its rows, as soon as it is finished.
+      on_call: hears a task's index and how many steps it has made since the last time.
+
+    Example::
+
+        found = {}
+        run_together(jax.random.key(0), tasks, 0, 512, on_rows=found.__setitem__)
+    """
+    if not tasks or not all(tasks[0].shares_draws(task) for task in tasks):
+        raise ValueError("tasks: must be one or more that share problem, methods, dtype, transform")
+    _run(tasks, key, first, count, device, _Listener(on_rows, on_call), shared_draws=True)
+
+
+class _Listener(NamedTuple):
+    """Who is told how tasks go; see `run_replications` and `run_together`."""
+
+    on_rows: Callable[[int, dict[str, MethodRows]], None]
+    on_call: Callable[[int, int], None]
+    on_measure: Callable[[dict[str, Measurement]], None] = lambda found: None
+    on_states: Callable[[dict[str, Any]], None] = lambda states: None
+
+
+def _run(
+    tasks: Sequence[Task],
+    key: Array,
+    first: int,
+    count: int,
+    device: Device | None,
+    listen: _Listener,
+    *,
+    shared_draws: bool,
+) -> None:
+    problem, methods, transform, dtype = tasks[0].shared
+
+    def run(index: int, task: Task) -> tile.Run:
+        saved: list[dict[str, MethodRows]] = []
+
+        def on_save(save: int, state: tile.TileState) -> None:
+            plan = task.plan.prefix(task.layout.save_at[save])
             found = _measurements(program, data, state, task, plan)
-            on_measure(found)
-            on_states({m.name: tile.method_states(program, state, m) for m in task.methods})
-            saved.append({m.name: _rows(m, found[m.name], plan, task.levels) for m in task.methods})
+            listen.on_measure(found)
+            listen.on_states({m.name: tile.method_states(program, state, m) for m in methods})
+            saved.append({m.name: _rows(m, found[m.name], plan, task.levels) for m in methods})
+            if save == len(task.layout.save_at) - 1:
+                names = [method.name for method in methods]
+                rows = {n: MethodRows.stacked([one[n] for one in saved]) for n in names}
+                listen.on_rows(index, rows)
 
-        tile.run_tile(program, data, keys, task.layout, on_save, on_call)
-    return {name: MethodRows.stacked([rows[name] for rows in saved]) for name in saved[0]}
+        return tile.Run(task.layout, on_save, functools.partial(listen.on_call, index))
+
+    with jax.enable_x64(dtype == "float64"), jax.default_device(device):
+        program = tile.make_program(problem, methods, transform, dtype, shared_draws)
+        data = jax.device_put(tile.make_data(problem, dtype), device)
+        keys = _keys(jax.device_put(key, device), np.uint32(first), count)
+        tile.run_tile(program, data, keys, [run(i, task) for i, task in enumerate(tasks)])
 
 
 def run_on_mesh(
@@ -231,7 +310,8 @@ def simulate(
       dtype: "float32" or "float64"; draws are float32 in both, so that both follow one path (what a
         problem's own `sample` draws is its own affair).
       transform: local optax transformation of unit rate; another than SGD is outside the theory.
-      tile_size: replications that run side by side on one device.
+      tile_size: replications that run side by side on one device; if None, what `memory.default_tile`
+        finds best. `memory.largest_tile` makes one from a budget of bytes.
       devices: where to run; all of the default backend's if None.
       mesh: where to run instead, as one program on all its devices; axes "replications" and "clients".
       progress: called with the finished share, from 0 to 1.
@@ -251,17 +331,19 @@ def simulate(
     check_count("replications", replications, 1)
     if mesh is not None and devices is not None:
         raise ValueError("devices: must be None where a mesh is given, which has its own")
-    places = list(devices or jax.local_devices())
+    places, shards = list(devices or jax.local_devices()), 1
     if mesh is not None:
         mesh = sharded.check_mesh(mesh, problem.num_clients, transform)
-        places = list(mesh.devices[:, 0])
+        places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
     if tile_size is None:
-        tile_size = min(DEFAULT_TILE, _round_up(-(-replications // len(places)), 16))
+        platform = places[0].platform
+        widest = default_tile(problem, task.methods, dtype, platform, shards)
+        tile_size = min(widest, _round_up(-(-replications // len(places)), WIDTH_MULTIPLE))
     size = check_count("tile_size", tile_size, 1)
     firsts = range(0, replications, size)
     if mesh is not None and distributed.spans(list(mesh.devices.flat)):
         distributed.agree("simulate", _digest(key, task, replications, size, mesh))
-    if mesh is None or mesh.shape[sharded.CLIENTS] == 1:
+    if mesh is None or shards == 1:
         parts = _run_tiles(key, task, firsts, size, places, progress)
     else:
         parts = _run_waves(key, task, firsts, size, mesh, progress)

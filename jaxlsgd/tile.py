@@ -1,4 +1,4 @@
-"""A tile: many replications of one cell on one device, in compiled calls.
+"""A tile: many replications of a cell, or of cells that share their draws, on one device.
 
 This file owns the loops, the vmapping and the masking. In memory the replications are innermost:
 parameters (d, R), clients (K, d, R), draws (K, n, R).
@@ -6,8 +6,10 @@ parameters (d, R), clients (K, d, R), draws (K, n, R).
 
 from __future__ import annotations
 
+import collections
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +33,7 @@ from jaxlsgd.base import (
     Sync,
     flatten,
 )
-from jaxlsgd.blocks import BLOCK_STEPS, Block, Layout, Syncs
+from jaxlsgd.blocks import AHEAD_BYTES, BLOCK_STEPS, Block, Layout, Syncs
 from jaxlsgd.forms import OuterProduct
 
 # Calls queued before the host waits: enough to hide the launch, few enough to stop soon.
@@ -45,6 +47,8 @@ class Program(NamedTuple):
     accumulators: tuple[Accumulator, ...]
     transform: optax.GradientTransformation
     dtype: str
+
+    draws_ahead: bool = False  # a block's draws are made before it, for all who share them
 
     @property
     def needs_gradient(self) -> bool:
@@ -79,10 +83,16 @@ def make_program(
     methods: tuple[Estimator, ...],
     transform: optax.GradientTransformation = local_sgd.SGD,
     dtype: str = "float32",
+    shared_draws: bool = False,
 ) -> Program:
-    """Collects the statistics of all methods, each once."""
+    """Collects the statistics of all methods, each once.
+
+    With `shared_draws` the draws of a block are made ahead, unless they are so many that it costs
+    more than it saves.
+    """
     parts = dict.fromkeys(part for method in methods for part in method.accumulators)
-    return Program(problem.structure(), tuple(parts), transform, dtype)
+    few = problem.draws is not None and block_draws_bytes(problem) <= AHEAD_BYTES
+    return Program(problem.structure(), tuple(parts), transform, dtype, shared_draws and few)
 
 
 def make_data(problem: Problem, dtype: str) -> ProblemData:
@@ -123,9 +133,33 @@ def _axes(part: Accumulator, vector: Array, axis: int = -1) -> Any:
     return jax.tree.map(lambda leaf: axis if leaf.ndim else None, state)
 
 
+def block_draws_bytes(problem: Problem) -> int:
+    """Bytes a replication of a block's draws, for a problem that is made of draws."""
+    assert problem.draws is not None
+    return 4 * BLOCK_STEPS * problem.num_clients * sum(map(int, problem.draws))
+
+
+def draw_ahead(program: Program, data: ProblemData, keys: Array, first: int) -> Any:
+    """What `run_block` takes its draws from, for a block that starts at observation `first`.
+
+    Cells that differ only in schedule, horizon or step size see the same data: one of these serves
+    them all. Large problems draw within the block instead, and get their keys.
+    """
+    return _draw_block(program, data, keys, np.uint32(first)) if program.draws_ahead else keys
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _draw_block(program: Program, data: ProblemData, keys: Array, first: Array) -> Draws:
+    spec = program.structure.draws
+    assert spec is not None
+    pairs = first // np.uint32(2) + jnp.arange(BLOCK_STEPS // 2, dtype=jnp.uint32)
+    words = draws_lib.stream_keys(keys)
+    return draws_lib.draw_pair(words, pairs[:, None, None, None], data.client_index, spec)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
 def run_block(
-    program: Program, slots: int, data: ProblemData, keys: Array, state: TileState, block: Block
+    program: Program, slots: int, data: ProblemData, drawn: Any, state: TileState, block: Block
 ) -> TileState:
     """Runs one block of steps.
 
@@ -133,13 +167,13 @@ def run_block(
       program: what is compiled.
       slots: room for synchronisations in a block; `BLOCK_STEPS` means at every step.
       data: the problem's numbers.
-      keys: typed data keys, (R,).
+      drawn: of `draw_ahead`.
       state: the carry; its buffers are reused.
       block: the block's data.
     """
     functions = program.structure.flat_functions()
     block = cast_floats(block, program.dtype)
-    source = make_source(program, functions, data, keys)
+    source = make_source(program, functions, data, drawn, block.first)
     run = _run_dense if slots == BLOCK_STEPS else _run_sparse
     return run(program, functions, data, state, block, source)
 
@@ -154,33 +188,41 @@ def cast_floats(tree: Any, dtype: str) -> Any:
 class _Source(NamedTuple):
     """Where observations come from, two steps at a time."""
 
-    draw: Callable[[Array], Any]  # t // 2 → what the two observations are made of
-    observe: Callable[[Any], tuple[Any, Any]]  # that → observations of t and t + 1, (K, ..., R)
+    draw: Callable[[Array], Any]  # which pair of the block → what its observations are made of
+    observe: Callable[[Any], tuple[Any, Any]]  # that → the two observations, (K, ..., R)
 
 
 def make_source(
-    program: Program, functions: FlatFunctions, data: ProblemData, keys: Array
+    program: Program, functions: FlatFunctions, data: ProblemData, drawn: Any, first: Array
 ) -> _Source:
-    """Observations by the problem's declared draws, or by its own `sample`."""
-    if functions.observe is None:
-        sample = functools.partial(_sampled, functions, data, keys)
-        two = np.uint32(2)
-        return _Source(lambda pair: (sample(two * pair), sample(two * pair + 1)), lambda both: both)
+    """Observations from `first` on, of declared draws or of the problem's own `sample`."""
     spec = program.structure.draws
-    assert spec is not None
-    words = draws_lib.stream_keys(keys)
+    start = first // np.uint32(2)
+    if functions.observe is None or spec is None:
+        sample = functools.partial(_sampled, functions, data, drawn)
+
+        def draw_both(i: Array) -> tuple[Any, Any]:
+            t = np.uint32(2) * (start + i.astype(jnp.uint32))
+            return sample(t), sample(t + np.uint32(1))
+
+        return _Source(draw_both, lambda both: both)
     observe = jax.vmap(local_sgd.over_replications(functions.observe, in_axes=(-1, None)))
 
-    def observe_one(drawn: Draws) -> Any:
-        return observe(jax.tree.map(lambda x: x.astype(program.dtype), drawn), data.clients)
+    def observe_one(one: Draws) -> Any:
+        return observe(jax.tree.map(lambda x: x.astype(program.dtype), one), data.clients)
 
     def observe_both(pair: Draws) -> tuple[Any, Any]:
         even, odd = draws_lib.split_pair(pair)
         return observe_one(even), observe_one(odd)
 
-    return _Source(
-        lambda pair: draws_lib.draw_pair(words, pair, data.client_index, spec), observe_both
-    )
+    if program.draws_ahead:
+        return _Source(functools.partial(_at, drawn), observe_both)
+    words = draws_lib.stream_keys(drawn)
+
+    def draw(i: Array) -> Draws:
+        return draws_lib.draw_pair(words, start + i.astype(jnp.uint32), data.client_index, spec)
+
+    return _Source(draw, observe_both)
 
 
 def _sampled(functions: FlatFunctions, data: ProblemData, keys: Array, t: Array) -> Any:
@@ -225,7 +267,7 @@ def _run_sparse(
     block: Block,
     source: _Source,
 ) -> TileState:
-    """Steps in one loop, statistics in a second, short one, which draws its observations again."""
+    """Steps in one loop, statistics in a second, short one, which makes its observations again."""
     slots = block.syncs.at.shape[0]
 
     def step(carry: tuple[Any, Met], seen: Any, at: _AtStep) -> tuple[Any, None]:
@@ -244,8 +286,7 @@ def _run_sparse(
 
     def prepare(i: Array) -> tuple[Any, ...]:
         sync = _at(block.syncs, i)
-        t = block.first + sync.at.astype(jnp.uint32)
-        return source.draw(t // np.uint32(2)), t % np.uint32(2) != 0, sync, _at(met, i)
+        return source.draw(sync.at // 2), sync.at % 2 != 0, sync, _at(met, i)
 
     def update(carry: tuple[Any, ...], i: Array) -> tuple[Any, None]:
         statistics, (pair, odd, sync, met_now) = carry
@@ -296,8 +337,7 @@ def over_steps(
     )
 
     def prepare(i: Array) -> tuple[Any, Any]:
-        pair = block.first // np.uint32(2) + i.astype(jnp.uint32)
-        return source.draw(pair), _at(rows, i)
+        return source.draw(i), _at(rows, i)
 
     def body(carry: tuple[Any, Any], i: Array) -> tuple[Any, None]:
         inner, (drawn, row) = carry
@@ -345,8 +385,9 @@ def feed(
     fed = []
     for part, old in zip(program.accumulators, statistics, strict=True):
         axes = _axes(part, data.init)
-        new = jax.vmap(part.update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
-        fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
+        with jax.named_scope("statistics"):
+            new = jax.vmap(part.update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
+            fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
     return tuple(fed)
 
 
@@ -394,26 +435,60 @@ def _measure(
     return jax.vmap(measure, in_axes=(axes, None))(states, horizon)
 
 
-def run_tile(
-    program: Program,
-    data: ProblemData,
-    keys: Array,
-    layout: Layout,
-    on_save: Callable[[int, TileState], None],
-    on_call: Callable[[int], None] = lambda steps: None,
-) -> None:
-    """Runs a tile from x_0 to the end; `on_save(i, state)` sees it at each saved round.
+class Run(NamedTuple):
+    """One of the cells that a tile runs, and who is told of it."""
 
-    `on_call` hears after each call how many steps it made: the place for progress and early stops.
+    layout: Layout
+    on_save: Callable[[int, TileState], None]  # which saved round, and the state there
+    on_call: Callable[[int], None] = lambda steps: None  # how many steps were made since last time
+
+
+def run_tile(program: Program, data: ProblemData, keys: Array, runs: Sequence[Run]) -> None:
+    """Runs cells that share everything but their plans from x_0 to their ends, block by block.
+
+    Each block's draws are made once. A cell is told of its saved rounds as they come, so that those
+    with a short plan are done first; `on_call` is the place for progress and early stops.
     """
-    state = start_tile(program, data, keys.shape[0])
-    pending = 0
-    for i, group in enumerate(layout.groups):
-        for n, call in enumerate(group):
-            state = run_block(program, call.slots, data, keys, state, call.block)
-            pending += call.steps
-            if n % _WAIT_EVERY == _WAIT_EVERY - 1 or n == len(group) - 1:
-                jax.block_until_ready(state.local.average)
-                on_call(pending)
-                pending = 0
-        on_save(i, state)
+    cells = [_Advance(program, data, keys.shape[0], run) for run in runs]
+    for first in itertools.count(0, BLOCK_STEPS):
+        cells = [cell for cell in cells if not cell.done]
+        if not cells:
+            return
+        drawn = draw_ahead(program, data, keys, first)
+        for cell in cells:
+            cell.block(drawn, first)
+
+
+class _Advance:
+    """A cell on its way."""
+
+    def __init__(self, program: Program, data: ProblemData, replications: int, run: Run) -> None:
+        self._program, self._data, self._run = program, data, run
+        self._state = start_tile(program, data, replications)
+        calls = [
+            (call, save if call is group[-1] else None)
+            for save, group in enumerate(run.layout.groups)
+            for call in group
+        ]
+        self._calls = collections.deque(calls)
+        self._pending, self._queued = 0, 0
+
+    @property
+    def done(self) -> bool:
+        return not self._calls
+
+    def block(self, drawn: Any, first: int) -> None:
+        """All calls that start at observation `first`: several where a round in it is saved."""
+        while self._calls and int(self._calls[0][0].block.first) == first:
+            call, save = self._calls.popleft()
+            self._state = run_block(
+                self._program, call.slots, self._data, drawn, self._state, call.block
+            )
+            self._pending += call.steps
+            self._queued += 1
+            if self._queued == _WAIT_EVERY or save is not None:
+                jax.block_until_ready(self._state.local.average)
+                self._run.on_call(self._pending)
+                self._pending, self._queued = 0, 0
+            if save is not None:
+                self._run.on_save(save, self._state)

@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "accelerators")]
 
 import hlo  # noqa: E402
 
-from benchmarks import numpy_baseline, timing  # noqa: E402
+from benchmarks import cost_model, numpy_baseline, timing  # noqa: E402
 
 RUNS, STEPS = 256, 300
 # 45 comparisons: chance alone would pass 4.5 standard errors once in 3,000 runs of this file.
@@ -112,3 +112,18 @@ def test_loops_and_precision_are_read_from_programs() -> None:
     line = "  ROOT %d.0 = f32[4,4]{1,0} dot(f32[4,4]{1,0} %a, f32[4,4]{1,0} %b)"
     assert hlo.low_precision(line) == ["dot d.0 without full precision"]
     assert hlo.low_precision(line + ", operand_precision={highest,highest}") == []
+
+
+def test_the_cost_model_knows_what_binds() -> None:
+    few, many = (cost_model.PAPER._replace(replications=n) for n in (1_000, 10**6))
+    assert cost_model.cost(few, cost_model.H100, 1).binds == "launches"
+    one, shared = (cost_model.cost(many, cost_model.H100, n) for n in (1, 64))
+    assert one.binds == "memory"
+    assert one.work == pytest.approx(64 * shared.work)
+    assert one.launches == shared.launches
+    large = cost_model.Size(10**4, 100, 1_000, 200, 1_000)
+    assert cost_model.cost(large, cost_model.H100, 8).network == 0
+    assert cost_model.cost(large, cost_model.H100, 8, shard_clients=True).network > 0
+    with pytest.raises(ValueError, match="shard its clients"):
+        cost_model.cost(large._replace(clients=10**9), cost_model.H100, 1)
+    assert cost_model.markdown().count("H100 |") == len(cost_model.TABLE)

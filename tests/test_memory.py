@@ -12,7 +12,7 @@ from jaxlsgd import tile
 from jaxlsgd.base import Draws
 from jaxlsgd.blocks import BLOCK_STEPS, SLOTS, lay_out
 from jaxlsgd.draws import replication_keys
-from jaxlsgd.memory import largest_tile, tile_bytes
+from jaxlsgd.memory import CACHE_BYTES, default_tile, largest_tile, tile_bytes
 
 METHODS = (jaxlsgd.random_scaling(), jaxlsgd.plug_in())
 
@@ -132,3 +132,15 @@ def test_padding_and_precision_cost_memory() -> None:
     plain = tile_bytes(problem, METHODS, 1)
     assert plain < tile_bytes(problem, METHODS, 1, sublanes=8) < 8 / 5 * plain
     assert plain < tile_bytes(problem, METHODS, 1, dtype="float64") < 2 * plain
+
+
+def test_default_tiles_stay_in_a_cache_where_there_is_one() -> None:
+    small, large = jaxlsgd.problems.linear(5, 10), jaxlsgd.problems.linear(5, 60)
+    assert default_tile(small, METHODS) == 512
+    narrower = default_tile(large, METHODS)
+    assert 16 <= narrower < 512
+    assert tile_bytes(large, METHODS, narrower) <= CACHE_BYTES
+    assert default_tile(small, METHODS, platform="gpu") == 4096
+    # What fits no cache is run by sixteen, and what fits no budget one by one.
+    assert default_tile(jaxlsgd.problems.linear(10_000, 2), DIAGONAL) == 16
+    assert default_tile(jaxlsgd.problems.linear(3_000, 5_000), DIAGONAL) == 1

@@ -178,7 +178,7 @@ def test_every_step_of_a_plan_is_made_once():
     plan = mesh_cases.plan(Case("linear", "P(1/2)", 3, {}))
     seen: dict[int, float] = {}
     for m, each in enumerate(client_rounds.lay_out(plan, (plan.num_rounds,))):
-        blocks = [(2 * int(each.turn.pair), each.turn.eta)]
+        blocks = [(int(each.turn.first), each.turn.eta)]
         blocks += [(int(block.first), block.eta) for block in each.steps]
         steps = [(first + i, eta) for first, etas in blocks for i, eta in enumerate(etas) if eta]
         assert [eta for _, eta in steps] == [plan.eta[m]] * plan.E[m]

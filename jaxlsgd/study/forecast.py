@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxlsgd.blocks import BLOCK_STEPS, SLOTS
+from jaxlsgd.blocks import AHEAD_BYTES, BLOCK_STEPS, SLOTS
 from jaxlsgd.schedules import Plan
 from jaxlsgd.study.grid import Cell
 from jaxlsgd.study.runner import program_kind
@@ -54,9 +54,9 @@ def tile_bytes(cell: Cell) -> int:
     """Memory of one tile on its device: draws, the clients, and the statistics."""
     problem, item = cell.problem, 8 if cell.dtype == "float64" else 4
     d, K = problem.dim, problem.num_clients
-    draws = (
-        6 * K * (d + 1) * 4
-    )  # of two steps, used, made and handed on; float32 in both precisions
+    step = K * (d + 1) * 4  # the draws of a step, float32 in both precisions
+    # Those of two steps: as they are used, made and handed on. Those of a block, where they are few.
+    draws = 6 * step + (BLOCK_STEPS * step if BLOCK_STEPS * step <= AHEAD_BYTES else 0)
     clients = 2 * K * d * item  # parameters and gradients
     kinds = {method.kind for method in cell.methods}
     matrices = 3 * ("plug_in" in kinds) + ("random_scaling" in kinds)

@@ -22,6 +22,7 @@ class Loop(NamedTuple):
 
     trips: int | None  # None where the compiler does not know
     kernels: list[str]  # kind, name and shape of each
+    statistics: int  # how many of them feed the statistics, once a round
     collectives: list[str]
 
 
@@ -36,13 +37,15 @@ def loops(text: str, scalars: bool) -> list[Loop]:
     bodies = dict(_COMPUTATION.findall(text))
     found = []
     for condition, body, rest in _WHILE.findall(text):
-        kernels = [
-            f"{kind} {name} {shape[:60]}"
-            for name, shape, kind in _INSTRUCTION.findall(bodies[body])
-            if kind not in _FREE and (scalars or not _is_scalar(shape))
-        ]
+        kernels, statistics = [], 0
+        for line in bodies[body].splitlines():
+            told = _INSTRUCTION.match(line)
+            if not told or told[3] in _FREE or (_is_scalar(told[2]) and not scalars):
+                continue
+            kernels.append(f"{told[3]} {told[1]} {told[2][:60]}")
+            statistics += "/statistics/" in line  # the name that the engine gives that part
         within = [kind for kind in _COLLECTIVES if f" {kind}" in bodies[body]]
-        found.append(Loop(_trips(rest, bodies[condition]), kernels, within))
+        found.append(Loop(_trips(rest, bodies[condition]), kernels, statistics, within))
     return found
 
 

@@ -179,10 +179,9 @@ def report(target: str, job: Job, replications: int) -> dict[str, Any]:
         step, rounds = 0.0, 0.0
         for loop in found:
             count = len(loop.kernels)
-            if loop.trips == BLOCK_STEPS // 2:  # draws come in pairs
-                step += count / 2
-            elif loop.trips in (BLOCK_STEPS, BLOCK_STEPS - 1):
-                step += count
+            if loop.trips == BLOCK_STEPS // 2:  # two steps an iteration
+                step += (count - loop.statistics) / 2
+                rounds += loop.statistics / 2
             else:
                 rounds += count
         result["kernels_a_step"], result["kernels_a_round"] = step, rounds
