@@ -16,9 +16,19 @@ import processes
 import pytest
 from jax.sharding import Mesh
 from mesh_cases import CASES, CLIENT_CASES, FIELDS, REPLICATION_CASES, SAVE_AT, Case
-from test_structure import PLATFORMS, check_text
+from test_structure import PLATFORMS, abstract, check_text
 
-from jaxlsgd import client_rounds, problems, sharded, simulate, tile
+from jaxlsgd import (
+    Draws,
+    Problem,
+    client_rounds,
+    memory,
+    problems,
+    random_scaling,
+    sharded,
+    simulate,
+    tile,
+)
 
 ROOT = Path(__file__).parents[1]
 # The promise of the README. Found are 2e-7 and 2e-6 in float32, 4e-16 and 6e-14 in float64: a sum in
@@ -164,11 +174,33 @@ def test_programs_export_for_every_platform(kind: str, sums: int):
     assert len(re.findall(r"stablehlo\.all_reduce", text)) == sums
 
 
+def planned_bytes(shards: int) -> int:
+    """Memory of one device for steps of K = 100,000 clients with d = 100, compiled and not run."""
+    problem, methods = crowd(), (random_scaling("diagonal"),)
+    program = tile.make_program(problem, methods)
+    mesh = sharded.check_mesh(mesh_cases.mesh({"clients": shards}), 100_000, program.transform)
+    data = abstract(tile.make_data(problem, "float32"))
+    words = jax.ShapeDtypeStruct((1, 2), jnp.uint32)
+    state = jax.eval_shape(lambda d: sharded.start(program, mesh, 1, d), data)
+    block = client_rounds.make_block(0, np.full(2, 0.1))
+    found = sharded.steps.lower(program, mesh, data, words, state, block).compile()
+    analysis = found.memory_analysis()
+    return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+
+
+@functools.cache
+def crowd() -> Problem:
+    draws = Draws(normal=101)
+    observe = lambda draws, client: (draws.normal[:100], draws.normal[100] + client)  # noqa: E731
+    return Problem(np.zeros(100), problems.linear(2, 2).loss, 100_000, draws=draws, observe=observe)
+
+
 def test_a_device_holds_its_share_of_the_clients():
-    """K = 100,000 clients of d = 100: two devices need half as much each."""
-    # Compiled, not run.
-    problem = problems.linear(2, 2)
-    del problem
+    one, two = planned_bytes(1), planned_bytes(2)
+    assert one > 4 * 100_000 * 100
+    assert two == pytest.approx(one / 2, rel=0.01)
+    predicted = memory.tile_bytes(crowd(), (random_scaling("diagonal"),), 1, client_shards=2)
+    assert 0.6 * two < predicted < 1.5 * two
 
 
 # What is laid out.
