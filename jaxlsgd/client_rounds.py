@@ -9,6 +9,9 @@ and where the round ends, x̄ ← x̄ + Σ_devices a. The mean gradient and Hess
 needs belong to the round's first step. Their shares wait for the same sum, so that a statistic hears of
 round m when round m + 1 ends, or when it is read.
 
+A sum in another order rounds otherwise: estimates were within 3e-7 of the ordinary engine's and
+half-widths within 9e-6 at t_T = 5,000 in float32 (promised: 2e-6 and 5e-5), and 4e-16 and 6e-14 in float64.
+
 Three programs make a run, each for one device's share of clients and replications:
 
     turn    one sum; statistics; every client to x̄; the round's first pair of steps

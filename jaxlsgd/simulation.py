@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-import io
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from jaxlsgd.draws import replication_keys
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.memory import WIDTH_MULTIPLE, default_tile
-from jaxlsgd.rows import CellRows, MethodRows
+from jaxlsgd.rows import CellRows, MethodRows, pack, unpack
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers
@@ -313,7 +312,9 @@ def simulate(
       tile_size: replications that run side by side on one device; if None, what `memory.default_tile`
         finds best. `memory.largest_tile` makes one from a budget of bytes.
       devices: where to run; all of the default backend's if None.
-      mesh: where to run instead, as one program on all its devices; axes "replications" and "clients".
+      mesh: where to run instead, with axes "replications" (devices run tiles of their own; the same bits)
+        and "clients" (devices share the clients of a tile, with one sum a round; another order of that
+        sum, see `client_rounds`). It may span all processes, which then all get all rows.
       progress: called with the finished share, from 0 to 1.
 
     Returns:
@@ -368,28 +369,8 @@ def _run_tiles(
     found = on_devices(jobs, [place for place in places if place.process_index == here])
     if not distributed.spans(places):
         return found
-    packed = {i: _packed(rows) for i, rows in zip(mine, found, strict=True)}
-    return [_unpacked(part) for part in distributed.share(packed, owners)]
-
-
-def _packed(rows: dict[str, MethodRows]) -> bytes:
-    file = io.BytesIO()
-    fields = {
-        f"{field.name}/{name}": getattr(part, field.name)
-        for name, part in rows.items()
-        for field in dataclasses.fields(part)
-    }
-    np.savez(file, allow_pickle=False, **fields)
-    return file.getvalue()
-
-
-def _unpacked(content: bytes) -> dict[str, MethodRows]:
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        for path in file.files:
-            field, _, name = path.partition("/")
-            found.setdefault(name, {})[field] = file[path]
-    return {name: MethodRows(**fields) for name, fields in found.items()}
+    packed = {i: pack(rows) for i, rows in zip(mine, found, strict=True)}
+    return [unpack(part) for part in distributed.share(packed, owners)]
 
 
 def _run_waves(
