@@ -109,7 +109,17 @@ def whole(x: Array) -> np.ndarray:
     """An array as NumPy, on every process, wherever its parts are."""
     if x.is_fully_addressable:
         return np.asarray(x)
-    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+    return _gathered(x, tiled=True)
+
+
+def _gathered(x: Any, tiled: bool = False) -> np.ndarray:
+    """Everybody's `x`; waits for all, as long as they live."""
+    try:
+        return np.asarray(multihost_utils.process_allgather(x, tiled=tiled))
+    except (RuntimeError, ValueError) as error:  # which of them, backends do not agree upon
+        raise RuntimeError(
+            f"distributed: another process has ended or is lost ({error})"
+        ) from error
 
 
 def spans(devices: Sequence[Any]) -> bool:
@@ -128,7 +138,7 @@ def spans(devices: Sequence[Any]) -> bool:
 def agree(what: str, content: Sequence[Any]) -> None:
     """Refuses to go on where processes would run different things, and wait for one another forever."""
     digest = hashlib.sha256(repr(content).encode()).digest()
-    all_digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+    all_digests = _gathered(np.frombuffer(digest, np.uint8))
     differing = [i for i, other in enumerate(all_digests) if other.tobytes() != digest]
     if differing:
         raise ValueError(
@@ -148,11 +158,12 @@ def share(mine: dict[int, bytes], owners: Sequence[int]) -> list[bytes]:
     content = [mine[i] for i in sorted(mine)]
     lengths = np.zeros(slots, np.int32)
     lengths[: len(content)] = [len(part) for part in content]
-    all_lengths = multihost_utils.process_allgather(lengths)
-    buffer = np.zeros((slots, all_lengths.max()), np.uint8)
+    all_lengths = _gathered(lengths)
+    # A power of two, as every new shape is compiled.
+    buffer = np.zeros((slots, 1 << int(all_lengths.max()).bit_length()), np.uint8)
     for row, part in zip(buffer, content, strict=False):
         row[: len(part)] = np.frombuffer(part, np.uint8)
-    buffers = multihost_utils.process_allgather(buffer)
+    buffers = _gathered(buffer)
     place = [list(owners[:i]).count(owner) for i, owner in enumerate(owners)]
     return [
         buffers[owner, at, : all_lengths[owner, at]].tobytes()

@@ -106,6 +106,7 @@ def test_a_mesh_of_some_processes_only_is_refused(
 def test_a_killed_process_ends_the_others(tmp_path: Path):
     """They wait for its rows, but not for ever."""
     code = """\
+        assert distributed.share({number: b"here"}, [0, 1]) == [b"here", b"here"]
         print("ready", flush=True)
         if number:
             time.sleep(1000)
@@ -118,12 +119,14 @@ def test_a_killed_process_ends_the_others(tmp_path: Path):
         for meeting in processes.meetings(2)
     )
     try:
-        assert second.stdout is not None and "ready" in second.stdout.readline()
+        assert second.stdout is not None
+        assert any("ready" in line for line in second.stdout)
     finally:
         os.killpg(second.pid, signal.SIGKILL)
         second.communicate()
     ended = processes.end(first, limit=60)
     assert ended.code not in (None, 0), ended.output
+    assert "another process has ended or is lost" in ended.output
     assert "done" not in ended.output
 
 
