@@ -130,6 +130,28 @@ def test_a_killed_process_ends_the_others(tmp_path: Path):
     assert "done" not in ended.output
 
 
+def slurm(count: int) -> list[dict[str, str]]:
+    """What SLURM sets for so many tasks on one node, and a port that is free here."""
+    port = processes.meetings(1)[0][distributed.ADDRESS].rpartition(":")[2]
+    common = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(count)}
+    return [
+        common | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n), "JAX_COORDINATOR_PORT": port}
+        for n in range(count)
+    ]
+
+
+def test_settings_of_slurm_are_enough(tmp_path: Path):
+    code = """\
+        print(distributed.share({number: str(number).encode()}, [0, 1]), jax.device_count())
+    """
+    path = script(tmp_path / "slurm.py", code)
+    started = [processes.start([path], processes.environment(1, **task)) for task in slurm(2)]
+    for process in started:
+        ended = processes.end(process, limit=60)
+        assert ended.code == 0, ended.output
+        assert "[b'0', b'1'] 2" in ended.output
+
+
 def start_alone(**environment: str) -> subprocess.Popen[str]:
     code = "from jaxlsgd import distributed; distributed.start(timeout=2)"
     return processes.start(["-c", code], processes.environment(1, **environment))
