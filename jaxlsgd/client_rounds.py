@@ -79,7 +79,6 @@ class Round(NamedTuple):
     turn: Turn
     steps: tuple[Block, ...]
     reading: Reading | None  # where the round is a saved one
-    num_steps: int
 
 
 def lay_out(plan: Plan, save_at: tuple[int, ...]) -> list[Round]:
@@ -100,7 +99,7 @@ def _round(plan: Plan, m: int, t: int, saved: bool) -> Round:
         odd = (t + E) % 2
         first = np.uint32(t + E - odd)
         reading = Reading(_sync(plan, m - 1), _sync(plan, m), first, np.bool_(odd))
-    return Round(m + 1, turn, tuple(_blocks(start + 2, etas[2:])), reading, E)
+    return Round(m + 1, turn, tuple(_blocks(start + 2, etas[2:])), reading)
 
 
 def _blocks(first: int, etas: np.ndarray) -> list[Block]:
