@@ -81,10 +81,10 @@ class Sharded:
         state = start(program, mesh, keys.shape[0], data)
         for each in client_rounds.lay_out(plan, save_at):
             state = turn(program, mesh, data, keys, state, each.turn)
-            waiting.after(np.count_nonzero(each.turn.eta), state.begun)
+            waiting.after(int(np.count_nonzero(each.turn.eta)), state.begun)
             for block in each.steps:
                 state = steps(program, mesh, data, keys, state, block)
-                waiting.after(np.count_nonzero(block.eta), state.begun)
+                waiting.after(int(np.count_nonzero(block.eta)), state.begun)
             if each.reading is not None:
                 waiting.now(state.begun)
                 statistics = read(program, mesh, data, keys, state, each.reading)
