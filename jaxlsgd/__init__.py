@@ -30,12 +30,30 @@ _WHERE = {
     "random_scaling": "jaxlsgd.inference.random_scaling",
     "simulate": "jaxlsgd.simulation",
 }
-_MODULES = ("inference", "local_sgd", "measures", "problems", "report", "schedules", "study")
+_MODULES = (
+    "distributed",
+    "inference",
+    "local_sgd",
+    "measures",
+    "problems",
+    "report",
+    "schedules",
+    "study",
+)
 
 __all__ = ["__version__", *_WHERE, *_MODULES]
 
 if TYPE_CHECKING:
-    from jaxlsgd import inference, local_sgd, measures, problems, report, schedules, study
+    from jaxlsgd import (
+        distributed,
+        inference,
+        local_sgd,
+        measures,
+        problems,
+        report,
+        schedules,
+        study,
+    )
     from jaxlsgd.base import Draws, Estimator, Interval, Problem, Sync
     from jaxlsgd.fclt import fclt_check
     from jaxlsgd.fitting import Fit, fit

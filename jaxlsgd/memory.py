@@ -31,6 +31,7 @@ def tile_bytes(
     dtype: str = "float32",
     *,
     sublanes: int = 1,
+    client_shards: int = 1,
 ) -> int:
     """Predicts the peak memory of a tile on its device: that of its hungriest block of steps.
 
@@ -50,16 +51,19 @@ def tile_bytes(
       tile_size: R, replications that run side by side.
       dtype: "float32" or "float64"; draws are float32 in both.
       sublanes: what the device pads the last axis but one to: 1 on CPUs and GPUs, 8 on TPUs.
+      client_shards: devices that share the clients of a tile, each with its part.
 
     Returns:
-      Bytes. Within 30 % of what XLA reports for a CPU, mostly above it.
+      Bytes on one device. Within 30 % of what XLA reports for a CPU, mostly above it.
 
     Example::
 
         tile_bytes(problems.linear(5, 10), (random_scaling(), plug_in()), 512)
     """
     tile_size = check_count("tile_size", tile_size, 1)
-    return tile_size * replication_bytes(problem, methods, dtype, sublanes=sublanes)
+    shards = check_count("client_shards", client_shards, 1)
+    each = replication_bytes(problem, methods, dtype, sublanes=sublanes, client_shards=shards)
+    return tile_size * each
 
 
 def largest_tile(
@@ -69,6 +73,7 @@ def largest_tile(
     dtype: str = "float32",
     *,
     sublanes: int = 1,
+    client_shards: int = 1,
     widest: int = WIDEST,
 ) -> int:
     """The largest tile, in replications, that a budget of memory on one device allows.
@@ -79,6 +84,7 @@ def largest_tile(
       budget_bytes: memory for one tile.
       dtype: "float32" or "float64".
       sublanes: as in `tile_bytes`.
+      client_shards: as in `tile_bytes`.
       widest: no tile is wider than this.
 
     Returns:
@@ -90,7 +96,8 @@ def largest_tile(
     """
     budget_bytes = check_count("budget_bytes", budget_bytes, 1)
     widest = check_count("widest", widest, 1)
-    each = replication_bytes(problem, methods, dtype, sublanes=sublanes)
+    how = {"sublanes": sublanes, "client_shards": client_shards}
+    each = replication_bytes(problem, methods, dtype, **how)
     fits = min(widest, budget_bytes // each)
     if fits < 1:
         raise ValueError(
@@ -101,7 +108,11 @@ def largest_tile(
 
 
 def default_tile(
-    problem: Problem, methods: Iterable[Estimator], dtype: str = "float32", platform: str = "cpu"
+    problem: Problem,
+    methods: Iterable[Estimator],
+    dtype: str = "float32",
+    platform: str = "cpu",
+    client_shards: int = 1,
 ) -> int:
     """The width that a tile has unless told otherwise: within a cache on a CPU, wide elsewhere.
 
@@ -110,20 +121,26 @@ def default_tile(
         default_tile(problems.linear(5, 10), (random_scaling(), plug_in()))  # 512
     """
     methods = tuple(methods)
-    sublanes = 8 if platform == "tpu" else 1
-    each = replication_bytes(problem, methods, dtype, sublanes=sublanes)
+    how = {"sublanes": 8 if platform == "tpu" else 1, "client_shards": client_shards}
+    each = replication_bytes(problem, methods, dtype, **how)
     if platform == "cpu" and WIDTH_MULTIPLE * each <= CACHE_BYTES:
-        return largest_tile(problem, methods, CACHE_BYTES, dtype, widest=CACHE_WIDEST)
+        return largest_tile(problem, methods, CACHE_BYTES, dtype, **how, widest=CACHE_WIDEST)
     widest = WIDTH_MULTIPLE if platform == "cpu" else WIDEST
     budget = max(DEFAULT_BYTES, each)  # one replication is run whatever it needs
-    return largest_tile(problem, methods, budget, dtype, sublanes=sublanes, widest=widest)
+    return largest_tile(problem, methods, budget, dtype, **how, widest=widest)
 
 
 def replication_bytes(
-    problem: Problem, methods: Iterable[Estimator], dtype: str = "float32", *, sublanes: int = 1
+    problem: Problem,
+    methods: Iterable[Estimator],
+    dtype: str = "float32",
+    *,
+    sublanes: int = 1,
+    client_shards: int = 1,
 ) -> int:
     """Predicted peak bytes a replication of a tile; see `tile_bytes`."""
-    item, K, d = jnp.dtype(dtype).itemsize, problem.num_clients, problem.dim
+    item, d = jnp.dtype(dtype).itemsize, problem.dim
+    K = -(-problem.num_clients // client_shards)
     parts = tuple(dict.fromkeys(part for method in methods for part in method.accumulators))
 
     def size(shapes: Iterable[Shape], item: int = item) -> int:
@@ -134,7 +151,7 @@ def replication_bytes(
     hessians = 0
     if problem.hessian is None and any(part.needs_hessian for part in parts):
         hessians = 2 * size([(K, d, d)])
-    seen = _observed(problem)
+    seen = _observed(problem, K)
     draw_item = item if problem.draws is None else 4
     keys = 8
     state = size([*clients, (d,), *statistics])
@@ -157,12 +174,12 @@ def _state_shapes(init: Any, dim: int, dtype: str) -> list[Shape]:
     return [leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim]
 
 
-def _observed(problem: Problem) -> list[Shape]:
-    """What a step draws for all clients, or samples."""
+def _observed(problem: Problem, num_clients: int) -> list[Shape]:
+    """What a step draws for so many clients, or samples."""
     if problem.draws is not None:
         counts = [int(count) for count in Draws(*problem.draws) if count]
-        return [(problem.num_clients, count) for count in counts]
+        return [(num_clients, count) for count in counts]
     source, argument = abstract_source(problem)
     client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
     leaves = jax.tree.leaves(jax.eval_shape(source, argument, client))
-    return [(problem.num_clients, *leaf.shape) for leaf in leaves]
+    return [(num_clients, *leaf.shape) for leaf in leaves]

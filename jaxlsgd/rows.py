@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,6 +39,28 @@ class MethodRows:
         """Puts saved rounds, each without the leading axis, behind one another."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(*(np.stack([getattr(rows, name) for rows in saves]) for name in names))
+
+
+def pack(rows: dict[str, MethodRows]) -> bytes:
+    """Rows by method as bytes, for another process."""
+    file = io.BytesIO()
+    arrays = {
+        f"{field.name}/{name}": getattr(part, field.name)
+        for name, part in rows.items()
+        for field in dataclasses.fields(part)
+    }
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def unpack(content: bytes) -> dict[str, MethodRows]:
+    """The rows that `pack` has packed."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        for path in file.files:
+            field, _, name = path.partition("/")
+            found.setdefault(name, {})[field] = file[path]
+    return {name: MethodRows(**fields) for name, fields in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
-from jaxlsgd import local_sgd, tile
+from jaxlsgd import distributed, local_sgd, sharded, tile
 from jaxlsgd.base import (
     Array,
     Estimator,
@@ -30,7 +31,7 @@ from jaxlsgd.draws import replication_keys
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.memory import WIDTH_MULTIPLE, default_tile
-from jaxlsgd.rows import CellRows, MethodRows
+from jaxlsgd.rows import CellRows, MethodRows, pack, unpack
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers
@@ -211,6 +212,34 @@ def _run(
         tile.run_tile(program, data, keys, [run(i, task) for i, task in enumerate(tasks)])
 
 
+def run_on_mesh(
+    key: Array,
+    task: Task,
+    firsts: Sequence[int],
+    size: int,
+    mesh: Mesh,
+    on_call: Callable[[int], None] = lambda steps: None,
+) -> dict[str, MethodRows]:
+    """Runs a tile at each replication position of a mesh, where `firsts` says which it begins with.
+
+    The rows are in the order of `firsts`; every process gets all of them.
+    """
+    saved: list[dict[str, MethodRows]] = []
+    with jax.enable_x64(task.dtype == "float64"):
+        program = tile.make_program(task.problem, task.methods, task.transform, task.dtype)
+        run = sharded.Sharded(program, task.problem, mesh)
+        keys = [jax.random.key_data(_keys(key, np.uint32(first), size)) for first in firsts]
+
+        def on_save(index: int, statistics: tuple[Any, ...]) -> None:
+            plan = task.plan.prefix(task.layout.save_at[index])
+            horizon = Horizon.of(plan, task.dtype)
+            found = {m.name: run.measure(statistics, m, horizon) for m in task.methods}
+            saved.append({m.name: _rows(m, found[m.name], plan, task.levels) for m in task.methods})
+
+        run.run(np.concatenate(keys), task.plan, task.layout.save_at, on_save, on_call)
+    return {name: MethodRows.stacked([rows[name] for rows in saved]) for name in saved[0]}
+
+
 @jax.jit(static_argnums=2)
 def _keys(key: Array, first: Array, count: int) -> Array:
     return replication_keys(key, first + jnp.arange(count, dtype=jnp.uint32))
@@ -262,6 +291,7 @@ def simulate(
     transform: optax.GradientTransformation = local_sgd.SGD,
     tile_size: int | None = None,
     devices: Sequence[Device] | None = None,
+    mesh: Mesh | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> CellRows:
     """Runs many independent replications of Local SGD with online inference.
@@ -282,6 +312,9 @@ def simulate(
       tile_size: replications that run side by side on one device; if None, what `memory.default_tile`
         finds best. `memory.largest_tile` makes one from a budget of bytes.
       devices: where to run; all of the default backend's if None.
+      mesh: where to run instead, with axes "replications" (devices run tiles of their own; the same bits)
+        and "clients" (devices share the clients of a tile, with one sum a round; another order of that
+        sum, see `client_rounds`). It may span all processes, which then all get all rows.
       progress: called with the finished share, from 0 to 1.
 
     Returns:
@@ -297,24 +330,68 @@ def simulate(
     save = None if save_at is None else as_tuple(save_at)
     task = Task(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, transform)
     check_count("replications", replications, 1)
-    devices = list(devices or jax.local_devices())
+    if mesh is not None and devices is not None:
+        raise ValueError("devices: must be None where a mesh is given, which has its own")
+    places, shards = list(devices or jax.local_devices()), 1
+    if mesh is not None:
+        mesh = sharded.check_mesh(mesh, problem.num_clients, transform)
+        places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
     if tile_size is None:
-        widest = default_tile(problem, task.methods, dtype, devices[0].platform)
-        tile_size = min(widest, _round_up(-(-replications // len(devices)), WIDTH_MULTIPLE))
+        platform = places[0].platform
+        widest = default_tile(problem, task.methods, dtype, platform, shards)
+        tile_size = min(widest, _round_up(-(-replications // len(places)), WIDTH_MULTIPLE))
     size = check_count("tile_size", tile_size, 1)
     firsts = range(0, replications, size)
-    report = _Progress(progress, len(firsts) * task.layout.steps)
-    parts = on_devices(
-        [
-            lambda device, first=first: run_replications(key, task, first, size, device, report)
-            for first in firsts
-        ],
-        devices,
-    )
+    if mesh is not None and distributed.spans(list(mesh.devices.flat)):
+        distributed.agree("simulate", _digest(key, task, replications, size, mesh))
+    if mesh is None or shards == 1:
+        parts = _run_tiles(key, task, firsts, size, places, progress)
+    else:
+        parts = _run_waves(key, task, firsts, size, mesh, progress)
     rows = {
         name: MethodRows.joined([part[name] for part in parts], replications) for name in parts[0]
     }
     return cell_rows(task, rows)
+
+
+def _run_tiles(
+    key: Array, task: Task, firsts: range, size: int, places: list[Device], progress: Any
+) -> list[dict[str, MethodRows]]:
+    """Tiles on one device each; of devices of several processes, each process runs its own."""
+    here = jax.process_index()
+    owners = [places[i % len(places)].process_index for i in range(len(firsts))]
+    mine = [i for i, owner in enumerate(owners) if owner == here]
+    report = _Progress(progress, len(mine) * task.layout.steps)
+    jobs = [
+        lambda device, i=i: run_replications(key, task, firsts[i], size, device, report)
+        for i in mine
+    ]
+    found = on_devices(jobs, [place for place in places if place.process_index == here])
+    if not distributed.spans(places):
+        return found
+    packed = {i: pack(rows) for i, rows in zip(mine, found, strict=True)}
+    return [unpack(part) for part in distributed.share(packed, owners)]
+
+
+def _run_waves(
+    key: Array, task: Task, firsts: range, size: int, mesh: Mesh, progress: Any
+) -> list[dict[str, MethodRows]]:
+    """As many tiles at once as the mesh has replication positions, each on all its client shards."""
+    places = mesh.shape[sharded.REPLICATIONS]
+    waves = [range(first, first + places * size, size) for first in firsts[::places]]
+    report = _Progress(progress, len(waves) * task.layout.steps)
+    return [run_on_mesh(key, task, wave, size, mesh, report) for wave in waves]
+
+
+def _digest(key: Array, task: Task, replications: int, size: int, mesh: Mesh) -> list[Any]:
+    """What must be the same on every process of a run."""
+    problem, plan = task.problem, task.plan
+    numbers = [np.asarray(x).tobytes() for x in (plan.E, plan.eta, jax.random.key_data(key))]
+    about = [problem.name, problem.num_clients, problem.dim, problem.weights.tobytes()]
+    names = [method.name for method in task.methods]
+    ids = [device.id for device in mesh.devices.flat]
+    how = [task.levels, task.save_at, task.dtype, replications, size, dict(mesh.shape), ids]
+    return [*numbers, *about, *names, *how]
 
 
 def _round_up(value: int, multiple: int) -> int:

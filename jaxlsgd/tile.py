@@ -172,12 +172,17 @@ def run_block(
       block: the block's data.
     """
     functions = program.structure.flat_functions()
-    block = jax.tree.map(
-        lambda x: x.astype(program.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, block
-    )
-    source = _source(program, functions, data, drawn, block.first)
+    block = cast_floats(block, program.dtype)
+    source = make_source(program, functions, data, drawn, block.first)
     run = _run_dense if slots == BLOCK_STEPS else _run_sparse
     return run(program, functions, data, state, block, source)
+
+
+def cast_floats(tree: Any, dtype: str) -> Any:
+    """Casts floating leaves to the dtype of the run."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
 
 
 class _Source(NamedTuple):
@@ -187,9 +192,10 @@ class _Source(NamedTuple):
     observe: Callable[[Any], tuple[Any, Any]]  # that → the two observations, (K, ..., R)
 
 
-def _source(
+def make_source(
     program: Program, functions: FlatFunctions, data: ProblemData, drawn: Any, first: Array
 ) -> _Source:
+    """Observations from `first` on, of declared draws or of the problem's own `sample`."""
     spec = program.structure.draws
     start = first // np.uint32(2)
     if functions.observe is None or spec is None:
@@ -245,12 +251,12 @@ def _run_dense(
         before = state.local
         after, gradient = _local_step(program, functions, data, before, seen, at)
         # Where a round begins all clients are at the average; at them, most of it is computed already.
-        hessian = _mean_hessian(program, functions, data, before.clients, seen)
-        met = _Met(before.average, gradient)
-        statistics = _feed(program, data, state.statistics, met, hessian, at.sync)
+        hessian = mean_hessian(program, functions, data, before.clients, seen)
+        met = Met(before.average, gradient)
+        statistics = feed(program, data, state.statistics, met, hessian, at.sync)
         return TileState(after, statistics), None
 
-    return _over_steps(step, state, block, block.syncs, source)[0]
+    return over_steps(step, state, block, block.syncs, source)[0]
 
 
 def _run_sparse(
@@ -264,10 +270,10 @@ def _run_sparse(
     """Steps in one loop, statistics in a second, short one, which makes its observations again."""
     slots = block.syncs.at.shape[0]
 
-    def step(carry: tuple[Any, _Met], seen: Any, at: _AtStep) -> tuple[Any, None]:
+    def step(carry: tuple[Any, Met], seen: Any, at: _AtStep) -> tuple[Any, None]:
         local, met = carry
         after, gradient = _local_step(program, functions, data, local, seen, at)
-        now = _Met(local.average, gradient)
+        now = Met(local.average, gradient)
         # Steps that meet no synchronised average write to a place of their own.
         met = jax.tree.map(
             lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, at.slot, 0), met, now
@@ -276,7 +282,7 @@ def _run_sparse(
 
     average = state.local.average
     empty = jnp.zeros((slots + 1, *average.shape), average.dtype)
-    (local, met), _ = _over_steps(step, (state.local, _Met(empty, empty)), block, None, source)
+    (local, met), _ = over_steps(step, (state.local, Met(empty, empty)), block, None, source)
 
     def prepare(i: Array) -> tuple[Any, ...]:
         sync = _at(block.syncs, i)
@@ -286,8 +292,8 @@ def _run_sparse(
         statistics, (pair, odd, sync, met_now) = carry
         seen = jax.tree.map(lambda a, b: jnp.where(odd, b, a), *source.observe(pair))
         average = jnp.broadcast_to(met_now.average, state.local.clients.shape)
-        hessian = _mean_hessian(program, functions, data, average, seen)
-        statistics = _feed(program, data, statistics, met_now, hessian, sync)
+        hessian = mean_hessian(program, functions, data, average, seen)
+        statistics = feed(program, data, statistics, met_now, hessian, sync)
         return (statistics, prepare(i + 1)), None
 
     start = jnp.asarray(0, jnp.int32)
@@ -296,11 +302,11 @@ def _run_sparse(
     return TileState(local, statistics)
 
 
-class _Met(NamedTuple):
+class Met(NamedTuple):
     """What a step met before it moved; at the first step of a round, the synchronised state."""
 
     average: Array  # (d, R)
-    gradient: Array  # (d, R) mean gradient
+    gradient: Array | None  # (d, R) mean gradient; a statistic may do without
 
 
 class _AtStep(NamedTuple):
@@ -312,7 +318,7 @@ class _AtStep(NamedTuple):
     sync: Any  # Syncs, or None
 
 
-def _over_steps(
+def over_steps(
     step: Callable[[Any, Any, _AtStep], tuple[Any, None]],
     carry: Any,
     block: Block,
@@ -325,7 +331,7 @@ def _over_steps(
     because they would be made again in every pass that uses them; its numbers, because XLA's CPU
     compiler does not vectorise a pass that looks one up by the loop's counter.
     """
-    pairs = BLOCK_STEPS // 2
+    pairs = block.eta.shape[0] // 2
     rows = jax.tree.map(
         lambda x: x.reshape(pairs, 2), _AtStep(block.eta, block.ends, block.slot, syncs)
     )
@@ -362,11 +368,11 @@ def _at(tree: Any, i: Array) -> Any:
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False), tree)
 
 
-def _feed(
+def feed(
     program: Program,
     data: ProblemData,
     statistics: tuple[Any, ...],
-    met: _Met,
+    met: Met,
     hessian: Array | None,
     at: Syncs,
 ) -> tuple[Any, ...]:
@@ -385,7 +391,7 @@ def _feed(
     return tuple(fed)
 
 
-def _mean_hessian(
+def mean_hessian(
     program: Program, functions: FlatFunctions, data: ProblemData, clients: Array, seen: Any
 ) -> Array | None:
     """Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R), if a statistic asks for it."""
