@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from jaxlsgd.cli._common import add_verb, positive, seconds, share
 
 if TYPE_CHECKING:
-    from jaxlsgd.study.local import Stop
     from jaxlsgd.study.runner import Outcome
+    from jaxlsgd.study.stop import Stop
 
 VERBS = ("init", "plan", "run", "reproduce")
 _TEMPLATES = {False: "template.toml", True: "paper.toml"}
@@ -141,7 +141,7 @@ def _plan_lines(
         full = study.tiles_per_cell * study.tile_size
         yield "", f"({found.idle_share:.0%} idle: {full:,} replications would take no longer)"
     yield "compiled programs", f"about {found.programs}"
-    yield "memory per tile", f"about {found.tile_bytes / 1e6:,.0f} MB, on each of {devices} devices"
+    yield "memory", f"about {found.job_bytes / 1e6:,.0f} MB on each of {devices} devices"
     yield "work", f"{found.work:.3g} client-steps"
     time = duration(found.seconds(rate, devices))
     yield "time", f"about {time} at {rate / 1e6:.3g} M client-steps/s a device ({source})"
@@ -157,8 +157,8 @@ def run(arguments: argparse.Namespace) -> int:
     import dataclasses
 
     from jaxlsgd.study import machine, progress
-    from jaxlsgd.study.local import Stop
     from jaxlsgd.study.spec import Study
+    from jaxlsgd.study.stop import Stop
 
     study = Study.from_toml(arguments.study)
     if arguments.replications:

@@ -1,4 +1,4 @@
-"""Runs what is missing of a study: tiles to devices, finished tiles to the one writer."""
+"""Runs what is missing of a study: jobs to devices, finished tiles to the one writer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlsgd.rows import MethodRows
+from jaxlsgd.study import costs
 from jaxlsgd.study.grid import Cell
-from jaxlsgd.study.local import Dropped, Finished, Stop, Tile, run_tiles
+from jaxlsgd.study.jobs import Finished, Job, Tile, grouped
+from jaxlsgd.study.local import OnTile, run_jobs
 from jaxlsgd.study.progress import Silent, Totals
 from jaxlsgd.study.spec import Study
+from jaxlsgd.study.stop import Dropped, Stop
 from jaxlsgd.study.writer import Writer
 
 DONE, FAILED, PARTIAL = 0, 1, 3
@@ -75,27 +78,13 @@ def run(
     chosen = list(devices or jax.local_devices())
     stop, progress = stop or Stop(max_time), progress or Silent()
     with Writer(directory, study, machine.describe(chosen[0]), fresh=fresh) as writer:
-        todo = in_order(Tile(*tile) for tile in writer.missing())
-        run = _Run(writer, todo, stop, progress)
+        todo = [Tile(*tile) for tile in writer.missing()]
         for warning in writer.warnings:
             progress.say(warning)
-        run.all(chosen)
+        run = _Run(writer, todo, stop, progress)
+        jobs = run.wanted(grouped(todo, len(chosen)))
+        run.all(run_jobs(jobs, run.compute, chosen, stop))
     return Outcome(run.count, len(todo) - run.count, run.errors, time.monotonic() - began)
-
-
-def in_order(tiles: Iterable[Tile]) -> list[Tile]:
-    """Tiles in the order of the study, but those that share programs behind one another."""
-    kinds: dict[Any, list[Tile]] = {}
-    for tile in tiles:
-        kinds.setdefault(program_kind(tile.cell), []).append(tile)
-    return [tile for group in kinds.values() for tile in group]
-
-
-def program_kind(cell: Cell) -> tuple[Any, ...]:
-    """What decides the compiled programs of a cell: not its schedule, horizon or step size."""
-    problem = cell.problem
-    kind = problem.kind.removeprefix("paper-"), "covariance" in dict(problem.arguments)
-    return (*kind, problem.dim, problem.num_clients, cell.methods, cell.dtype, cell.tile_size)
 
 
 class _Run:
@@ -106,17 +95,17 @@ class _Run:
         self.todo = todo
         self.count = 0
         self.errors: dict[str, str] = {}
+        self._described: set[str] = set()
         self._left = {cell.id: 0 for cell in writer.study.cells}
         for tile in todo:
             self._left[tile.cell.id] += 1
 
-    def all(self, devices: Sequence[Any]) -> None:
-        """Runs all tiles and commits each as it finishes."""
+    def all(self, stream: Generator[Finished | None, None, None]) -> None:
+        """Commits every tile as it finishes."""
         self.progress.start(self._totals())
         told = False
         try:
-            stream = run_tiles(self._wanted(), self._compute, devices, self.stop)
-            # Closed at once when a commit fails, so that tiles in flight drop before the lock goes.
+            # Closed at once when a commit fails, so that jobs in flight drop before the lock goes.
             with contextlib.closing(stream):
                 for finished in stream:
                     self.progress.tick()
@@ -128,23 +117,30 @@ class _Run:
         finally:
             self.progress.close()
 
-    def _wanted(self) -> Iterator[Tile]:
-        """The tiles to do, without those of a cell that has failed meanwhile."""
-        return (tile for tile in self.todo if tile.cell.id not in self.errors)
+    def wanted(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The jobs to do, without the tiles of a cell that has failed meanwhile."""
+        for job in jobs:
+            if left := tuple(tile for tile in job if tile.cell.id not in self.errors):
+                yield left
 
-    def _compute(self, tile: Tile, device: Any) -> dict[str, MethodRows]:
+    def compute(self, job: Job, device: Any, on_tile: OnTile) -> None:
+        """Runs a job on a device of this process."""
         from jaxlsgd.study import build
 
-        steps = build.task(tile.cell).plan.num_steps + 1
-        clients = tile.cell.problem.num_clients
-
-        def on_call(done: int) -> None:
+        def on_call(index: int, steps: int) -> None:
             if self.stop.dropping:
                 raise Dropped
-            replications = tile.cell.tile_size
-            self.progress.advance(replications * done / steps, replications * done * clients)
+            self._advance(job[index].cell, steps)
 
-        return build.compute(tile.cell, tile.first, device, on_call)
+        def on_rows(index: int, rows: dict[str, MethodRows]) -> None:
+            on_tile(job[index], rows)
+
+        cells = [tile.cell for tile in job]
+        build.compute_job(cells, job[0].first, device, on_call, on_rows)
+
+    def _advance(self, cell: Cell, steps: int) -> None:
+        done = cell.tile_size * steps
+        self.progress.advance(done / costs.steps(cell), done * cell.problem.num_clients)
 
     def _take(self, finished: Finished) -> None:
         from jaxlsgd.study import build
@@ -158,7 +154,9 @@ class _Run:
                 brief = self.errors[cell.id].partition("\n")[0][:300]
                 self.progress.say(f"cell {cell.id} failed and is left out: {brief}")
             return
-        self.writer.describe(cell, build.about(cell))
+        if cell.id not in self._described:
+            self._described.add(cell.id)
+            self.writer.describe(cell, build.about(cell))
         self.writer.commit(cell, finished.tile.first, finished.rows)
         self.count += 1
         self._left[cell.id] -= 1
@@ -167,9 +165,6 @@ class _Run:
 
     def _totals(self) -> Totals:
         study = self.writer.study
-        lengths = {tile.cell: 0 for tile in self.todo}
-        for cell in lengths:
-            lengths[cell] = (cell.plan().num_steps + 1) * cell.problem.num_clients
-        work = sum(lengths[tile.cell] * study.tile_size for tile in self.todo)
+        work = sum(costs.work(tile.cell) for tile in self.todo)
         done = sum(not left for left in self._left.values())
         return Totals(len(study.cells), done, len(self.todo) * study.tile_size, work)
