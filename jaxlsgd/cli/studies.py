@@ -64,13 +64,19 @@ def _add_run(verbs: Any) -> None:
     examples = (
         "jaxlsgd run study.toml --out results\n"
         "jaxlsgd run study.toml --out results --max-time 8h\n"
-        "jaxlsgd run study.toml --out results --devices 1 --quiet"
+        "jaxlsgd run study.toml --out results --devices 1 --quiet\n"
+        "jaxlsgd run study.toml --out results --dask tcp://scheduler:8786"
     )
     parser = add_verb(verbs, "run", run, text, examples)
     parser.add_argument("study", help="study file (TOML)")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the results")
     parser.add_argument("--max-time", type=seconds, help="begin no tile after this: 90, 15m, 8h")
     parser.add_argument("--devices", type=positive, help="use so many devices (default: all)")
+    parser.add_argument(
+        "--dask",
+        metavar="WHERE",
+        help="run on Dask workers: a scheduler's address, or 'local' for a process a core",
+    )
     parser.add_argument("--replications", type=positive, help="in place of the study file's")
     parser.add_argument("--fresh", action="store_true", help="refuse a DIR that holds a study")
     parser.add_argument("--quiet", action="store_true", help="no progress, only warnings")
@@ -156,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs a study."""
     import dataclasses
 
-    from jaxlsgd.study import machine, progress
+    from jaxlsgd.study import progress
     from jaxlsgd.study.spec import Study
     from jaxlsgd.study.stop import Stop
 
@@ -164,19 +170,33 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.replications:
         study = dataclasses.replace(study, replications=arguments.replications)
     stop = Stop(arguments.max_time)
-    with _signals(stop), _naming(arguments.study):
-        machine.prepare(arguments.devices)
-        import jax
-
+    with _signals(stop), _naming(arguments.study), _place(arguments) as place:
         outcome = study.run(
             arguments.out,
-            devices=jax.local_devices()[: arguments.devices],
+            **place,
             stop=stop,
             progress=progress.for_stream(sys.stderr, arguments.quiet),
             fresh=arguments.fresh,
         )
     print(_outcome(outcome, arguments.out))
     return outcome.exit_code
+
+
+@contextlib.contextmanager
+def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Where to run: devices of this process, or a Dask cluster."""
+    from jaxlsgd.study import machine
+
+    if arguments.dask is None:
+        machine.prepare(arguments.devices)
+        import jax
+
+        yield {"devices": jax.local_devices()[: arguments.devices]}
+        return
+    from jaxlsgd.study import cluster
+
+    with cluster.connected(arguments.dask, arguments.devices) as client:
+        yield {"client": client}
 
 
 @contextlib.contextmanager

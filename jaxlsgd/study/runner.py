@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from jaxlsgd.rows import MethodRows
-from jaxlsgd.study import costs
+from jaxlsgd.study import costs, local
 from jaxlsgd.study.grid import Cell
 from jaxlsgd.study.jobs import Finished, Job, Tile, grouped
-from jaxlsgd.study.local import OnTile, run_jobs
 from jaxlsgd.study.progress import Silent, Totals
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.stop import Dropped, Stop
@@ -43,6 +42,7 @@ def run(
     directory: str | os.PathLike[str],
     *,
     devices: Sequence[Any] | None = None,
+    client: Any = None,
     max_time: float | None = None,
     progress: Silent | None = None,
     stop: Stop | None = None,
@@ -57,6 +57,7 @@ def run(
       study: what to run. More replications than before extend what is there.
       directory: made if need be; refused if it holds another study.
       devices: JAX devices, all of the default backend's if None.
+      client: a `dask.distributed.Client`, whose workers then run the tiles in place of devices here.
       max_time: seconds after which no further tile begins.
       progress: told how it goes; nothing but warnings if None.
       stop: lets another thread or a signal end the run.
@@ -68,23 +69,63 @@ def run(
     Example::
 
         outcome = run(Study.from_toml("study.toml"), "results", max_time=3600)
+        outcome = run(study, "results", client=dask.distributed.Client("tcp://scheduler:8786"))
     """
-    import jax
-
-    from jaxlsgd.study import build, machine
+    from jaxlsgd.study import build
 
     began = time.monotonic()
     build.check(study)
-    chosen = list(devices or jax.local_devices())
     stop, progress = stop or Stop(max_time), progress or Silent()
-    with Writer(directory, study, machine.describe(chosen[0]), fresh=fresh) as writer:
+    place = _here(devices) if client is None else _there(client, stop, progress)
+    if place is None:
+        return Outcome(0, len(study.cells) * study.tiles_per_cell, {}, time.monotonic() - began)
+    with Writer(directory, study, place.environment, fresh=fresh) as writer:
         todo = [Tile(*tile) for tile in writer.missing()]
         for warning in writer.warnings:
             progress.say(warning)
         run = _Run(writer, todo, stop, progress)
-        jobs = run.wanted(grouped(todo, len(chosen)))
-        run.all(run_jobs(jobs, run.compute, chosen, stop))
+        run.all(place.stream(run, grouped(todo, place.size)))
     return Outcome(run.count, len(todo) - run.count, run.errors, time.monotonic() - began)
+
+
+Stream = Generator[Finished | None, None, None]
+
+
+class _Place(NamedTuple):
+    """Where jobs run."""
+
+    environment: dict[str, Any]  # what may move digits there
+    size: int  # jobs at once
+    stream: Callable[[_Run, list[Job]], Stream]
+
+
+def _here(devices: Sequence[Any] | None) -> _Place:
+    import jax
+
+    from jaxlsgd.study import machine
+
+    chosen = list(devices or jax.local_devices())
+
+    def stream(run: _Run, jobs: list[Job]) -> Stream:
+        return local.run_jobs(run.wanted(jobs), run.compute, chosen, run.stop)
+
+    return _Place(machine.describe(chosen[0]), len(chosen), stream)
+
+
+def _there(client: Any, stop: Stop, progress: Silent) -> _Place | None:
+    """The workers of a cluster; None if the run is asked to end before there are any."""
+    from jaxlsgd.study import cluster
+
+    expected = cluster.environment(client, stop, progress.say)
+    if expected is None:
+        return None
+
+    def stream(run: _Run, jobs: list[Job]) -> Stream:
+        run.whole_tiles = True
+        return cluster.run_jobs(run.wanted(jobs), client, expected, run.stop, progress.say)
+
+    recorded = {key: value for key, value in expected.items() if key != "code"}
+    return _Place(recorded, max(1, cluster.threads(client)), stream)
 
 
 class _Run:
@@ -94,13 +135,14 @@ class _Run:
         self.writer, self.stop, self.progress = writer, stop, progress
         self.todo = todo
         self.count = 0
+        self.whole_tiles = False  # whether work is heard of only when a tile is finished
         self.errors: dict[str, str] = {}
         self._described: set[str] = set()
         self._left = {cell.id: 0 for cell in writer.study.cells}
         for tile in todo:
             self._left[tile.cell.id] += 1
 
-    def all(self, stream: Generator[Finished | None, None, None]) -> None:
+    def all(self, stream: Stream) -> None:
         """Commits every tile as it finishes."""
         self.progress.start(self._totals())
         told = False
@@ -123,7 +165,7 @@ class _Run:
             if left := tuple(tile for tile in job if tile.cell.id not in self.errors):
                 yield left
 
-    def compute(self, job: Job, device: Any, on_tile: OnTile) -> None:
+    def compute(self, job: Job, device: Any, on_tile: local.OnTile) -> None:
         """Runs a job on a device of this process."""
         from jaxlsgd.study import build
 
@@ -158,6 +200,8 @@ class _Run:
             self._described.add(cell.id)
             self.writer.describe(cell, build.about(cell))
         self.writer.commit(cell, finished.tile.first, finished.rows)
+        if self.whole_tiles:
+            self._advance(cell, costs.steps(cell))
         self.count += 1
         self._left[cell.id] -= 1
         if not self._left[cell.id]:

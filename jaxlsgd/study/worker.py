@@ -1,0 +1,105 @@
+"""What a Dask worker does: plain data in, encoded tiles out, compiled programs kept in between."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jaxlsgd
+from jaxlsgd.study import files, machine
+from jaxlsgd.study.grid import Cell, canonical
+
+_lock = threading.Lock()
+
+
+def dask_setup(worker: Any) -> None:
+    """Dask's hook at the start of a local worker: Ctrl-C is for the run, which asks it to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def environment(dask_worker: Any) -> dict[str, Any]:
+    """What may move the digits of this worker's rows, once JAX is set up in it."""
+    return _environment(dask_worker.state.nthreads)
+
+
+def code() -> str:
+    """A digest of the package's source, which a version number alone does not tell."""
+    total = hashlib.sha256()
+    folder = Path(jaxlsgd.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        total.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def pack(cells: list[Cell]) -> bytes:
+    """Cells as plain data, so that no class of ours is pickled."""
+    return canonical([cell.plain() for cell in cells])
+
+
+def run_job(cells: bytes, first: int, expected: dict[str, Any]) -> list[bytes] | dict[str, Any]:
+    """The encoded tiles of a job; or, of a worker unlike the others, its environment alone.
+
+    Args:
+      cells: made by `pack`.
+      first: the first replication.
+      expected: the environment that the run was begun with.
+    """
+    from distributed import get_worker
+
+    found = _environment(get_worker().state.nthreads)
+    if machine.difference(found, expected):
+        return found
+    from jaxlsgd.study import build
+
+    made = [Cell.of(plain) for plain in json.loads(cells)]
+    tiles = [b""] * len(made)
+
+    def on_rows(index: int, rows: Any) -> None:
+        tiles[index] = files.encode_tile(made[index], first, rows)
+
+    with _device() as device:
+        build.compute_job(made, first, device, on_rows=on_rows)
+    return tiles
+
+
+def _environment(threads: int) -> dict[str, Any]:
+    with _lock:  # two threads must not start JAX at once
+        return _environment_once(threads)
+
+
+@functools.cache
+def _environment_once(threads: int) -> dict[str, Any]:
+    machine.prepare(threads)
+    import jax
+
+    return machine.describe(jax.local_devices()[0]) | {"code": code()}
+
+
+@contextmanager
+def _device() -> Iterator[Any]:
+    """A device that no other thread of this process uses."""
+    with _lock:
+        free = _free()
+    device = free.get()
+    try:
+        yield device
+    finally:
+        free.put(device)
+
+
+@functools.cache
+def _free() -> queue.Queue[Any]:
+    import jax
+
+    free: queue.Queue[Any] = queue.Queue()
+    for device in jax.local_devices():
+        free.put(device)
+    return free
