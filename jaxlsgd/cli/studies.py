@@ -127,8 +127,12 @@ def plan(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
     """Names the study file in what the builders refuse."""
+    from jaxlsgd.study.cluster import ClusterError
+
     try:
         yield
+    except ClusterError:
+        raise
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -170,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.replications:
         study = dataclasses.replace(study, replications=arguments.replications)
     stop = Stop(arguments.max_time)
-    with _signals(stop), _naming(arguments.study), _place(arguments) as place:
+    with _signals(stop), _place(arguments) as place, _naming(arguments.study):
         outcome = study.run(
             arguments.out,
             **place,

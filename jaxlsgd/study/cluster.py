@@ -33,6 +33,10 @@ class ClusterError(ValueError):
     """A cluster that cannot be used as it is."""
 
 
+class WorkerError(RuntimeError):
+    """What went wrong in a worker, as it told it."""
+
+
 @contextlib.contextmanager
 def connected(address: str, workers: int | None = None) -> Iterator[Client]:
     """A client of the scheduler at an address, or of worker processes of our own.
@@ -54,8 +58,10 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
         with _local(workers or machine.cores()) as cluster, distributed.Client(cluster) as client:
             yield client
         return
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said here
+    for name in ("distributed", "distributed.client"):  # what matters is said here
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
+        distributed.comm.get_address_host_port(address, strict=True)  # a client hangs on nonsense
         distributed.Client(address, timeout=CONNECT, set_as_default=False).close()
         client = distributed.Client(address, timeout=RECONNECT, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
@@ -92,23 +98,28 @@ def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[
     if client.asynchronous:
         raise ClusterError("client: must be a synchronous distributed.Client")
     told = False
-    while not (found := client.run(worker.environment, on_error="return")):
+    while not (found := _environments(client)):
         if stop.draining:
             return None
         if not told:
             told = True
             say("the cluster has no workers yet; waiting for the first")
         time.sleep(0.5)
-    ours = {"jaxlsgd": machine.version(), "code": worker.code()}
     expected = None
     for address, theirs in found.items():
         if isinstance(theirs, BaseException):
             hint = "pip install jaxlsgd there" if isinstance(theirs, ImportError) else ""
             raise ClusterError(_refusal(address, _brief(theirs), hint))
-        expected = expected or theirs | ours
+        expected = expected or theirs | {"jaxlsgd": machine.version(), "code": worker.code()}
         if difference := machine.difference(theirs, expected):
             raise ClusterError(_refusal(address, difference))
     return expected
+
+
+def _environments(client: Client) -> dict[str, Any]:
+    """What each worker says of itself; one that dies meanwhile says nothing."""
+    found = client.run(worker.environment, on_error="return")
+    return {address: theirs for address, theirs in found.items() if not isinstance(theirs, OSError)}
 
 
 def _refusal(which: str, cause: str, hint: str = "") -> str:
@@ -239,16 +250,21 @@ class _Fleet:
 
     def _judge(self, flight: _Flight, result: Any) -> list[Finished]:
         status = flight.future.status
-        if status == "finished" and isinstance(result, dict):
-            self.broken = True
-            self.say(_refusal("that joined later", machine.difference(result, self.expected)))
-            return []
-        if status == "finished":
-            return [_decoded(tile, part) for tile, part in zip(flight.job, result, strict=True)]
         if status == "error":
             return self._failed(flight, result[1])
-        if not self.draining:  # the scheduler was lost, and with it the job
-            self.again.append((flight.job, flight.tries))
+        if status != "finished":  # the scheduler was lost, and with it the job
+            if not self.draining:
+                self.again.append((flight.job, flight.tries))
+            return []
+        answer: worker.Answer = result
+        if "tiles" in answer:
+            parts = zip(flight.job, answer["tiles"], strict=True)
+            return [_decoded(tile, part) for tile, part in parts]
+        if "error" in answer:
+            return self._failed(flight, WorkerError(answer["error"]))
+        self.broken = True
+        unlike = machine.difference(answer.get("unlike", {}), self.expected)
+        self.say(_refusal("that joined later", unlike))
         return []
 
     def _failed(self, flight: _Flight, error: Exception) -> list[Finished]:

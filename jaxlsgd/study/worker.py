@@ -11,9 +11,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import jaxlsgd
+from jaxlsgd.rows import MethodRows
 from jaxlsgd.study import files, machine
 from jaxlsgd.study.grid import Cell, canonical
 
@@ -44,8 +45,16 @@ def pack(cells: list[Cell]) -> bytes:
     return canonical([cell.plain() for cell in cells])
 
 
-def run_job(cells: bytes, first: int, expected: dict[str, Any]) -> list[bytes] | dict[str, Any]:
-    """The encoded tiles of a job; or, of a worker unlike the others, its environment alone.
+class Answer(TypedDict, total=False):
+    """What comes back: one of these. No exception travels, for not every one can be pickled."""
+
+    tiles: list[bytes]  # encoded
+    error: str
+    unlike: dict[str, Any]  # the environment of a worker that would compute other digits
+
+
+def run_job(cells: bytes, first: int, expected: dict[str, Any]) -> Answer:
+    """Runs a job.
 
     Args:
       cells: made by `pack`.
@@ -56,17 +65,23 @@ def run_job(cells: bytes, first: int, expected: dict[str, Any]) -> list[bytes] |
 
     found = _environment(get_worker().state.nthreads)
     if machine.difference(found, expected):
-        return found
+        return {"unlike": found}
+    try:
+        return {"tiles": _tiles([Cell.of(plain) for plain in json.loads(cells)], first)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _tiles(cells: list[Cell], first: int) -> list[bytes]:
     from jaxlsgd.study import build
 
-    made = [Cell.of(plain) for plain in json.loads(cells)]
-    tiles = [b""] * len(made)
+    tiles = [b""] * len(cells)
 
-    def on_rows(index: int, rows: Any) -> None:
-        tiles[index] = files.encode_tile(made[index], first, rows)
+    def on_rows(index: int, rows: dict[str, MethodRows]) -> None:
+        tiles[index] = files.encode_tile(cells[index], first, rows)
 
     with _device() as device:
-        build.compute_job(made, first, device, on_rows=on_rows)
+        build.compute_job(cells, first, device, on_rows=on_rows)
     return tiles
 
 
