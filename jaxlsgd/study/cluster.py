@@ -52,6 +52,7 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
     """
     try:
         import distributed
+        from distributed.comm import get_address_host_port
     except ImportError as error:
         raise ClusterError("--dask needs Dask: pip install 'jaxlsgd[cluster]'") from error
     if address == "local":
@@ -61,7 +62,7 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
     for name in ("distributed", "distributed.client"):  # what matters is said here
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        distributed.comm.get_address_host_port(address, strict=True)  # a client hangs on nonsense
+        get_address_host_port(address, strict=True)  # a client hangs on nonsense
         distributed.Client(address, timeout=CONNECT, set_as_default=False).close()
         client = distributed.Client(address, timeout=RECONNECT, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
