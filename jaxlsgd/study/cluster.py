@@ -7,6 +7,7 @@ here bounds how many jobs it holds, and turns its answers into finished tiles.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import logging
 import time
@@ -22,6 +23,7 @@ Client = Any  # distributed.Client: what its methods return depends on how it is
 
 CONNECT = 5.0  # seconds in which a scheduler must answer at first
 RECONNECT = 60.0  # seconds in which a lost one may come back
+_FETCH = 60.0  # seconds in which the result of a finished job must arrive
 _TICK = 0.05  # seconds between looks while nothing is finished
 _LOOK = 5.0  # seconds between counts of the workers
 _TRIES = 2  # of a tile alone whose worker dies, each with Dask's own retries
@@ -52,7 +54,7 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
     """
     try:
         import distributed
-        from distributed.comm import get_address_host_port
+        from distributed.comm.addressing import get_address_host_port
     except ImportError as error:
         raise ClusterError("--dask needs Dask: pip install 'jaxlsgd[cluster]'") from error
     if address == "local":
@@ -190,7 +192,7 @@ class _Fleet:
         self.client, self.expected, self.jobs, self.say = client, expected, jobs, say
         self.flying: dict[str, _Flight] = {}
         self.again: collections.deque[tuple[Job, int]] = collections.deque()
-        self.done = as_completed(loop=client.loop, with_results=True, raise_errors=False)
+        self.done = as_completed(loop=client.loop)
         self.exhausted = self.draining = self.broken = self.lost = False
         self._counted = -_LOOK
         self._threads = 0
@@ -243,21 +245,22 @@ class _Fleet:
     def collect(self) -> list[Finished]:
         """What has come back since the last time."""
         finished: list[Finished] = []
-        for future, result in self.done.next_batch(block=False):
+        for future in self.done.next_batch(block=False):
             flight = self.flying.pop(future.key, None)
             if flight is not None:
-                finished += self._judge(flight, result)
+                finished += self._judge(flight)
         return finished
 
-    def _judge(self, flight: _Flight, result: Any) -> list[Finished]:
-        status = flight.future.status
-        if status == "error":
-            return self._failed(flight, result[1])
-        if status != "finished":  # the scheduler was lost, and with it the job
+    def _judge(self, flight: _Flight) -> list[Finished]:
+        try:
+            answer: worker.Answer = flight.future.result(timeout=_FETCH)
+        except (OSError, TimeoutError, concurrent.futures.CancelledError):
+            # The scheduler is lost, and with it what it knew of the job.
             if not self.draining:
                 self.again.append((flight.job, flight.tries))
             return []
-        answer: worker.Answer = result
+        except Exception as error:
+            return self._failed(flight, error)
         if "tiles" in answer:
             parts = zip(flight.job, answer["tiles"], strict=True)
             return [_decoded(tile, part) for tile, part in parts]
@@ -288,11 +291,12 @@ class _Fleet:
             return
         self.draining = True
         self.again.clear()
+        futures = {key: flight.future for key, flight in self.flying.items()}
         begun: set[str] = set()
         with contextlib.suppress(OSError):
-            stacks = self.client.call_stack([flight.future for flight in self.flying.values()])
-            begun = {str(key) for stack in (stacks or {}).values() for key in stack}
-        self.cancel(set(self.flying) - begun)
+            stacks = self.client.call_stack(list(futures.values())) or {}
+            begun = {str(key) for stack in stacks.values() for key in stack}
+        self.cancel(key for key in futures if key not in begun and not futures[key].done())
 
     def cancel(self, keys: Iterable[str] | None = None) -> None:
         """Gives up jobs in flight, all if None."""

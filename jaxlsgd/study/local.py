@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -26,7 +27,8 @@ def run_jobs(
     of) keeps all later ones from beginning. When the caller leaves early, jobs in flight drop.
     """
     feed = _Feed(jobs, stop)
-    finished: queue.Queue[Finished | None] = queue.Queue()
+    # Bounded, so that devices wait for a slow disk and little is lost when the process is killed.
+    finished: queue.Queue[Finished | None] = queue.Queue(len(devices))
     work = [_worker(feed, compute, device, finished, stop) for device in devices]
     try:
         busy = len(work)
@@ -45,8 +47,9 @@ def run_jobs(
         stop()
         raise
     finally:
-        for thread in work:
-            thread.join()
+        while any(thread.is_alive() for thread in work):
+            with contextlib.suppress(queue.Empty):
+                finished.get(timeout=_TICK / 10)
 
 
 class _Feed:
