@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ def write_whole(path: Path, content: bytes) -> None:
     """Puts a file in place at once: temporary file, fsync, rename, fsync of the directory."""
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # never through a link that somebody put there
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -88,6 +90,23 @@ def cannot(verb: str, path: Path, error: OSError) -> StoreError:
     return StoreError(f"cannot {verb} {path}: {error.strerror or error}{hint}")
 
 
+def read_regular(path: Path, most: int) -> bytes:
+    """Up to `most` bytes of a regular file, and one more if it has more.
+
+    Anything else could keep a reader waiting for ever: a pipe, a terminal, a device.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return file.read(most + 1)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuses to write below a link, which may lead out of the directory."""
+    if path.is_symlink():
+        raise StoreError(f"{path} is a symbolic link; put a directory in its place, or remove it")
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes JSON with a checksum of its content inside."""
     sealed = {"sha256": digest_of(content), **content}
@@ -97,8 +116,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Reads what `write_json` wrote; refuses it if it was altered."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_JSON + 1)
+        raw = read_regular(path, MOST_JSON)
     except OSError as error:
         raise cannot("read", path, error) from error
     if len(raw) > MOST_JSON:
@@ -150,8 +168,7 @@ def read_tile(path: Path, cell: Cell, first: int) -> dict[str, MethodRows]:
     """Reads a tile of a cell; raises `Damaged` unless it is exactly what was written."""
     most = _most_bytes(cell)
     try:
-        with path.open("rb") as file:
-            content = file.read(most + 1)
+        content = read_regular(path, most)
     except FileNotFoundError as error:
         raise cannot("read", path, error) from error
     except OSError as error:
