@@ -312,21 +312,22 @@ def test_pipes_and_devices_keep_nobody_waiting(tmp_path, name: str) -> None:
     }[name]
     path.unlink()
     os.mkfifo(path)
+    assert name in _complaint(tmp_path) or name in ("tile", "lock")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert name in _complaint(tmp_path) or name in ("tile", "lock")
+
+
+def _complaint(directory: Path) -> str:
+    """What a reader says who looks at all there is; '' if nothing."""
     try:
-        results = Results(tmp_path)
+        results = Results(directory)
         assert not results.running()
         results.counts()
         results.read_all()
     except StoreError as error:
-        assert name in str(error)
-    else:
-        assert name in ("tile", "lock")
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    try:
-        Results(tmp_path).read_all()
-    except StoreError as error:
-        assert name in str(error)
+        return str(error)
+    return ""
 
 
 def test_links_do_not_lead_a_writer_out_of_the_directory(tmp_path) -> None:
