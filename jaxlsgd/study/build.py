@@ -15,7 +15,7 @@ from jaxlsgd.base import Estimator, Problem
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.rows import CellRows, MethodRows
-from jaxlsgd.simulation import Task, cell_rows, run_replications
+from jaxlsgd.simulation import Task, cell_rows, run_together
 from jaxlsgd.study.checks import told
 from jaxlsgd.study.grid import Cell
 from jaxlsgd.study.parts import MethodSpec, ProblemSpec, thawed
@@ -93,9 +93,8 @@ def compute_job(
       on_rows: gets the rows of the cell of this index as soon as they are there.
     """
     key, size = jax.random.key(cells[0].seed), cells[0].tile_size
-    for index, part in enumerate(tasks(tuple(cells))):
-        told = functools.partial(on_call, index)
-        on_rows(index, run_replications(key, part, first, size, device, told))
+    together = tasks(tuple(cells))
+    run_together(key, together, first, size, device, on_rows=on_rows, on_call=on_call)
 
 
 def check(study: Study) -> None:
