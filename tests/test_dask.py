@@ -262,8 +262,7 @@ def test_without_dask_the_way_to_get_it_is_told(tmp_path, study, out) -> None:
 
 
 def test_code_tells_one_source_from_another(tmp_path, monkeypatch) -> None:
-    (tmp_path / "__init__.py").write_text("")
-    monkeypatch.setattr(worker.jaxlsgd, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(worker, "PACKAGE", tmp_path)
     first = worker.code()
     (tmp_path / "more.py").write_text("x = 1")
     assert worker.code() != first

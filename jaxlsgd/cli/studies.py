@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -59,7 +60,8 @@ def _add_run(verbs: Any) -> None:
         "Every finished tile of replications is kept, so the same command again resumes, and\n"
         "more replications in the study file extend it. Ctrl-C or SIGTERM finishes the tiles in\n"
         "flight and exits with code 3; a second one drops them. A changed study is refused in\n"
-        "the same directory."
+        "the same directory. With --dask, the workers of a cluster compute, and this process\n"
+        "writes: 'dask scheduler' and 'dask worker' start one, and so do dask-jobqueue and others."
     )
     examples = (
         "jaxlsgd run study.toml --out results\n"
@@ -71,7 +73,9 @@ def _add_run(verbs: Any) -> None:
     parser.add_argument("study", help="study file (TOML)")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the results")
     parser.add_argument("--max-time", type=seconds, help="begin no tile after this: 90, 15m, 8h")
-    parser.add_argument("--devices", type=positive, help="use so many devices (default: all)")
+    parser.add_argument(
+        "--devices", type=positive, help="use so many devices, or local workers (default: all)"
+    )
     parser.add_argument(
         "--dask",
         metavar="WHERE",
@@ -189,16 +193,18 @@ def run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Where to run: devices of this process, or a Dask cluster."""
+    import jax
+
     from jaxlsgd.study import machine
 
     if arguments.dask is None:
         machine.prepare(arguments.devices)
-        import jax
-
         yield {"devices": jax.local_devices()[: arguments.devices]}
         return
     from jaxlsgd.study import cluster
 
+    if not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")  # a GPU's memory is for the workers
     with cluster.connected(arguments.dask, arguments.devices) as client:
         yield {"client": client}
 

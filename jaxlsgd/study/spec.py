@@ -180,7 +180,13 @@ class Study:
         return digest_of(plain)
 
     def run(self, directory: str | os.PathLike[str], **options: Any) -> Outcome:
-        """Runs what is missing of the study in a directory; see `runner.run`."""
+        """Runs what is missing of the study in a directory; see `runner.run` for the options.
+
+        Example::
+
+            study.run("results", max_time=3600)
+            study.run("results", client=dask.distributed.Client("tcp://scheduler:8786"))
+        """
         from jaxlsgd.study import runner
 
         return runner.run(self, directory, **options)

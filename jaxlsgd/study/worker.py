@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import json
@@ -9,15 +10,16 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
-import jaxlsgd
 from jaxlsgd.rows import MethodRows
 from jaxlsgd.study import files, machine
 from jaxlsgd.study.grid import Cell, canonical
 
+PACKAGE = Path(__file__).parents[1]
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _lock = threading.Lock()
 
 
@@ -34,9 +36,8 @@ def environment(dask_worker: Any) -> dict[str, Any]:
 def code() -> str:
     """A digest of the package's source, which a version number alone does not tell."""
     total = hashlib.sha256()
-    folder = Path(jaxlsgd.__file__).parent
-    for path in sorted(folder.rglob("*.py")):
-        total.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+    for path in sorted(PACKAGE.rglob("*.py")):
+        total.update(f"{path.relative_to(PACKAGE).as_posix()}\n".encode() + path.read_bytes())
     return total.hexdigest()[:12]
 
 
@@ -92,10 +93,22 @@ def _environment(threads: int) -> dict[str, Any]:
 
 @functools.cache
 def _environment_once(threads: int) -> dict[str, Any]:
+    _keep_memory()
     machine.prepare(threads)
     import jax
 
     return machine.describe(jax.local_devices()[0]) | {"code": code()}
+
+
+def _keep_memory() -> None:
+    """Lets this process keep freed memory, as others do; Dask has its workers return it at once.
+
+    A tile frees and asks for the same arrays over and over, and each time the system clears them.
+    """
+    with suppress(OSError, AttributeError):  # not glibc
+        change = ctypes.CDLL(None).mallopt
+        change(_M_TRIM_THRESHOLD, 1 << 27)
+        change(_M_MMAP_THRESHOLD, 1 << 25)
 
 
 @contextmanager
