@@ -24,8 +24,10 @@ _lock = threading.Lock()
 
 
 def dask_setup(worker: Any) -> None:
-    """Dask's hook at the start of a local worker: Ctrl-C is for the run, which asks it to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Dask's hook at the start of a local worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which asks it to end
+    # JAX takes seconds to start: they pass while the run prepares the study.
+    threading.Thread(target=_environment, args=(worker.state.nthreads,), daemon=True).start()
 
 
 def environment(dask_worker: Any) -> dict[str, Any]:
