@@ -226,6 +226,18 @@ def test_workers_of_another_version_are_refused_before_anything_is_written(
     assert not out.exists()
 
 
+def test_workers_without_the_package_are_told_apart(study, out) -> None:
+    with cluster() as made:
+        made.worker(env={k: v for k, v in environment().items() if k != "PYTHONPATH"}, cwd="/")
+        code, text, err = ended(cli("run", study, "--out", out, "--dask", made.address))
+    if code == 0:
+        pytest.skip("the package is installed, so that every worker finds it")
+    assert (code, text) == (2, "")
+    assert "No module named 'jaxlsgd'" in err
+    assert err.strip().endswith("install jaxlsgd there")
+    assert not out.exists()
+
+
 def test_other_xla_flags_that_join_later_end_the_run_with_a_word(study, out, quiet) -> None:
     with cluster(workers=1) as made:
         process = cli("run", study, "--out", out, "--dask", made.address)

@@ -111,8 +111,9 @@ def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[
     expected = None
     for address, theirs in found.items():
         if isinstance(theirs, BaseException):
-            hint = "pip install jaxlsgd there" if isinstance(theirs, ImportError) else ""
-            raise ClusterError(_refusal(address, _brief(theirs), hint))
+            cause = _brief(theirs)
+            hint = "install jaxlsgd there" if "No module named 'jaxlsgd'" in cause else ""
+            raise ClusterError(_refusal(address, cause, hint))
         expected = expected or theirs | {"jaxlsgd": machine.version(), "code": worker.code()}
         if difference := machine.difference(theirs, expected):
             raise ClusterError(_refusal(address, difference))
