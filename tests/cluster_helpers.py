@@ -78,10 +78,10 @@ class Cluster:
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.processes: list[subprocess.Popen[str]] = []
 
-    def scheduler(self) -> subprocess.Popen[str]:
+    def scheduler(self, **settings: Any) -> subprocess.Popen[str]:
         """Starts a scheduler and waits until it listens."""
         where = ["--host", "127.0.0.1", "--port", str(self.port)]
-        process = self._start("scheduler", *where, "--no-dashboard", "--no-show")
+        process = self._start("scheduler", *where, "--no-dashboard", "--no-show", **settings)
         wait_until(self._listens, process)
         return process
 
@@ -104,11 +104,11 @@ class Cluster:
 
 
 @contextmanager
-def cluster(workers: int = 0) -> Iterator[Cluster]:
-    """A cluster that is gone at the end."""
+def cluster(workers: int = 0, **settings: Any) -> Iterator[Cluster]:
+    """A cluster that is gone at the end; the settings are those of the scheduler's process."""
     made = Cluster()
     try:
-        made.scheduler()
+        made.scheduler(**settings)
         for _ in range(workers):
             made.worker()
         yield made

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_helpers import Cluster, cli, cluster, count, ended, kill, script, wait_until
+from cluster_helpers import cli, cluster, count, ended, kill, script, wait_until
 from study_helpers import TOML, call, environment, small, tiles
 
 from jaxlsgd.study import worker
@@ -80,6 +80,7 @@ def test_local_workers_killed_again_and_again_give_the_same_bytes(study, out, qu
         time.sleep(0.5)
     code, text, err = ended(process)
     assert (code, text.split(":")[0]) == (0, "done"), err
+    assert "cells 4/4, 100%" in err
     assert "Traceback" not in err
     assert tiles(out) == quiet
 
@@ -160,49 +161,37 @@ from jaxlsgd.study import build
 build.honest = honest = getattr(build, "honest", build.compute_job)
 
 def poisoned(cells, first, *rest, **named):
-    if first == 32 and any(cell.schedule.name == "C1" for cell in cells):
-        HOW
+    names = [cell.schedule.name for cell in cells]
+    if first == 32 and "C1" in names:
+        os._exit(9)
+    if first == 64 and "Log" in names:
+        raise RuntimeError("poison")
     honest(cells, first, *rest, **named)
 
 build.compute_job = poisoned
 """
 
 
-@pytest.mark.parametrize("how", ["raise RuntimeError('poison')", "os._exit(9)"])
-def test_a_poisoned_tile_fails_alone_after_its_retries(tmp_path, study, out, quiet, how) -> None:
-    study.write_text(LONG.replace("[3000, 6000]", "[3000]"))
-    (tmp_path / "poison.py").write_text(POISON.replace("HOW", how))
+def test_poisoned_tiles_fail_alone_after_their_retries(tmp_path, study, out, quiet) -> None:
+    three = LONG.replace("[3000, 6000]", "[3000]").replace('"C1"', '"C1", "Log"')
+    study.write_text(three.replace("replications = 320", "replications = 96"))
+    (tmp_path / "poison.py").write_text(POISON)
     few = environment() | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
-    with Cluster_of(few) as made:
+    with cluster(env=few) as made:
         for _ in range(2):
             made.worker("--preload", str(tmp_path / "poison.py"))
         code, text, err = ended(cli("run", study, "--out", out, "--dask", made.address))
     assert (code, text.split(":")[0]) == (1, "failed"), err
-    assert "cell linear-c1-3000" in err
-    assert "KilledWorker" in err if "exit" in how else "RuntimeError: poison" in err
-    made_tiles = tiles(out)
-    assert made_tiles.items() <= quiet.items()
-    assert sum("p-1-2" in name for name in made_tiles) == 20  # all of the other cell
-    assert not any("c1" in name and "000000032" in name for name in made_tiles)
-
-
-class Cluster_of(Cluster):
-    """A scheduler in an environment of its own."""
-
-    def __init__(self, settings: dict[str, str]) -> None:
-        super().__init__()
-        self.settings = settings
-
-    def __enter__(self) -> Cluster:
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard", "--no-show"]
-        process = self._start("scheduler", *where, env=self.settings)
-        wait_until(self._listens, process)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for process in self.processes:
-            kill(process)
-            process.wait()
+    told = [line for line in err.split("\n") if "failed and is left out" in line]
+    assert len(told) == 2
+    assert any("linear-c1-3000" in line and "KilledWorker" in line for line in told)
+    assert any("linear-log-3000" in line and "RuntimeError: poison" in line for line in told)
+    found = tiles(out)
+    assert sum("p-1-2" in name for name in found) == 6  # all of the third cell
+    assert not any("c1" in name and "000000032" in name for name in found)
+    assert not any("log" in name and "000000064" in name for name in found)
+    assert {name for name in found if "log" not in name} <= set(quiet)
+    assert all(quiet[name] == content for name, content in found.items() if "log" not in name)
 
 
 ANOTHER = """
