@@ -129,7 +129,7 @@ def cost(size: Size, device: Device, devices: int, shard_clients: bool = False) 
     return Cost(wide, launches, work, network, names[max(names)])
 
 
-PAPER = Size(10, 5, 40_000, 1_900, 10**6)
+PAPER = Size(10, 5, 40_000, 3_463, 10**6)
 TABLE = [
     ("10⁶ replications of a cell, t_T = 40,000, P(1/2)", PAPER, 1, False),
     ("the same under C1", PAPER._replace(rounds=40_000), 1, False),

@@ -99,8 +99,11 @@ def plot(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install 'jaxlsgd[plots]'") from error
     from jaxlsgd.report import figures
+    from jaxlsgd.study.files import refuse_link
 
     out = Path(arguments.out or Path(arguments.directory) / "figures")
+    if not arguments.out:
+        refuse_link(out)
     for path in figures.save_all(rows, out):
         print(path)
     return 0

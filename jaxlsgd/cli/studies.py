@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from jaxlsgd.cli._common import add_verb, positive, seconds, share
 
 if TYPE_CHECKING:
-    from jaxlsgd.study.local import Stop
     from jaxlsgd.study.runner import Outcome
+    from jaxlsgd.study.stop import Stop
 
 VERBS = ("init", "plan", "run", "reproduce")
 _TEMPLATES = {False: "template.toml", True: "paper.toml"}
@@ -59,18 +60,27 @@ def _add_run(verbs: Any) -> None:
         "Every finished tile of replications is kept, so the same command again resumes, and\n"
         "more replications in the study file extend it. Ctrl-C or SIGTERM finishes the tiles in\n"
         "flight and exits with code 3; a second one drops them. A changed study is refused in\n"
-        "the same directory."
+        "the same directory. With --dask, the workers of a cluster compute, and this process\n"
+        "writes: 'dask scheduler' and 'dask worker' start one, and so do dask-jobqueue and others."
     )
     examples = (
         "jaxlsgd run study.toml --out results\n"
         "jaxlsgd run study.toml --out results --max-time 8h\n"
-        "jaxlsgd run study.toml --out results --devices 1 --quiet"
+        "jaxlsgd run study.toml --out results --devices 1 --quiet\n"
+        "jaxlsgd run study.toml --out results --dask tcp://scheduler:8786"
     )
     parser = add_verb(verbs, "run", run, text, examples)
     parser.add_argument("study", help="study file (TOML)")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the results")
     parser.add_argument("--max-time", type=seconds, help="begin no tile after this: 90, 15m, 8h")
-    parser.add_argument("--devices", type=positive, help="use so many devices (default: all)")
+    parser.add_argument(
+        "--devices", type=positive, help="use so many devices, or local workers (default: all)"
+    )
+    parser.add_argument(
+        "--dask",
+        metavar="WHERE",
+        help="run on Dask workers: a scheduler's address, or 'local' for a process a core",
+    )
     parser.add_argument("--replications", type=positive, help="in place of the study file's")
     parser.add_argument("--fresh", action="store_true", help="refuse a DIR that holds a study")
     parser.add_argument("--quiet", action="store_true", help="no progress, only warnings")
@@ -121,8 +131,12 @@ def plan(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
     """Names the study file in what the builders refuse."""
+    from jaxlsgd.study.cluster import ClusterError
+
     try:
         yield
+    except ClusterError:
+        raise
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -141,7 +155,7 @@ def _plan_lines(
         full = study.tiles_per_cell * study.tile_size
         yield "", f"({found.idle_share:.0%} idle: {full:,} replications would take no longer)"
     yield "compiled programs", f"about {found.programs}"
-    yield "memory per tile", f"about {found.tile_bytes / 1e6:,.0f} MB, on each of {devices} devices"
+    yield "memory", f"about {found.job_bytes / 1e6:,.0f} MB on each of {devices} devices"
     yield "work", f"{found.work:.3g} client-steps"
     time = duration(found.seconds(rate, devices))
     yield "time", f"about {time} at {rate / 1e6:.3g} M client-steps/s a device ({source})"
@@ -156,27 +170,43 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs a study."""
     import dataclasses
 
-    from jaxlsgd.study import machine, progress
-    from jaxlsgd.study.local import Stop
+    from jaxlsgd.study import progress
     from jaxlsgd.study.spec import Study
+    from jaxlsgd.study.stop import Stop
 
     study = Study.from_toml(arguments.study)
     if arguments.replications:
         study = dataclasses.replace(study, replications=arguments.replications)
     stop = Stop(arguments.max_time)
-    with _signals(stop), _naming(arguments.study):
-        machine.prepare(arguments.devices)
-        import jax
-
+    with _signals(stop), _place(arguments) as place, _naming(arguments.study):
         outcome = study.run(
             arguments.out,
-            devices=jax.local_devices()[: arguments.devices],
+            **place,
             stop=stop,
             progress=progress.for_stream(sys.stderr, arguments.quiet),
             fresh=arguments.fresh,
         )
     print(_outcome(outcome, arguments.out))
     return outcome.exit_code
+
+
+@contextlib.contextmanager
+def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Where to run: devices of this process, or a Dask cluster."""
+    import jax
+
+    from jaxlsgd.study import machine
+
+    if arguments.dask is None:
+        machine.prepare(arguments.devices)
+        yield {"devices": jax.local_devices()[: arguments.devices]}
+        return
+    from jaxlsgd.study import cluster
+
+    if not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")  # a GPU's memory is for the workers
+    with cluster.connected(arguments.dask, arguments.devices) as client:
+        yield {"client": client}
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jaxlsgd.base import Estimator, Problem
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.rows import CellRows, MethodRows
-from jaxlsgd.simulation import Task, cell_rows, run_replications
+from jaxlsgd.simulation import Task, cell_rows, run_together
 from jaxlsgd.study.checks import told
 from jaxlsgd.study.grid import Cell
 from jaxlsgd.study.parts import MethodSpec, ProblemSpec, thawed
@@ -46,22 +46,29 @@ def method(spec: MethodSpec) -> Estimator:
 
 
 def task(cell: Cell, save_at: tuple[int, ...] | None = None) -> Task:
-    """The engine's description of a cell, made once for all its tiles."""
+    """The engine's description of a cell."""
     with _building:
-        return _task(cell, save_at)
+        return _task(cell, problem(cell.problem), save_at)
+
+
+def _task(cell: Cell, made: Problem, save_at: tuple[int, ...] | None = None) -> Task:
+    plan = cell.plan()
+    saves = cell.saved_rounds(plan.num_rounds) if save_at is None else save_at
+    methods = tuple(method(spec) for spec in cell.methods)
+    return Task(made, plan, methods, cell.levels, saves, cell.dtype)
+
+
+def tasks(cells: tuple[Cell, ...]) -> tuple[Task, ...]:
+    """The descriptions of cells that run together, made once for all their tiles."""
+    with _building:
+        return _tasks(cells)
 
 
 @functools.lru_cache(maxsize=4)
-def _task(cell: Cell, save_at: tuple[int, ...] | None) -> Task:
-    plan = cell.plan()
-    return Task(
-        problem(cell.problem),
-        plan,
-        tuple(method(spec) for spec in cell.methods),
-        cell.levels,
-        cell.saved_rounds(plan.num_rounds) if save_at is None else save_at,
-        cell.dtype,
-    )
+def _tasks(cells: tuple[Cell, ...]) -> tuple[Task, ...]:
+    # To the engine, problems that differ only in their name and step size are one.
+    shared = problem(cells[0].problem)
+    return tuple(_task(cell, shared) for cell in cells)
 
 
 def about(cell: Cell) -> CellRows:
@@ -69,15 +76,25 @@ def about(cell: Cell) -> CellRows:
     return cell_rows(task(cell), {})
 
 
-def compute(
-    cell: Cell,
+def compute_job(
+    cells: Sequence[Cell],
     first: int,
     device: Any = None,
-    on_call: Callable[[int], None] = lambda steps: None,
-) -> dict[str, MethodRows]:
-    """The rows of replications first, …, first + tile_size − 1: always a whole tile."""
-    key = jax.random.key(cell.seed)
-    return run_replications(key, task(cell), first, cell.tile_size, device, on_call)
+    on_call: Callable[[int, int], None] = lambda index, steps: None,
+    on_rows: Callable[[int, dict[str, MethodRows]], None] = lambda index, rows: None,
+) -> None:
+    """The rows of replications first, …, first + tile_size − 1 of cells that see the same draws.
+
+    Args:
+      cells: alike in all but schedule, horizon and step size.
+      first: the first replication; a tile is always run at full width.
+      device: where to run.
+      on_call: hears that the cell of this index has made so many steps more.
+      on_rows: gets the rows of the cell of this index as soon as they are there.
+    """
+    key, size = jax.random.key(cells[0].seed), cells[0].tile_size
+    together = tasks(tuple(cells))
+    run_together(key, together, first, size, device, on_rows=on_rows, on_call=on_call)
 
 
 def check(study: Study) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 _SHOWN = 80  # characters of a refused value that a message repeats
+MOST_PARTS = 100_000  # of a list of problems, schedules, horizons, methods or levels
 _DEEPEST = 8  # nesting of lists in an argument; a covariance needs 2
 
 
@@ -24,7 +25,10 @@ def must(where: str, value: object, rule: str, hint: str = "") -> SpecError:
 
 def shown(value: object) -> str:
     """A value for a message, cut where it is long."""
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
+        text = f"({type(value).__name__} that is too large to show)"
     text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
     return repr(text) if isinstance(value, str) else text
 
@@ -61,9 +65,11 @@ def table(where: str, value: Any, what: str) -> dict[str, Any]:
 
 
 def sequence(where: str, value: Any, what: str) -> list[Any]:
-    """A list or tuple that is not empty."""
+    """A list or tuple that is neither empty nor absurdly long."""
     if not isinstance(value, (list, tuple)) or not value:
         raise must(where, value, f"be a list of at least one {what}")
+    if len(value) > MOST_PARTS:
+        raise must(where, value, f"have at most {MOST_PARTS} entries, not {len(value)}")
     return list(value)
 
 
@@ -78,9 +84,13 @@ def integer(where: str, value: Any, least: int, most: int) -> int:
 def number(where: str, value: Any) -> float:
     """A finite real number."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not math.isfinite(float(value)):
+    try:
+        found = float(value) if real else math.nan
+    except OverflowError:  # an integer beyond all floats
+        found = math.inf
+    if not math.isfinite(found):
         raise must(where, value, "be a finite number")
-    return float(value)
+    return found
 
 
 def level(where: str, value: Any) -> float:
@@ -94,7 +104,8 @@ def level(where: str, value: Any) -> float:
 
 def label(where: str, value: Any) -> str:
     """A name that fits in a table: printable, not blank, at most 60 characters."""
-    if not isinstance(value, str) or not re.fullmatch(r"\S(?:[^\x00-\x1f\x7f]{0,58}\S)?", value):
+    fits = isinstance(value, str) and re.fullmatch(r"\S(?:.{0,58}\S)?", value)
+    if not fits or not value.isprintable():
         raise must(where, value, "be a name of 1 to 60 printable characters")
     return value
 

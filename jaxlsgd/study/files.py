@@ -7,7 +7,9 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,8 @@ def write_whole(path: Path, content: bytes) -> None:
     """Puts a file in place at once: temporary file, fsync, rename, fsync of the directory."""
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # never through a link that somebody put there
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -87,6 +90,23 @@ def cannot(verb: str, path: Path, error: OSError) -> StoreError:
     return StoreError(f"cannot {verb} {path}: {error.strerror or error}{hint}")
 
 
+def read_regular(path: Path, most: int) -> bytes:
+    """Up to `most` bytes of a regular file, and one more if it has more.
+
+    Anything else could keep a reader waiting for ever: a pipe, a terminal, a device.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return file.read(most + 1)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuses to write below a link, which may lead out of the directory."""
+    if path.is_symlink():
+        raise StoreError(f"{path} is a symbolic link; put a directory in its place, or remove it")
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes JSON with a checksum of its content inside."""
     sealed = {"sha256": digest_of(content), **content}
@@ -96,8 +116,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Reads what `write_json` wrote; refuses it if it was altered."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_JSON + 1)
+        raw = read_regular(path, MOST_JSON)
     except OSError as error:
         raise cannot("read", path, error) from error
     if len(raw) > MOST_JSON:
@@ -147,23 +166,49 @@ def _checksum(arrays: dict[str, np.ndarray]) -> bytes:
 
 def read_tile(path: Path, cell: Cell, first: int) -> dict[str, MethodRows]:
     """Reads a tile of a cell; raises `Damaged` unless it is exactly what was written."""
-    arrays = _load(path)
-    claimed = arrays.pop("sha256", None)
-    if claimed is None or claimed.tobytes() != _checksum(arrays):
-        raise Damaged(f"{path} is damaged: its checksum does not match")
+    most = _most_bytes(cell)
+    try:
+        content = read_regular(path, most)
+    except FileNotFoundError as error:
+        raise cannot("read", path, error) from error
+    except OSError as error:
+        raise Damaged(f"{path} is damaged: it cannot be read ({error.strerror})") from error
+    try:
+        if len(content) > most:
+            raise Damaged(f"it has more than {most} bytes, which no tile of this cell has")
+        return decode_tile(content, cell, first)
+    except Damaged as error:
+        raise Damaged(f"{path} is damaged: {error}") from error
+
+
+def _most_bytes(cell: Cell) -> int:
+    """More than any tile of a cell takes."""
+    coordinates, saves = cell.problem.dim, len(cell.save_at) + 1
+    for method in cell.methods:
+        coordinates = max(coordinates, len(dict(method.arguments).get("contrasts", ())))
+    row = coordinates * 8 * (2 + len(cell.levels)) + 1
+    return len(cell.methods) * saves * cell.tile_size * row + 1_000_000
+
+
+def decode_tile(content: bytes, cell: Cell, first: int) -> dict[str, MethodRows]:
+    """Rows from what `encode_tile` made; raises `Damaged` unless it is exactly that."""
+    arrays = _arrays(content, len(cell.methods))
+    claimed = arrays.pop("sha256")
+    if claimed.tobytes() != _checksum(arrays):
+        raise Damaged("its checksum does not match")
     if arrays.pop("header").tobytes() != _header(cell, first):
-        raise Damaged(f"{path} is damaged: it is a tile of another cell, range or format")
+        raise Damaged("it is a tile of another cell, range or format")
     rows = {}
     for i, method in enumerate(cell.methods):
-        parts: list[Any] = [arrays.get(f"{i}.{name}") for name in _ARRAYS]
+        parts: list[Any] = [arrays[f"{i}.{name}"] for name in _ARRAYS]
         if not _fits(parts, cell):
-            raise Damaged(f"{path} is damaged: its arrays do not have the shape of the cell")
+            raise Damaged("its arrays do not have the shape of the cell")
         rows[method.name] = MethodRows(*parts)
     return rows
 
 
 def _fits(parts: list[Any], cell: Cell) -> bool:
-    if any(part is None for part in parts) or parts[0].ndim != 3:
+    if parts[0].ndim != 3:
         return False
     saves, count, coordinates = parts[0].shape
     half = (saves, len(cell.levels), count, coordinates)
@@ -173,23 +218,31 @@ def _fits(parts: list[Any], cell: Cell) -> bool:
     return count == cell.tile_size and found == (shapes, kinds)
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
+def _arrays(content: bytes, methods: int) -> dict[str, np.ndarray]:
+    """The arrays of a tile, none larger than the bytes that it was read from."""
+    names = ["header", *(f"{i}.{name}" for i in range(methods) for name in _ARRAYS), "sha256"]
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
-        # Stored members cannot unpack to more than the file itself holds.
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise Damaged(f"{path} is damaged: it is compressed, which no tile is")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise cannot("read", path, error) from error
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        zipfile.BadZipFile,
-        NotImplementedError,
-    ) as error:
-        raise Damaged(f"{path} is damaged: it is cut short or altered ({error})") from error
+            if [member.filename for member in members] != [f"{name}.npy" for name in names]:
+                raise Damaged("it does not hold the arrays of a tile of this cell")
+            # Stored members that do not overlap cannot unpack to more than the file itself.
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise Damaged("it is compressed, which no tile is")
+            if sum(member.file_size for member in members) > len(content):
+                raise Damaged("its parts are larger than the whole")
+            return {name: _array(archive.read(f"{name}.npy")) for name in names}
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise Damaged(f"it is cut short or altered ({error})") from error
+
+
+def _array(raw: bytes) -> np.ndarray:
+    """One array of plain numbers; unlike `numpy.load`, nothing is made room for on its say-so."""
+    file = io.BytesIO(raw)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("an array in another format")
+    shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+    data = memoryview(raw)[file.tell() :]
+    if by_column or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
+        raise ValueError("an array that is not what it says")
+    return np.frombuffer(data, dtype).reshape(shape)

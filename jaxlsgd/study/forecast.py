@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxlsgd.blocks import AHEAD_BYTES, BLOCK_STEPS, SLOTS
+from jaxlsgd.blocks import BLOCK_STEPS, SLOTS
 from jaxlsgd.schedules import Plan
-from jaxlsgd.study.grid import Cell
-from jaxlsgd.study.runner import program_kind
+from jaxlsgd.study import costs
+from jaxlsgd.study.jobs import Job, Tile, grouped
 from jaxlsgd.study.spec import Study
 
 RATE = 60e6  # client-steps a second a core, small problems, one recent x86 core
@@ -22,7 +22,7 @@ class Forecast(NamedTuple):
     cells: int
     tiles: int
     programs: int  # compiled block programs
-    tile_bytes: int  # of the largest tile
+    job_bytes: int  # of the largest job: tiles that share their draws
     work: float  # client-steps of all tiles, at full width
     idle_share: float  # of the work beyond the replications asked for
 
@@ -36,9 +36,10 @@ def forecast(study: Study) -> Forecast:
     tiles, work, programs = study.tiles_per_cell, 0.0, set()
     for cell in study.cells:
         plan = cell.plan()
-        work += tiles * study.tile_size * (plan.num_steps + 1) * cell.problem.num_clients
-        programs |= {(program_kind(cell), room) for room in _rooms(plan)}
-    largest = max(tile_bytes(cell) for cell in study.cells)
+        work += tiles * costs.work(cell)
+        programs |= {(costs.program_kind(cell), room) for room in _rooms(plan)}
+    jobs = grouped((Tile(cell, 0) for cell in study.cells), workers=1)
+    largest = max(job_bytes(job) for job in jobs)
     idle = 1 - study.replications / (tiles * study.tile_size)
     return Forecast(len(study.cells), tiles * len(study.cells), len(programs), largest, work, idle)
 
@@ -50,18 +51,9 @@ def _rooms(plan: Plan) -> set[int]:
     return set(rooms[np.searchsorted(rooms, np.minimum(ends, BLOCK_STEPS))].tolist())
 
 
-def tile_bytes(cell: Cell) -> int:
-    """Memory of one tile on its device: draws, the clients, and the statistics."""
-    problem, item = cell.problem, 8 if cell.dtype == "float64" else 4
-    d, K = problem.dim, problem.num_clients
-    step = K * (d + 1) * 4  # the draws of a step, float32 in both precisions
-    # Those of two steps: as they are used, made and handed on. Those of a block, where they are few.
-    draws = 6 * step + (BLOCK_STEPS * step if BLOCK_STEPS * step <= AHEAD_BYTES else 0)
-    clients = 2 * K * d * item  # parameters and gradients
-    kinds = {method.kind for method in cell.methods}
-    matrices = 3 * ("plug_in" in kinds) + ("random_scaling" in kinds)
-    statistics = 2 * (matrices * d * d + 8 * d) * item  # old and new; plug-in: G, S, Hessian
-    return (draws + clients + statistics) * cell.tile_size
+def job_bytes(job: Job) -> int:
+    """Memory of a job on its device: draws, and each tile's clients and statistics."""
+    return costs.draw_bytes(job[0].cell) + sum(costs.state_bytes(tile.cell) for tile in job)
 
 
 def standard_error(level: float, replications: int) -> float:
@@ -85,8 +77,8 @@ def measure_rate(study: Study) -> float:
     cell = study.cells[0]
     steps = min(cell.plan().num_steps, 2_000)
     brief = dataclasses.replace(cell, extent=Extent("num_steps", steps), save_at=())
-    build.compute(brief, 0)
+    build.compute_job([brief], 0)
     began = time.perf_counter()
-    build.compute(brief, 0)
+    build.compute_job([brief], 0)
     work = (steps + 1) * cell.problem.num_clients * cell.tile_size
     return work / (time.perf_counter() - began)

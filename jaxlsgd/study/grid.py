@@ -15,7 +15,15 @@ from jaxlsgd import schedules
 from jaxlsgd.schedules import Plan, Schedule
 from jaxlsgd.study import checks
 from jaxlsgd.study.checks import SpecError, must
-from jaxlsgd.study.parts import MOST_STEPS, Extent, MethodSpec, ProblemSpec, names, plain_schedule
+from jaxlsgd.study.parts import (
+    MOST_STEPS,
+    Extent,
+    MethodSpec,
+    ProblemSpec,
+    names,
+    plain_schedule,
+    read_schedule,
+)
 
 if TYPE_CHECKING:
     from jaxlsgd.study.spec import Study
@@ -63,6 +71,18 @@ class Cell:
             "dtype": self.dtype,
             "tile_size": self.tile_size,
         }
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Cell:
+        """The cell that `plain` describes."""
+        return cls(
+            ProblemSpec.of(plain["problem"], "problem"),
+            read_schedule(plain["schedule"], "schedule"),
+            Extent.of(plain["horizon"], "horizon"),
+            tuple(MethodSpec.of(method, "methods") for method in plain["methods"]),
+            *(tuple(plain["levels"]), tuple(plain["save_at"])),
+            *(plain["seed"], plain["dtype"], plain["tile_size"]),
+        )
 
     @functools.cached_property
     def digest(self) -> str:

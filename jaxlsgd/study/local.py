@@ -1,80 +1,35 @@
-"""Tiles on the devices of this process: one thread a device, results handed to the one writer."""
+"""Jobs on the devices of this process: one thread a device, results handed to the one writer."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxlsgd.rows import MethodRows
-from jaxlsgd.study.grid import Cell
+from jaxlsgd.study.jobs import Finished, Job, Tile
+from jaxlsgd.study.stop import Dropped, Stop
 
 _TICK = 0.2  # seconds between looks at the clock while nothing is finished
 
-
-class Tile(NamedTuple):
-    """A fixed range of replications of one cell: the unit of work, of commits and of resuming."""
-
-    cell: Cell
-    first: int
+OnTile = Callable[[Tile, dict[str, MethodRows]], None]
+Compute = Callable[[Job, Any, OnTile], None]
 
 
-class Finished(NamedTuple):
-    """A tile's rows, or why there are none."""
-
-    tile: Tile
-    rows: dict[str, MethodRows] | None
-    error: Exception | None
-
-
-Compute = Callable[[Tile, Any], dict[str, MethodRows]]
-
-
-class Stop:
-    """Asks a run to end: once to finish the tiles in flight, twice to drop them.
-
-    An instance is a signal handler: `signal.signal(signal.SIGTERM, stop)`.
-
-    Args:
-      max_time: seconds after which it asks by itself, once.
-    """
-
-    def __init__(self, max_time: float | None = None) -> None:
-        self._requests = 0
-        self._deadline = None if max_time is None else time.monotonic() + max_time
-
-    def __call__(self, *signal_arguments: Any) -> None:
-        self._requests += 1
-
-    @property
-    def draining(self) -> bool:
-        """Whether no further tile is to begin."""
-        late = self._deadline is not None and time.monotonic() >= self._deadline
-        return late or self._requests > 0
-
-    @property
-    def dropping(self) -> bool:
-        """Whether the tiles in flight are to be left unfinished."""
-        return self._requests > 1
-
-
-class Dropped(Exception):
-    """Raised inside a tile that is left unfinished."""
-
-
-def run_tiles(
-    tiles: Iterable[Tile], compute: Compute, devices: Sequence[Any], stop: Stop
+def run_jobs(
+    jobs: Iterable[Job], compute: Compute, devices: Sequence[Any], stop: Stop
 ) -> Generator[Finished | None, None, None]:
     """Yields tiles as they finish, and None now and then while none does.
 
-    A tile is taken only when a device is free, so that `stop` (or an error that the caller learns
-    of) keeps all later ones from beginning. When the caller leaves early, tiles in flight drop.
+    A job is taken only when a device is free, so that `stop` (or an error that the caller learns
+    of) keeps all later ones from beginning. When the caller leaves early, jobs in flight drop.
     """
-    feed = _Feed(tiles, stop)
-    finished: queue.Queue[Finished | None] = queue.Queue()
-    work = [_worker(feed, compute, device, finished) for device in devices]
+    feed = _Feed(jobs, stop)
+    # Bounded, so that devices wait for a slow disk and little is lost when the process is killed.
+    finished: queue.Queue[Finished | None] = queue.Queue(len(devices))
+    work = [_worker(feed, compute, device, finished, stop) for device in devices]
     try:
         busy = len(work)
         while busy:
@@ -92,35 +47,56 @@ def run_tiles(
         stop()
         raise
     finally:
-        for thread in work:
-            thread.join()
+        while any(thread.is_alive() for thread in work):
+            with contextlib.suppress(queue.Empty):
+                finished.get(timeout=_TICK / 10)
 
 
 class _Feed:
-    """Hands tiles to threads, one at a time."""
+    """Hands jobs to threads, one at a time."""
 
-    def __init__(self, tiles: Iterable[Tile], stop: Stop) -> None:
-        self._tiles, self._stop, self._lock = iter(tiles), stop, threading.Lock()
+    def __init__(self, jobs: Iterable[Job], stop: Stop) -> None:
+        self._jobs, self._stop, self._lock = iter(jobs), stop, threading.Lock()
 
-    def __iter__(self) -> Iterator[Tile]:
+    def __iter__(self) -> Iterator[Job]:
         while not self._stop.draining:
             with self._lock:
-                tile = next(self._tiles, None)
-            if tile is None:
+                job = next(self._jobs, None)
+            if job is None:
                 return
-            yield tile
+            yield job
 
 
 def _worker(
-    feed: _Feed, compute: Compute, device: Any, finished: queue.Queue[Finished | None]
+    feed: _Feed,
+    compute: Compute,
+    device: Any,
+    finished: queue.Queue[Finished | None],
+    stop: Stop,
 ) -> threading.Thread:
+    def attempt(job: Job) -> list[Job]:
+        """Runs a job; returns what is to be tried again, tile by tile."""
+        left = dict.fromkeys(job)
+
+        def on_tile(tile: Tile, rows: dict[str, MethodRows]) -> None:
+            del left[tile]
+            finished.put(Finished(tile, rows, None))
+
+        try:
+            compute(job, device, on_tile)
+        except Exception as error:  # told by the caller, tile by tile
+            if len(job) > 1 and not stop.draining:
+                return [(tile,) for tile in left]
+            cause = error if len(job) == 1 else Dropped()
+            for tile in left:
+                finished.put(Finished(tile, None, cause))
+        return []
+
     def work() -> None:
         try:
-            for tile in feed:
-                try:
-                    finished.put(Finished(tile, compute(tile, device), None))
-                except Exception as error:  # told by the caller, tile by tile
-                    finished.put(Finished(tile, None, error))
+            for job in feed:
+                for tile in attempt(job):
+                    attempt(tile)
         finally:
             finished.put(None)
 

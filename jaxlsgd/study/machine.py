@@ -73,7 +73,7 @@ def describe(device: Any) -> dict[str, Any]:
     import numpy
 
     return {
-        "jaxlsgd": _version(),
+        "jaxlsgd": version(),
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
         "numpy": numpy.__version__,
@@ -85,7 +85,18 @@ def describe(device: Any) -> dict[str, Any]:
     }
 
 
-def _version() -> str:
+def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """In what two descriptions differ that may move a digit, in words; '' if in nothing."""
+    keys = [key for key in dict.fromkeys([*ours, *theirs]) if key != "python"]
+    return ", ".join(
+        f"{key} {theirs.get(key)!r} is not {ours.get(key)!r}"
+        for key in keys
+        if theirs.get(key) != ours.get(key)
+    )
+
+
+def version() -> str:
+    """The installed version of this package."""
     try:
         return importlib.metadata.version("jaxlsgd")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Runs what is missing of a study: tiles to devices, finished tiles to the one writer."""
+"""Runs what is missing of a study: jobs to devices, finished tiles to the one writer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from jaxlsgd.rows import MethodRows
+from jaxlsgd.study import costs, local
 from jaxlsgd.study.grid import Cell
-from jaxlsgd.study.local import Dropped, Finished, Stop, Tile, run_tiles
+from jaxlsgd.study.jobs import Finished, Job, Tile, grouped
 from jaxlsgd.study.progress import Silent, Totals
 from jaxlsgd.study.spec import Study
+from jaxlsgd.study.stop import Dropped, Stop
 from jaxlsgd.study.writer import Writer
 
 DONE, FAILED, PARTIAL = 0, 1, 3
@@ -40,6 +42,7 @@ def run(
     directory: str | os.PathLike[str],
     *,
     devices: Sequence[Any] | None = None,
+    client: Any = None,
     max_time: float | None = None,
     progress: Silent | None = None,
     stop: Stop | None = None,
@@ -54,6 +57,7 @@ def run(
       study: what to run. More replications than before extend what is there.
       directory: made if need be; refused if it holds another study.
       devices: JAX devices, all of the default backend's if None.
+      client: a `dask.distributed.Client`, whose workers then run the tiles in place of devices here.
       max_time: seconds after which no further tile begins.
       progress: told how it goes; nothing but warnings if None.
       stop: lets another thread or a signal end the run.
@@ -65,37 +69,63 @@ def run(
     Example::
 
         outcome = run(Study.from_toml("study.toml"), "results", max_time=3600)
+        outcome = run(study, "results", client=dask.distributed.Client("tcp://scheduler:8786"))
     """
-    import jax
-
-    from jaxlsgd.study import build, machine
+    from jaxlsgd.study import build
 
     began = time.monotonic()
     build.check(study)
-    chosen = list(devices or jax.local_devices())
     stop, progress = stop or Stop(max_time), progress or Silent()
-    with Writer(directory, study, machine.describe(chosen[0]), fresh=fresh) as writer:
-        todo = in_order(Tile(*tile) for tile in writer.missing())
-        run = _Run(writer, todo, stop, progress)
+    place = _here(devices) if client is None else _there(client, stop, progress)
+    if place is None:
+        return Outcome(0, len(study.cells) * study.tiles_per_cell, {}, time.monotonic() - began)
+    with Writer(directory, study, place.environment, fresh=fresh) as writer:
+        todo = [Tile(*tile) for tile in writer.missing()]
         for warning in writer.warnings:
             progress.say(warning)
-        run.all(chosen)
+        run = _Run(writer, todo, stop, progress)
+        run.all(place.stream(run, grouped(todo, place.size)))
     return Outcome(run.count, len(todo) - run.count, run.errors, time.monotonic() - began)
 
 
-def in_order(tiles: Iterable[Tile]) -> list[Tile]:
-    """Tiles in the order of the study, but those that share programs behind one another."""
-    kinds: dict[Any, list[Tile]] = {}
-    for tile in tiles:
-        kinds.setdefault(program_kind(tile.cell), []).append(tile)
-    return [tile for group in kinds.values() for tile in group]
+Stream = Generator[Finished | None, None, None]
 
 
-def program_kind(cell: Cell) -> tuple[Any, ...]:
-    """What decides the compiled programs of a cell: not its schedule, horizon or step size."""
-    problem = cell.problem
-    kind = problem.kind.removeprefix("paper-"), "covariance" in dict(problem.arguments)
-    return (*kind, problem.dim, problem.num_clients, cell.methods, cell.dtype, cell.tile_size)
+class _Place(NamedTuple):
+    """Where jobs run."""
+
+    environment: dict[str, Any]  # what may move digits there
+    size: int  # jobs at once
+    stream: Callable[[_Run, list[Job]], Stream]
+
+
+def _here(devices: Sequence[Any] | None) -> _Place:
+    import jax
+
+    from jaxlsgd.study import machine
+
+    chosen = list(devices or jax.local_devices())
+
+    def stream(run: _Run, jobs: list[Job]) -> Stream:
+        return local.run_jobs(run.wanted(jobs), run.compute, chosen, run.stop)
+
+    return _Place(machine.describe(chosen[0]), len(chosen), stream)
+
+
+def _there(client: Any, stop: Stop, progress: Silent) -> _Place | None:
+    """The workers of a cluster; None if the run is asked to end before there are any."""
+    from jaxlsgd.study import cluster
+
+    expected = cluster.environment(client, stop, progress.say)
+    if expected is None:
+        return None
+
+    def stream(run: _Run, jobs: list[Job]) -> Stream:
+        run.whole_tiles = True
+        return cluster.run_jobs(run.wanted(jobs), client, expected, run.stop, progress.say)
+
+    recorded = {key: value for key, value in expected.items() if key != "code"}
+    return _Place(recorded, max(1, cluster.threads(client)), stream)
 
 
 class _Run:
@@ -105,18 +135,19 @@ class _Run:
         self.writer, self.stop, self.progress = writer, stop, progress
         self.todo = todo
         self.count = 0
+        self.whole_tiles = False  # whether work is heard of only when a tile is finished
         self.errors: dict[str, str] = {}
+        self._described: set[str] = set()
         self._left = {cell.id: 0 for cell in writer.study.cells}
         for tile in todo:
             self._left[tile.cell.id] += 1
 
-    def all(self, devices: Sequence[Any]) -> None:
-        """Runs all tiles and commits each as it finishes."""
+    def all(self, stream: Stream) -> None:
+        """Commits every tile as it finishes."""
         self.progress.start(self._totals())
         told = False
         try:
-            stream = run_tiles(self._wanted(), self._compute, devices, self.stop)
-            # Closed at once when a commit fails, so that tiles in flight drop before the lock goes.
+            # Closed at once when a commit fails, so that jobs in flight drop before the lock goes.
             with contextlib.closing(stream):
                 for finished in stream:
                     self.progress.tick()
@@ -128,23 +159,30 @@ class _Run:
         finally:
             self.progress.close()
 
-    def _wanted(self) -> Iterator[Tile]:
-        """The tiles to do, without those of a cell that has failed meanwhile."""
-        return (tile for tile in self.todo if tile.cell.id not in self.errors)
+    def wanted(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The jobs to do, without the tiles of a cell that has failed meanwhile."""
+        for job in jobs:
+            if left := tuple(tile for tile in job if tile.cell.id not in self.errors):
+                yield left
 
-    def _compute(self, tile: Tile, device: Any) -> dict[str, MethodRows]:
+    def compute(self, job: Job, device: Any, on_tile: local.OnTile) -> None:
+        """Runs a job on a device of this process."""
         from jaxlsgd.study import build
 
-        steps = build.task(tile.cell).plan.num_steps + 1
-        clients = tile.cell.problem.num_clients
-
-        def on_call(done: int) -> None:
+        def on_call(index: int, steps: int) -> None:
             if self.stop.dropping:
                 raise Dropped
-            replications = tile.cell.tile_size
-            self.progress.advance(replications * done / steps, replications * done * clients)
+            self._advance(job[index].cell, steps)
 
-        return build.compute(tile.cell, tile.first, device, on_call)
+        def on_rows(index: int, rows: dict[str, MethodRows]) -> None:
+            on_tile(job[index], rows)
+
+        cells = [tile.cell for tile in job]
+        build.compute_job(cells, job[0].first, device, on_call, on_rows)
+
+    def _advance(self, cell: Cell, steps: int) -> None:
+        done = cell.tile_size * steps
+        self.progress.advance(done / costs.steps(cell), done * cell.problem.num_clients)
 
     def _take(self, finished: Finished) -> None:
         from jaxlsgd.study import build
@@ -158,8 +196,12 @@ class _Run:
                 brief = self.errors[cell.id].partition("\n")[0][:300]
                 self.progress.say(f"cell {cell.id} failed and is left out: {brief}")
             return
-        self.writer.describe(cell, build.about(cell))
+        if cell.id not in self._described:
+            self._described.add(cell.id)
+            self.writer.describe(cell, build.about(cell))
         self.writer.commit(cell, finished.tile.first, finished.rows)
+        if self.whole_tiles:
+            self._advance(cell, costs.steps(cell))
         self.count += 1
         self._left[cell.id] -= 1
         if not self._left[cell.id]:
@@ -167,9 +209,6 @@ class _Run:
 
     def _totals(self) -> Totals:
         study = self.writer.study
-        lengths = {tile.cell: 0 for tile in self.todo}
-        for cell in lengths:
-            lengths[cell] = (cell.plan().num_steps + 1) * cell.problem.num_clients
-        work = sum(lengths[tile.cell] * study.tile_size for tile in self.todo)
+        work = sum(costs.work(tile.cell) for tile in self.todo)
         done = sum(not left for left in self._left.values())
         return Totals(len(study.cells), done, len(self.todo) * study.tile_size, work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "float64")
 MOST_CELLS = 100_000
 MOST_REPLICATIONS = 10**8
+MOST_LEVELS = 1_000
 MOST_BYTES = 1_000_000  # of a study file
+MOST_RULES = 20_000_000  # rules of `exclude` times what each is held against
+MOST_DOTS = 200  # of a key: the time that TOML takes grows with their square
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +99,8 @@ class Study:
         for key in ("problems", "schedules", "methods"):
             checks.distinct(key, names(getattr(self, key)))
         checks.distinct("levels", self.levels)
+        if len(self.levels) > MOST_LEVELS:
+            raise must("levels", self.levels, f"be at most {MOST_LEVELS}")
         put("replications", _count("replications", self.replications, MOST_REPLICATIONS))
         put("seed", checks.integer("seed", self.seed, 0, 2**32 - 1))
         put("tile_size", _count("tile_size", self.tile_size, 65_536))
@@ -112,6 +118,7 @@ class Study:
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Study:
         """A study from the contents of a study file."""
+        table = checks.table("study", table, "a table of problems, schedules, methods and more")
         known = [field.name for field in dataclasses.fields(cls)] + ["warmup"]
         checks.known_keys("", table, known)
         for key in ("problems", "schedules", "methods"):
@@ -133,6 +140,8 @@ class Study:
         most = len(self.problems) * len(self.schedules) * max(1, len(self.horizons))
         if most + len(self.extra) > MOST_CELLS:
             raise SpecError(f"the grid has {most + len(self.extra)} cells, at most {MOST_CELLS}")
+        if most * len(self.methods) * len(self.exclude) > MOST_RULES:
+            raise must("exclude", len(self.exclude), "be few rules for so large a grid")
         cells = tuple(expand(self))
         if not cells:
             cause = "every cell is excluded" if self.cross else "cross is false and extra is empty"
@@ -171,7 +180,13 @@ class Study:
         return digest_of(plain)
 
     def run(self, directory: str | os.PathLike[str], **options: Any) -> Outcome:
-        """Runs what is missing of the study in a directory; see `runner.run`."""
+        """Runs what is missing of the study in a directory; see `runner.run` for the options.
+
+        Example::
+
+            study.run("results", max_time=3600)
+            study.run("results", client=dask.distributed.Client("tcp://scheduler:8786"))
+        """
         from jaxlsgd.study import runner
 
         return runner.run(self, directory, **options)
@@ -210,8 +225,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
     if len(content) > MOST_BYTES:
         raise SpecError(f"is larger than {MOST_BYTES} bytes, which no study file needs to be")
     try:
-        return tomllib.loads(content.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        text = content.decode("utf-8")
+        if any(part.count(".") > MOST_DOTS for part in re.split(r"[=,\n{}\[\]]", text)):
+            raise SpecError(f"has a key or a line with more than {MOST_DOTS} dots")
+        return tomllib.loads(text)
+    except SpecError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"is not valid TOML: {error}") from error
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import itertools
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +88,10 @@ class Results:
         keep = min(self.study.replications, len(firsts) * self.study.tile_size)
         names = [method.name for method in self.cell(cell_id).methods]
         rows = {name: MethodRows.joined([part[name] for part in parts], keep) for name in names}
+        for name, found in rows.items():
+            if found.estimate.shape[::2] != (len(about.save_at), len(about.coordinates[name])):
+                folder = self.folder(cell_id)
+                raise Damaged(f"{folder} is damaged: its tiles do not fit its cell.json")
         return dataclasses.replace(about, methods=rows)
 
     def read_all(self) -> list[CellRows]:
@@ -110,7 +116,7 @@ class Results:
         """How much of each cell there is, by the names of the files alone."""
         counts = {}
         for cell in self.cells():
-            tiles = sum(self.tile_path(cell, first).is_file() for first in self.firsts())
+            tiles = len(self._listed(cell))
             rows = len(self._present(cell)) * self.study.tile_size
             wanted = self.study.replications
             counts[cell] = Count(min(rows, wanted), wanted, tiles, len(self.firsts()))
@@ -119,12 +125,17 @@ class Results:
     def running(self) -> bool:
         """Whether a writer holds the lock at this moment."""
         try:
-            with (self.directory / "lock").open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            handle = os.open(self.directory / "lock", os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except OSError:
             pass
+        finally:
+            os.close(handle)
         return False
 
     def folder(self, cell_id: str) -> Path:
@@ -133,30 +144,39 @@ class Results:
 
     def _present(self, cell_id: str) -> list[int]:
         """The tiles before the first gap."""
-        found = []
-        for first in self.firsts():
-            if not self.tile_path(cell_id, first).is_file():
-                break
-            found.append(first)
-        return found
+        listed = self._listed(cell_id)
+        return list(itertools.takewhile(listed.__contains__, self.firsts()))
+
+    def _listed(self, cell_id: str) -> set[int]:
+        """All tiles of a cell, by one look at its directory: a study may ask for 10⁸."""
+        try:
+            with os.scandir(self.folder(cell_id)) as entries:
+                names = [re.fullmatch(r"tile-(\d{9})\.npz", e.name) for e in entries if e.is_file()]
+        except OSError:
+            return set()
+        firsts = self.firsts()
+        return {first for name in names if name and (first := int(name[1])) in firsts}
 
     def about(self, cell_id: str) -> CellRows:
         """A cell's plan, coordinates and truth, without rows."""
         path = self.folder(cell_id) / "cell.json"
+        cell = self.cell(cell_id)
         try:
             content = files.read_json(path)
-            if content["digest"] != self.cell(cell_id).digest:
+            if content.get("digest") != cell.digest:
                 raise Damaged(f"{path} is damaged: it describes another cell")
+            return _from_json(content.get("rows"), cell)
+        except _Unfit as error:
+            raise Damaged(f"{path} is damaged: {error}; run the study again") from error
         except Damaged as error:
             raise Damaged(f"{error}; run the study again to write it anew") from error
-        return _from_json(content["rows"])
 
 
 def study_of(manifest: dict[str, Any], path: Path) -> Study:
     """The study in a manifest."""
     try:
         return Study.from_dict(manifest["study"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Damaged(f"{path} is damaged: it holds no study ({error})") from error
 
 
@@ -168,8 +188,53 @@ def about_to_json(about: CellRows) -> dict[str, Any]:
     return content | {"truth": truth}
 
 
-def _from_json(content: dict[str, Any]) -> CellRows:
-    truth = {name: None if x is None else np.array(x) for name, x in content["truth"].items()}
+class _Unfit(Exception):
+    """Content that does not describe its cell."""
+
+
+def _from_json(content: Any, cell: Cell) -> CellRows:
+    """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
+    names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
+    if not isinstance(content, dict) or set(content) != set(names):
+        raise _Unfit("it has other fields than a cell")
+    methods = [method.name for method in cell.methods]
+    problem, schedule, _ = cell.coordinates
+    fixed = {"problem": problem, "schedule": schedule, "levels": list(cell.levels)}
+    if any(content[key] != value for key, value in fixed.items()):
+        raise _Unfit("its names or levels are not those of the cell")
+    lengths = [content["num_steps"], content["num_rounds"]]
+    saves, steps = content["save_at"], content["steps_at"]
+    if not _whole(lengths) or not _whole(saves) or not _whole(steps) or len(saves) != len(steps):
+        raise _Unfit("its rounds and steps are not whole numbers")
+    labels, truth = content["coordinates"], content["truth"]
+    if not (isinstance(labels, dict) and list(labels) == methods and _all_labels(labels)):
+        raise _Unfit("its coordinates are not names, method by method")
+    if not (isinstance(truth, dict) and list(truth) == methods):
+        raise _Unfit("its truth is not given method by method")
+    known = {name: _truth(truth[name], len(labels[name])) for name in methods}
     lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels")}
-    named = {name: tuple(x) for name, x in content["coordinates"].items()}
-    return CellRows(**{**content, **lists, "coordinates": named, "truth": truth, "methods": {}})
+    named = {name: tuple(x) for name, x in labels.items()}
+    return CellRows(**{**content, **lists, "coordinates": named, "truth": known, "methods": {}})
+
+
+def _whole(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(x) is int for x in values)
+
+
+def _all_labels(labels: dict[str, Any]) -> bool:
+    return all(
+        isinstance(x, list)
+        and x
+        and all(isinstance(name, str) and name.isprintable() for name in x)
+        for x in labels.values()
+    )
+
+
+def _truth(values: Any, count: int) -> np.ndarray | None:
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(type(x) in (int, float) for x in values):
+        raise _Unfit("its truth is not a list of numbers")
+    if len(values) != count:
+        raise _Unfit("its truth has another length than its coordinates")
+    return np.array(values, np.float64)

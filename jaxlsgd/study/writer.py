@@ -71,15 +71,14 @@ class Writer:
     def missing(self) -> Iterator[tuple[Cell, int]]:
         """The tiles to compute; damaged ones are set aside on the way, with a warning."""
         for cell in self.study.cells:
-            folder = self.directory / "cells" / cell.id
-            files.remove_unfinished(folder)
+            files.remove_unfinished(self._folder(cell))
             for first in self.results.firsts():
                 if not self._intact(cell, first):
                     yield cell, first
 
     def describe(self, cell: Cell, about: CellRows) -> None:
         """Writes what readers need besides the rows, unless it is there."""
-        folder = self.directory / "cells" / cell.id
+        folder = self._folder(cell)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             files.sync_directory(folder.parent)
@@ -96,6 +95,13 @@ class Writer:
         """Puts one finished tile in place; a tile is there whole or not at all."""
         path = self.results.tile_path(cell.id, first)
         files.write_whole(path, files.encode_tile(cell, first, rows))
+
+    def _folder(self, cell: Cell) -> Path:
+        """The directory of a cell, which is truly within ours."""
+        folder = self.directory / "cells" / cell.id
+        files.refuse_link(folder.parent)
+        files.refuse_link(folder)
+        return folder
 
     def _intact(self, cell: Cell, first: int) -> bool:
         path = self.results.tile_path(cell.id, first)
@@ -124,7 +130,7 @@ class Writer:
         old = study_of(manifest, path)
         if old.digest != study.digest:
             raise StoreError(_changed(self.directory, old, study))
-        environments = list(manifest["environments"])
+        environments = _environments(manifest, path)
         if environment not in environments:
             changed = "; ".join(differences(environments[-1], environment))
             self.warnings.append(
@@ -137,9 +143,16 @@ class Writer:
             )
             self.warnings.append(kept)
             study = dataclasses.replace(study, replications=old.replications)
-        content = _manifest(study, environments, manifest["created"])
+        content = _manifest(study, environments, str(manifest.get("created", "")))
         if content != manifest:
             files.write_json(path, content)
+
+
+def _environments(manifest: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    found = manifest.get("environments")
+    if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
+        raise Damaged(f"{path} is damaged: it does not say what made the rows")
+    return list(found)
 
 
 def _manifest(study: Study, environments: list[dict[str, Any]], created: str) -> dict[str, Any]:
@@ -195,8 +208,11 @@ def _check_place(directory: Path, fresh: bool) -> None:
 def _lock(directory: Path) -> Any:
     """Takes the writer's lock, which ends with the process whatever happens to it."""
     path = directory / "lock"
+    files.refuse_link(path)
     try:
-        file = path.open("a+")
+        # A link put there meanwhile is refused too: the file is emptied below.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = open(os.open(path, flags, 0o666), "a+")  # noqa: SIM115
     except OSError as error:
         raise files.cannot("write", path, error) from error
     deadline = time.monotonic() + _LOCK_SECONDS

@@ -1,0 +1,189 @@
+"""Faults, for real: processes that are killed, disks that fill up, clocks that jump."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cluster_helpers import cli, ended, limited, script, wait_until
+from study_helpers import CACHE, ROOT, TOML, call, environment, small, tiles
+from test_store import ENVIRONMENT, fill
+
+from jaxlsgd.study import Results
+from jaxlsgd.study.writer import Writer
+
+MANY = TOML.replace("replications = 80", "replications = 480")
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory) -> dict[str, bytes]:
+    """The tiles of a run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("quiet")
+    (folder / "study.toml").write_text(MANY)
+    code, _, err = call("run", folder / "study.toml", "--out", folder / "out", "--quiet")
+    assert (code, err) == (0, "")
+    return tiles(folder / "out")
+
+
+@pytest.fixture
+def study(tmp_path) -> Path:
+    path = tmp_path / "study.toml"
+    path.write_text(MANY)
+    return path
+
+
+# Kills itself at a chosen call of a function of `os`, while it writes tiles that cost nothing.
+SUICIDE = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[4])
+from pathlib import Path
+from study_helpers import small
+from test_store import fill
+name, left = sys.argv[2], int(sys.argv[3])
+honest = getattr(os, name)
+
+def last(*arguments):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return honest(*arguments)
+
+setattr(os, name, last)
+fill(Path(sys.argv[1]), small())
+"""
+
+
+@pytest.mark.parametrize("call_of", ["replace", "fsync"])
+@pytest.mark.parametrize("number", [1, 2, 3, 6, 11])
+def test_writer_killed_at_any_step_of_a_commit(tmp_path, call_of, number) -> None:
+    out = tmp_path / "out"
+    code, _, err = ended(script(SUICIDE, out, call_of, number, ROOT / "tests"))
+    assert code in (-9, 137), err
+    fill(tmp_path / "whole", small())
+    whole = tiles(tmp_path / "whole")
+    before = tiles(out)
+    assert before.items() <= whole.items()
+    if (out / "manifest.json").exists():
+        assert Results(out).manifest["digest"] == small().digest
+    fill(out, small())
+    assert tiles(out) == whole
+    assert not [name for name in os.listdir(out) if name.startswith(".")]
+    assert not list(out.glob("cells/*/.*"))
+
+
+def in_own_mounts(text: str) -> subprocess.Popen[str]:
+    """A shell that may mount, seen by nobody else; the test is skipped where that is not allowed."""
+    unshare = shutil.which("unshare")
+    if (
+        not unshare
+        or subprocess.run(
+            [unshare, "-rm", "mount", "-t", "tmpfs", "none", "/mnt"],
+            capture_output=True,
+            check=False,
+        ).returncode
+    ):
+        pytest.skip("no mounts of our own here")
+    caches = {"PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jaxlsgd")}
+    return limited([unshare, "-rm", "bash", "-c", text], env=environment() | caches)
+
+
+def shell_run(study: Path, out: Path) -> str:
+    return shlex.join([sys.executable, "-m", "jaxlsgd.cli", "run", str(study), "--out", str(out)])
+
+
+def test_disk_that_fills_up_and_is_given_room(tmp_path, study, quiet) -> None:
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    out.mkdir()
+    run = f"{shell_run(study, out / 'study')} --quiet"
+    code, text, err = ended(
+        in_own_mounts(
+            f"mount -t tmpfs -o size=400k none {out} && {run}; echo code $?\n"
+            f"cp -r {out}/study {kept}; mount -o remount,size=100m {out}\n"
+            f"{run}; echo code $?; cp -r {out}/study/. {kept}2"
+        )
+    )
+    assert code == 0, err
+    assert [line for line in text.split("\n") if line.startswith("code")] == ["code 1", "code 0"]
+    last = err.strip().split("\n")[-1]
+    assert last.startswith("jaxlsgd: error: cannot write")
+    assert "No space left on device; free some space and run the same command again" in last
+    assert 0 < len(tiles(kept)) < len(quiet)
+    assert tiles(kept).items() < quiet.items()
+    assert not list(kept.glob("cells/*/.*"))
+    assert tiles(tmp_path / "kept2") == quiet
+
+
+def test_directory_that_turns_read_only_under_a_run(tmp_path, study, quiet) -> None:
+    out, cells = tmp_path / "out", tmp_path / "out" / "cells"
+    code, text, err = ended(
+        in_own_mounts(
+            f"{shell_run(study, out)} --quiet & run=$!\n"
+            f"until ls {cells}/*/tile-* >/dev/null 2>&1; do sleep 0.01; done\n"
+            f"kill -STOP $run; mount --bind {cells} {cells} && mount -o remount,ro,bind {cells}\n"
+            "kill -CONT $run; wait $run; echo code $?"
+        )
+    )
+    assert code == 0, err
+    assert "code 1" in text, (text, err)
+    last = err.strip().split("\n")[-1]
+    assert last.startswith("jaxlsgd: error: cannot write")
+    assert "Read-only file system; choose a directory that you may write to" in last
+    assert 0 < len(tiles(out)) < len(quiet)
+    assert tiles(out).items() < quiet.items()
+
+
+# The wall clock jumps by up to a century at every look; the time since the start does not.
+JUMPING = """
+import itertools, sys, time
+jumps = itertools.cycle([0.0, 4e9, 1.0, 2e9])
+time.time = lambda: next(jumps)
+time.time_ns = lambda: int(next(jumps) * 1e9)
+from jaxlsgd.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_clock_that_jumps(tmp_path, study, quiet) -> None:
+    out = tmp_path / "out"
+    run = ("run", study, "--out", out)
+    process = script(JUMPING, *run, "--max-time", "1h")
+    wait_until(lambda: len(tiles(out)) > 5, process)
+    process.terminate()  # the time limit's process, which hands it on
+    code, _, err = ended(process)
+    assert code in (3, 143, -15), err
+    stamps = {}
+    for i, path in enumerate(sorted(out.rglob("*"))):
+        os.utime(path, (0, 0) if i % 2 else (4e9, 4e9))
+    for path in out.glob("cells/*/tile-*"):
+        stamps[path] = path.stat().st_mtime_ns
+    code, text, err = ended(script(JUMPING, *run))
+    assert (code, text.split(":")[0]) == (0, "done"), err
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    assert tiles(out) == quiet
+
+
+def test_second_process_is_told_who_writes(tmp_path, study) -> None:
+    out = tmp_path / "out"
+    with Writer(out, small(replications=480), ENVIRONMENT):
+        began = time.monotonic()
+        code, _, err = ended(cli("run", study, "--out", out, "--quiet"))
+        assert time.monotonic() - began < 20
+    assert code == 1
+    assert f"is being written by another run (process {os.getpid()} on " in err
+    assert tiles(out) == {}
+
+
+def test_short_soak() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "soak"), "--faults", "3", "--seed", "7"]
+    code, text, err = ended(limited(command), 110)
+    assert code == 0, text + err
+    for line in ("committed tiles lost: 0", "committed tiles computed again: 0", "wrong rows: 0"):
+        assert line in text
+    assert "that of the quiet run" in text
