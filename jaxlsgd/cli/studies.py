@@ -67,7 +67,8 @@ def _add_run(verbs: Any) -> None:
         "jaxlsgd run study.toml --out results\n"
         "jaxlsgd run study.toml --out results --max-time 8h\n"
         "jaxlsgd run study.toml --out results --devices 1 --quiet\n"
-        "jaxlsgd run study.toml --out results --dask tcp://scheduler:8786"
+        "jaxlsgd run study.toml --out results --dask tcp://scheduler:8786\n"
+        "srun jaxlsgd run study.toml --out results --distributed"
     )
     parser = add_verb(verbs, "run", run, text, examples)
     parser.add_argument("study", help="study file (TOML)")
@@ -80,6 +81,12 @@ def _add_run(verbs: Any) -> None:
         "--dask",
         metavar="WHERE",
         help="run on Dask workers: a scheduler's address, or 'local' for a process a core",
+    )
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes (SLURM, Open MPI, Cloud TPU, or JAX_COORDINATOR_ADDRESS, "
+        "JAX_NUM_PROCESSES and JAX_PROCESS_ID); the first of them writes",
     )
     parser.add_argument("--replications", type=positive, help="in place of the study file's")
     parser.add_argument("--fresh", action="store_true", help="refuse a DIR that holds a study")
@@ -186,17 +193,33 @@ def run(arguments: argparse.Namespace) -> int:
             progress=progress.for_stream(sys.stderr, arguments.quiet),
             fresh=arguments.fresh,
         )
-    print(_outcome(outcome, arguments.out))
+    if not arguments.distributed or _leads():
+        print(_outcome(outcome, arguments.out))
     return outcome.exit_code
+
+
+def _leads() -> bool:
+    import jax
+
+    return jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Where to run: devices of this process, or a Dask cluster."""
+    """Where to run: devices of this process or of several joined ones, or a Dask cluster."""
     import jax
 
     from jaxlsgd.study import machine
 
+    if arguments.distributed:
+        if arguments.dask is not None:
+            raise ValueError("--distributed: must not be given with --dask")
+        from jaxlsgd import distributed
+
+        machine.prepare(arguments.devices)
+        distributed.start()
+        yield {"devices": jax.local_devices()[: arguments.devices], "distributed": True}
+        return
     if arguments.dask is None:
         machine.prepare(arguments.devices)
         yield {"devices": jax.local_devices()[: arguments.devices]}

@@ -43,6 +43,7 @@ def run(
     *,
     devices: Sequence[Any] | None = None,
     client: Any = None,
+    distributed: bool = False,
     max_time: float | None = None,
     progress: Silent | None = None,
     stop: Stop | None = None,
@@ -58,6 +59,8 @@ def run(
       directory: made if need be; refused if it holds another study.
       devices: JAX devices, all of the default backend's if None.
       client: a `dask.distributed.Client`, whose workers then run the tiles in place of devices here.
+      distributed: whether this is one of several processes that JAX has joined, all of which make this
+        call; the first of them alone looks at the directory. See `jaxlsgd.distributed.start`.
       max_time: seconds after which no further tile begins.
       progress: told how it goes; nothing but warnings if None.
       stop: lets another thread or a signal end the run.
@@ -76,9 +79,18 @@ def run(
     began = time.monotonic()
     build.check(study)
     stop, progress = stop or Stop(max_time), progress or Silent()
+    if distributed:
+        return _run_with_others(study, directory, devices, stop, progress, fresh)
     place = _here(devices) if client is None else _there(client, stop, progress)
     if place is None:
         return Outcome(0, len(study.cells) * study.tiles_per_cell, {}, time.monotonic() - began)
+    return _run_at(place, study, directory, stop, progress, fresh)
+
+
+def _run_at(
+    place: _Place, study: Study, directory: Any, stop: Stop, progress: Silent, fresh: bool
+) -> Outcome:
+    began = time.monotonic()
     with Writer(directory, study, place.environment, fresh=fresh) as writer:
         todo = [Tile(*tile) for tile in writer.missing()]
         for warning in writer.warnings:
@@ -86,6 +98,29 @@ def run(
         run = _Run(writer, todo, stop, progress)
         run.all(place.stream(run, grouped(todo, place.size)))
     return Outcome(run.count, len(todo) - run.count, run.errors, time.monotonic() - began)
+
+
+def _run_with_others(
+    study: Study, directory: Any, devices: Any, stop: Stop, progress: Silent, fresh: bool
+) -> Outcome:
+    """Runs a study as one of several processes; only the leader's outcome tells of all of it."""
+    import jax
+
+    from jaxlsgd.study import machine, processes
+
+    began = time.monotonic()
+    chosen = list(devices or jax.local_devices())
+    counts = processes.meet(study, chosen)
+    if jax.process_index() != processes.LEADER:
+        return Outcome(processes.follow(study, chosen), 0, {}, time.monotonic() - began)
+
+    def stream(run: _Run, jobs: list[Job]) -> Stream:
+        theirs = lambda tile: run.advance(tile.cell, costs.steps(tile.cell))  # noqa: E731
+        return processes.lead(run.wanted(jobs), counts, run.compute, chosen, stop, theirs)
+
+    with processes.leading():
+        place = _Place(machine.describe(chosen[0]), sum(counts), stream)
+        return _run_at(place, study, directory, stop, progress, fresh)
 
 
 Stream = Generator[Finished | None, None, None]
@@ -172,7 +207,7 @@ class _Run:
         def on_call(index: int, steps: int) -> None:
             if self.stop.dropping:
                 raise Dropped
-            self._advance(job[index].cell, steps)
+            self.advance(job[index].cell, steps)
 
         def on_rows(index: int, rows: dict[str, MethodRows]) -> None:
             on_tile(job[index], rows)
@@ -180,7 +215,8 @@ class _Run:
         cells = [tile.cell for tile in job]
         build.compute_job(cells, job[0].first, device, on_call, on_rows)
 
-    def _advance(self, cell: Cell, steps: int) -> None:
+    def advance(self, cell: Cell, steps: int) -> None:
+        """So many steps more of a tile are made."""
         done = cell.tile_size * steps
         self.progress.advance(done / costs.steps(cell), done * cell.problem.num_clients)
 
@@ -201,7 +237,7 @@ class _Run:
             self.writer.describe(cell, build.about(cell))
         self.writer.commit(cell, finished.tile.first, finished.rows)
         if self.whole_tiles:
-            self._advance(cell, costs.steps(cell))
+            self.advance(cell, costs.steps(cell))
         self.count += 1
         self._left[cell.id] -= 1
         if not self._left[cell.id]:
