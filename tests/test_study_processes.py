@@ -72,3 +72,8 @@ def test_a_run_without_others_is_refused(tmp_path: Path):
     ended = processes.run([*command, "--dask", "local"], processes.environment(1), 60)
     assert ended.code == 2 and "--distributed: must not be given with --dask" in ended.output
     assert not (tmp_path / "results").exists()
+
+
+def test_a_client_and_other_processes_at_once_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="client: must be None where the run is distributed"):
+        small().run(tmp_path / "results", client=object(), distributed=True)

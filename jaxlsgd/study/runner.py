@@ -80,6 +80,8 @@ def run(
     build.check(study)
     stop, progress = stop or Stop(max_time), progress or Silent()
     if distributed:
+        if client is not None:
+            raise ValueError("client: must be None where the run is distributed, got one")
         return _run_with_others(study, directory, devices, stop, progress, fresh)
     place = _here(devices) if client is None else _there(client, stop, progress)
     if place is None:
