@@ -50,7 +50,12 @@ REPLICATION_CASES = {
     "four devices": Case("linear", "C1", 3, {"replications": 4}, methods=CHEAP),
     "two devices": Case("linear", "C1", 3, {"replications": 2, "clients": 1}, methods=CHEAP),
 }
-CASES = CLIENT_CASES | REPLICATION_CASES
+# For two processes of one device each, whose programs are compiled anew each time.
+JOINED_CASES = {
+    "joined, replications": Case("linear", "C1", 3, {"replications": 2}, methods=CHEAP),
+    "joined, clients": Case("linear", "C5", 3, {"clients": 2}, methods=(plug_in(),)),
+}
+CASES = CLIENT_CASES | REPLICATION_CASES | JOINED_CASES
 
 
 def _sample(key: jax.Array, client: Any) -> Any:

@@ -14,41 +14,41 @@ import mesh_cases
 import numpy as np
 import processes
 import pytest
-from mesh_cases import CASES, FIELDS
+from mesh_cases import FIELDS, JOINED_CASES
 from test_mesh import check_distance
 
 from jaxlsgd import distributed
 
-NAMES = ("four devices", "every fifth step")
-
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
-    """What two processes of two devices each have found, on meshes of all four."""
+    """What two processes have found, on meshes of both their devices."""
     out = tmp_path_factory.mktemp("distributed") / "rows"
-    arguments = [mesh_cases.__file__, out, *NAMES]
-    for ended in processes.run_together(arguments, count=2, devices=2, limit=180):
+    arguments = [mesh_cases.__file__, out, *JOINED_CASES]
+    for ended in processes.run_together(arguments, count=2, devices=1, limit=180):
         assert ended.code == 0, ended.output
     return [dict(np.load(f"{out}-{number}.npz", allow_pickle=False)) for number in range(2)]
 
 
 def test_every_process_has_all_rows(found: list[dict[str, np.ndarray]]):
     paths = [path for path in found[0] if "/mesh/" in path]
-    assert len(paths) == len(FIELDS) * sum(len(CASES[name].methods) for name in NAMES)
+    assert len(paths) == len(FIELDS) * sum(len(case.methods) for case in JOINED_CASES.values())
     for path in paths:
         assert found[0][path].tobytes() == found[1][path].tobytes(), path
 
 
 def test_replications_on_two_processes_do_not_change_a_bit(found: list[dict[str, np.ndarray]]):
-    for method in CASES["four devices"].methods:
+    for method in JOINED_CASES["joined, replications"].methods:
         for field in FIELDS:
             where = f"{method.name}/{field}"
-            alone = found[0][f"four devices/alone/{where}"]
-            assert alone.tobytes() == found[0][f"four devices/mesh/{where}"].tobytes(), where
+            alone = found[0][f"joined, replications/alone/{where}"]
+            assert alone.tobytes() == found[0][f"joined, replications/mesh/{where}"].tobytes(), (
+                where
+            )
 
 
 def test_clients_on_two_processes_keep_to_the_stated_distance(found: list[dict[str, np.ndarray]]):
-    check_distance(found[0], "every fifth step")
+    check_distance(found[0], "joined, clients")
 
 
 def script(path: Path, code: str) -> Path:

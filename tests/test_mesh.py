@@ -31,6 +31,7 @@ from jaxlsgd import (
 )
 
 ROOT = Path(__file__).parents[1]
+HERE = (*CLIENT_CASES, *REPLICATION_CASES)
 # The promise of the README. Found are 2e-7 and 3e-6 here in float32, and 3e-7 and 9e-6 at t_T = 5,000; in
 # float64 4e-16 and 6e-14. A sum in another order rounds otherwise, and later steps contract it.
 ESTIMATES = {"float32": 2e-6, "float64": 1e-13}
@@ -41,7 +42,7 @@ WIDTHS = {"float32": 5e-5, "float64": 1e-11}
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     """All cases, run in a process with four devices."""
     out = tmp_path_factory.mktemp("mesh") / "rows"
-    ended = processes.run([mesh_cases.__file__, out, *CASES], processes.environment(4), limit=240)
+    ended = processes.run([mesh_cases.__file__, out, *HERE], processes.environment(4), limit=240)
     assert ended.code == 0, ended.output
     with np.load(f"{out}-0.npz", allow_pickle=False) as file:
         return dict(file)
@@ -77,7 +78,7 @@ def check_distance(found: dict[str, np.ndarray], name: str) -> None:
         assert np.abs(ratio - 1).max() < WIDTHS[case.dtype], (method.name, np.abs(ratio - 1).max())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", HERE)
 def test_progress_goes_up_to_one(found: dict[str, np.ndarray], name: str):
     heard = found[f"{name}/progress"]
     assert len(heard) > len(SAVE_AT)
