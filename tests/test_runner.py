@@ -235,6 +235,17 @@ def test_error_in_one_cell_is_reported_and_the_others_go_on(tmp_path, monkeypatc
     assert run(study, tmp_path).exit_code == 0
 
 
+def test_damaged_description_of_a_complete_cell_is_written_anew(tmp_path, faked) -> None:
+    run(small(), tmp_path)
+    path = next(tmp_path.glob("cells/*/cell.json"))
+    good = path.read_bytes()
+    path.write_bytes(good[:100])
+    with pytest.raises(StoreError, match="run the study again"):
+        Results(tmp_path).read_all()
+    assert run(small(), tmp_path).tiles_run == 0
+    assert path.read_bytes() == good
+
+
 def test_failed_commit_ends_the_run_and_frees_the_lock(tmp_path, faked, monkeypatch) -> None:
     from jaxlsgd.study import files
 

@@ -98,6 +98,7 @@ def _run_at(
         for warning in writer.warnings:
             progress.say(warning)
         run = _Run(writer, todo, stop, progress)
+        run.describe_anew()
         run.all(place.stream(run, grouped(todo, place.size)))
     return Outcome(run.count, len(todo) - run.count, run.errors, time.monotonic() - began)
 
@@ -195,6 +196,14 @@ class _Run:
                         self._take(finished)
         finally:
             self.progress.close()
+
+    def describe_anew(self) -> None:
+        """Puts right the descriptions of complete cells; those of others come with their tiles."""
+        from jaxlsgd.study import build
+
+        for cell in self.writer.study.cells:
+            if not self._left[cell.id] and not self.writer.described(cell):
+                self.writer.describe(cell, build.about(cell))
 
     def wanted(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """The jobs to do, without the tiles of a cell that has failed meanwhile."""

@@ -76,6 +76,14 @@ class Writer:
                 if not self._intact(cell, first):
                     yield cell, first
 
+    def described(self, cell: Cell) -> bool:
+        """Whether readers find what they need besides the rows."""
+        try:
+            self.results.about(cell.id)
+        except StoreError:
+            return False
+        return True
+
     def describe(self, cell: Cell, about: CellRows) -> None:
         """Writes what readers need besides the rows, unless it is there."""
         folder = self._folder(cell)
@@ -85,9 +93,7 @@ class Writer:
             files.sync_directory(self.directory)
         except OSError as error:
             raise files.cannot("make", folder, error) from error
-        try:
-            self.results.about(cell.id)
-        except StoreError:
+        if not self.described(cell):
             content = {"format": FORMAT, "digest": cell.digest, "cell": cell.plain()}
             files.write_json(folder / "cell.json", content | {"rows": about_to_json(about)})
 
