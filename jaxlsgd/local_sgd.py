@@ -21,7 +21,7 @@ from jaxlsgd.forms import Scaled
 
 # The engine multiplies by η_m, so the transformation itself has unit rate.
 SGD = optax.sgd(1.0)
-_UNROLLED_CLIENTS = 32
+UNROLLED_CLIENTS = 32
 
 
 class LocalState(NamedTuple):
@@ -56,7 +56,7 @@ def sum_clients(term: Callable[[Any], Array], num_clients: int) -> Array:
     XLA's CPU reduction over a leading axis is not vectorised along the last, and a product that is
     sliced afterwards is written out whole first; a sum of products of slices is one pass.
     """
-    if num_clients > _UNROLLED_CLIENTS:
+    if num_clients > UNROLLED_CLIENTS:
         return jnp.sum(jax.vmap(term)(jnp.arange(num_clients)), axis=0)
     total = term(0)
     for k in range(1, num_clients):

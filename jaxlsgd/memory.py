@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxlsgd.base import Draws, Estimator, Problem, abstract_source, check_count
 from jaxlsgd.blocks import SLOTS
+from jaxlsgd.local_sgd import UNROLLED_CLIENTS
 
 # A tile's width is a multiple of this where it can be, for full vector registers.
 WIDTH_MULTIPLE = 16
@@ -157,7 +158,9 @@ def replication_bytes(
     state = size([*clients, (d,), *statistics])
     draws = 3 * 2 * size(seen, draw_item)
     met = 2 * size([(max(SLOTS) + 1, d)])
-    passes = size([*clients, *clients, (3, K), *statistics])
+    # Sums over many clients are reductions, whose terms are written down.
+    terms = 3 * clients if K > UNROLLED_CLIENTS else []
+    passes = size([*clients, *clients, *terms, (3, K), *statistics])
     return keys + state + draws + met + passes + hessians
 
 

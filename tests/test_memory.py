@@ -65,8 +65,9 @@ def planned_bytes(problem: jaxlsgd.Problem, methods: tuple, slots: int, R: int) 
     [
         (jaxlsgd.problems.linear(40, 2), RANDOM_SCALING),
         (jaxlsgd.problems.logistic(12, 20), DIAGONAL),
+        (jaxlsgd.problems.linear(20, 200), DIAGONAL),
     ],
-    ids=["matrices", "many clients"],
+    ids=["matrices", "many clients", "more clients than are unrolled"],
 )
 @pytest.mark.parametrize("slots", [SLOTS[0], BLOCK_STEPS], ids=["sparse", "dense"])
 def test_prediction_covers_other_shapes(
