@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import cases
+from benchmarks import cases, throughput
 from benchmarks.timing import Finding, Spread, finding, interleaved, ratio, seconds, worker
 
 
@@ -18,6 +18,22 @@ def make(cores: tuple[int, ...], name: str, schedule: str, sizes: dict[str, int]
 
     def job() -> float:
         return seconds(lambda: cases.simulate(name, schedule, **sizes))
+
+    job()
+    return job
+
+
+def make_floor(cores: tuple[int, ...], name: str, sizes: dict[str, int]) -> Callable:
+    """The same draws alone, which share nothing but the processor: what the machine itself allows."""
+    os.sched_setaffinity(0, cores)
+    devices = cases.start()
+    shape = throughput.Sizes(
+        sizes["num_steps"], sizes["replications"], sizes["tile_size"], repeats=1
+    )
+    blocks = -(-sizes["num_steps"] // throughput.block_steps())
+
+    def job() -> float:
+        return seconds(lambda: throughput.floor(cases.problem(name), blocks, shape, devices))
 
     job()
     return job
@@ -50,4 +66,13 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
                 findings.append(
                     finding(case, f"{label} core(s)", rate, "million client-steps a second")
                 )
+    for name in cases.PROBLEMS:
+        with contextlib.ExitStack() as stack:
+            jobs = {
+                label: stack.enter_context(worker(make_floor, cores, name, sizes))
+                for label, cores in (("one", all_cores[:1]), ("all", all_cores))
+            }
+            times = interleaved(jobs, 2 if quick else 7)
+        what = f"all {len(all_cores)} cores over one"
+        findings.append(finding(f"{name}, drawing alone", what, ratio(times["one"], times["all"])))
     return findings, {"sizes": sizes, "cores": len(all_cores), "seconds": raw}

@@ -67,7 +67,7 @@ def floor(problem: Any, num_blocks: int, sizes: Sizes, devices: list[Any]) -> No
             words = jax.device_put(stream_keys(keys), device)
             program = _drawing(problem.draws)
             for block in range(num_blocks):
-                found = program(words, np.uint32(block * _block_steps()), index)
+                found = program(words, np.uint32(block * block_steps()), index)
                 if block % 8 == 7:
                     jax.block_until_ready(found)
             jax.block_until_ready(found)
@@ -76,7 +76,8 @@ def floor(problem: Any, num_blocks: int, sizes: Sizes, devices: list[Any]) -> No
     on_devices([functools.partial(tile, first=first) for first in firsts], devices)
 
 
-def _block_steps() -> int:
+def block_steps() -> int:
+    """Steps in a block of the engine."""
     from jaxlsgd.blocks import BLOCK_STEPS
 
     return BLOCK_STEPS
@@ -92,7 +93,7 @@ def _drawing(spec: Any) -> Any:
 
     @jax.jit
     def draw(keys: Any, first: Any, index: Any) -> Any:
-        pairs = first // np.uint32(2) + jnp.arange(_block_steps() // 2, dtype=jnp.uint32)
+        pairs = first // np.uint32(2) + jnp.arange(block_steps() // 2, dtype=jnp.uint32)
         start = draw_pair(keys, pairs[0], index, spec)
         # A loop that cannot be shortened, whatever is read of its result.
         return jax.lax.scan(lambda _, t: (draw_pair(keys, t, index, spec), None), start, pairs[1:])
@@ -120,7 +121,7 @@ def _case(
 
     case = f"{name}, {schedule}"
     plan, problem = cases.plan(name, schedule, sizes.num_steps), cases.problem(name)
-    blocks = lay_out(plan).drawn // _block_steps()
+    blocks = lay_out(plan).drawn // block_steps()
     model, path = numpy_baseline.Model.of(problem), numpy_baseline.Path.of(plan)
     settings = {"replications": sizes.replications, "tile_size": sizes.tile}
     engine = functools.partial(cases.simulate, name, schedule, sizes.num_steps, **settings)

@@ -22,7 +22,7 @@ BLOCK_STEPS = 64
 AHEAD_BYTES = 32 * 1024
 # Room for synchronisations in a block; above the last of these the statistics are updated in the
 # step loop itself, which costs less an update but makes one at every step.
-SLOTS = (2, 4, 8, 16)
+SLOTS = (4, 16)
 
 
 class Block(NamedTuple):

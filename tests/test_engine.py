@@ -299,9 +299,7 @@ def small(num_steps: int, name: str = "C1", gamma0: float = 0.5, **changes: Any)
 def test_schedules_horizons_and_steps_share_programs():
     with counted_compilations() as first:
         small(300)
-        for name in ("P(1/2)", "P(1/3)", "C5"):
-            small(4000, name)
-        small(20_000, "P(1/2)")  # its rounds go up to 39 steps: by now, all kinds of blocks
+        small(4000, "P(1/2)")  # its rounds go from 1 to 18 steps: all kinds of blocks
     assert first  # the counter counts
     with counted_compilations() as others:
         for name, steps, gamma0 in (
