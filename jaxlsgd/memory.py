@@ -158,8 +158,8 @@ def replication_bytes(
     state = size([*clients, (d,), *statistics])
     draws = 3 * 2 * size(seen, draw_item)
     met = 2 * size([(max(SLOTS) + 1, d)])
-    # Sums over many clients are reductions, whose terms are written down.
-    terms = 3 * clients if K > UNROLLED_CLIENTS else []
+    # Sums over many clients are reductions, whose terms a block of steps writes down.
+    terms = 3 * clients if K > UNROLLED_CLIENTS and client_shards == 1 else []
     passes = size([*clients, *clients, *terms, (3, K), *statistics])
     return keys + state + draws + met + passes + hessians
 

@@ -16,10 +16,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 from study_helpers import CACHE, TOML, call, environment, fake_rows, small, start, tiles
 
-from jaxlsgd.study import Results, SpecError, StoreError, build, progress, run
+from jaxlsgd.study import Results, SpecError, StoreError, build, machine, progress, run
 from jaxlsgd.study.stop import Stop
 
 # Many small tiles, so that a process can be killed between any two of them.
@@ -176,6 +177,8 @@ def ordinary_user() -> Iterator[None]:
     if os.geteuid() != 0:
         yield
         return
+    # Modules that are loaded on first use may lie where only root can read.
+    machine.describe(jax.local_devices()[0])
     os.seteuid(65534)
     yield
     os.seteuid(0)
