@@ -226,6 +226,26 @@ def test_blocks_export_for_every_platform(name: str, slots: int):
     check_text(exported.mlir_module())
 
 
+@pytest.mark.parametrize("slots", [*SLOTS, BLOCK_STEPS])
+@pytest.mark.parametrize("name", ["linear", "logistic"])
+def test_blocks_on_shared_draws_export_for_every_platform(name: str, slots: int):
+    program = tile.make_program(problem(name), METHODS, shared_draws=True)
+    assert program.draws_ahead
+    data = abstract(tile.make_data(problem(name), "float32"))
+    state = jax.eval_shape(lambda d: tile.start_tile(program, d, REPLICATIONS), data)
+    words = jax.ShapeDtypeStruct((REPLICATIONS, 2), jnp.uint32)
+
+    def run(data: Any, words: Any, state: Any, block: Any) -> Any:
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        drawn = tile.draw_ahead(program, data, keys, 0)
+        return tile.run_block(program, slots, data, drawn, state, block)
+
+    block = abstract(call_with(slots).block)
+    exported = jax.export.export(jax.jit(run), platforms=PLATFORMS)(data, words, state, block)
+    assert exported.platforms == PLATFORMS
+    check_text(exported.mlir_module())
+
+
 @pytest.mark.parametrize("method", ALL_METHODS, ids=lambda method: method.name)
 def test_measurements_export_for_every_platform(method: Estimator):
     program = tile.make_program(problem("linear"), (method,))
