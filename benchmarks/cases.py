@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxlsgd.base import Problem
+    from jaxlsgd.core.problem import Problem
     from jaxlsgd.schedules import Plan
 
 PROBLEMS = ("linear", "logistic")
@@ -17,7 +17,7 @@ NUM_STEPS = 5_000
 
 def start(devices: int | None = None) -> list[Any]:
     """Sets JAX up as a study does, and returns its devices."""
-    from jaxlsgd.study import machine
+    from jaxlsgd.engine import machine
 
     machine.prepare(devices)
     import jax
@@ -59,7 +59,7 @@ def simulate(name: str, schedule: str, num_steps: int, **changes: Any) -> Any:
     """A cell in the engine; `changes` are arguments of `jaxlsgd.simulate`, or sizes."""
     import jax
 
-    from jaxlsgd.simulation import simulate as run
+    from jaxlsgd.runs.simulation import simulate as run
 
     sizes = {key: changes.pop(key) for key in ("dim", "num_clients") if key in changes}
     settings = {"replications": REPLICATIONS, "tile_size": TILE, "methods": both_methods()}

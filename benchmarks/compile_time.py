@@ -24,10 +24,10 @@ def prepare_grid(began: float) -> dict[str, Any]:
     devices = cases.start()
     import jax
 
-    from jaxlsgd import tile
-    from jaxlsgd.report.paper_numbers import HORIZONS
+    from jaxlsgd.engine import tile
+    from jaxlsgd.report.paper.numbers import HORIZONS
+    from jaxlsgd.runs.simulation import on_devices
     from jaxlsgd.schedules import PAPER_SCHEDULES
-    from jaxlsgd.simulation import on_devices
 
     compiled: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -58,10 +58,10 @@ def _touch(cells: list[tuple[str, int]], device: Any) -> None:
     """Calls once, on a device, every program that the cells need."""
     import jax
 
-    from jaxlsgd import tile
-    from jaxlsgd.base import Horizon
-    from jaxlsgd.blocks import lay_out
-    from jaxlsgd.draws import replication_keys
+    from jaxlsgd.core.estimator import Horizon
+    from jaxlsgd.engine import tile
+    from jaxlsgd.engine.draws import replication_keys
+    from jaxlsgd.engine.layout import lay_out
 
     problem, methods = cases.problem("logistic"), cases.both_methods()
     with jax.default_device(device):

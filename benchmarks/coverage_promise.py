@@ -92,7 +92,8 @@ def measure(case: Case, schedule: str, replications: int, seed: int) -> list[Row
     """Coverage of every method, level and coordinate of a case under a schedule."""
     import jax
 
-    from jaxlsgd import measures, plug_in, random_scaling, schedules, simulate
+    from jaxlsgd import plug_in, random_scaling, schedules, simulate
+    from jaxlsgd.analysis import measures
 
     warmed = schedules.paper(schedule).with_warmup(0.05)
     plan = warmed.plan(schedules.power_decay(case.first_step), num_steps=NUM_STEPS)

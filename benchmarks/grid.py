@@ -18,7 +18,7 @@ SHARE = 8
 
 def plans(name: str, quick: bool) -> list[Any]:
     """The plans of the 20 cells, or of two."""
-    from jaxlsgd.report.paper_numbers import HORIZONS
+    from jaxlsgd.report.paper.numbers import HORIZONS
     from jaxlsgd.schedules import PAPER_SCHEDULES
 
     if quick:
@@ -30,7 +30,7 @@ def engine(name: str, quick: bool, devices: list[Any], together: bool) -> None:
     """Runs the grid; tiles go to whichever device is free."""
     import jax
 
-    from jaxlsgd.simulation import Task, on_devices, run_replications, run_together
+    from jaxlsgd.runs.simulation import Task, on_devices, run_replications, run_together
 
     tasks = [Task(cases.problem(name), plan, cases.both_methods()) for plan in plans(name, quick)]
     key = jax.random.key(1)

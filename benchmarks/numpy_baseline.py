@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import norm
 
-from jaxlsgd.inference.critical_values import critical_value
+from jaxlsgd.inference.laws.critical_values import critical_value
 
 Array = Any
 DRAW_STEPS = 4

@@ -107,7 +107,7 @@ def _risen(replications: int, tile: int) -> int:
 
 def _memory(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
     """Peak memory beyond a small run, for wide tiles, and for many tiles of one width."""
-    from jaxlsgd.memory import tile_bytes
+    from jaxlsgd.engine.cost import tile_bytes
 
     # Differences of two sizes, because loading programs and starting threads take memory as well.
     few, many = (1_024, 4_096) if quick else (4_096, 16_384)
@@ -134,7 +134,7 @@ def _memory(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
 
 def masked_shares() -> list[Finding]:
     """Local steps that are computed and thrown away, under the paper's schedules."""
-    from jaxlsgd.blocks import lay_out
+    from jaxlsgd.engine.layout import lay_out
     from jaxlsgd.schedules import PAPER_SCHEDULES
 
     found = []

@@ -57,8 +57,8 @@ def floor(problem: Any, num_blocks: int, sizes: Sizes, devices: list[Any]) -> No
     """Makes the draws of a run, tile by tile on all devices, and nothing else."""
     import jax
 
-    from jaxlsgd.draws import replication_keys, stream_keys
-    from jaxlsgd.simulation import on_devices
+    from jaxlsgd.engine.draws import replication_keys, stream_keys
+    from jaxlsgd.runs.simulation import on_devices
 
     def tile(device: Any, first: int) -> None:
         with jax.default_device(device):
@@ -78,7 +78,7 @@ def floor(problem: Any, num_blocks: int, sizes: Sizes, devices: list[Any]) -> No
 
 def block_steps() -> int:
     """Steps in a block of the engine."""
-    from jaxlsgd.blocks import BLOCK_STEPS
+    from jaxlsgd.engine.layout import BLOCK_STEPS
 
     return BLOCK_STEPS
 
@@ -89,7 +89,7 @@ def _drawing(spec: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from jaxlsgd.draws import draw_pair
+    from jaxlsgd.engine.draws import draw_pair
 
     @jax.jit
     def draw(keys: Any, first: Any, index: Any) -> Any:
@@ -117,7 +117,7 @@ def _agreement(case: str, engine: Any, rival: numpy_baseline.Found) -> list[Find
 def _case(
     name: str, schedule: str, sizes: Sizes, devices: list[Any], numpy: Processes
 ) -> tuple[list[Finding], dict[str, list[float]]]:
-    from jaxlsgd.blocks import lay_out
+    from jaxlsgd.engine.layout import lay_out
 
     case = f"{name}, {schedule}"
     plan, problem = cases.plan(name, schedule, sizes.num_steps), cases.problem(name)

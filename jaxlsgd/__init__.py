@@ -6,76 +6,74 @@ reading of results do not wait for JAX.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from jaxlsgd.core.lazy import attach
+
+__version__ = "0.2.0"
 
 _WHERE = {
-    "Draws": "jaxlsgd.base",
-    "Estimator": "jaxlsgd.base",
-    "Interval": "jaxlsgd.base",
-    "Problem": "jaxlsgd.base",
-    "Sync": "jaxlsgd.base",
-    "OuterProduct": "jaxlsgd.forms",
-    "Scaled": "jaxlsgd.forms",
-    "Fit": "jaxlsgd.fitting",
-    "fit": "jaxlsgd.fitting",
-    "fclt_check": "jaxlsgd.fclt",
-    "CellRows": "jaxlsgd.rows",
-    "MethodRows": "jaxlsgd.rows",
+    # contracts
+    "Accumulator": "jaxlsgd.core.estimator",
+    "Algorithm": "jaxlsgd.core.algorithm",
+    "Draws": "jaxlsgd.core.problem",
+    "Estimator": "jaxlsgd.core.estimator",
+    "Interval": "jaxlsgd.core.estimator",
+    "JointLaw": "jaxlsgd.core.estimator",
+    "Law": "jaxlsgd.core.estimator",
+    "Measurement": "jaxlsgd.core.estimator",
+    "OuterProduct": "jaxlsgd.core.forms",
+    "Problem": "jaxlsgd.core.problem",
+    "Scaled": "jaxlsgd.core.forms",
+    "Sync": "jaxlsgd.core.estimator",
+    "flatten": "jaxlsgd.core.problem",
+    # what runs
+    "CellRows": "jaxlsgd.core.rows",
+    "Fit": "jaxlsgd.runs.fitting",
+    "MethodRows": "jaxlsgd.core.rows",
     "Plan": "jaxlsgd.schedules",
     "Study": "jaxlsgd.study",
+    "fclt_check": "jaxlsgd.runs.fclt",
+    "fit": "jaxlsgd.runs.fitting",
     "plug_in": "jaxlsgd.inference.plug_in",
+    "prepare": "jaxlsgd.engine.machine",
     "random_scaling": "jaxlsgd.inference.random_scaling",
-    "simulate": "jaxlsgd.simulation",
+    "simulate": "jaxlsgd.runs.simulation",
+    # rooms
+    "algorithms": "jaxlsgd.algorithms:",
+    "distributed": "jaxlsgd.engine.distributed:",
+    "inference": "jaxlsgd.inference:",
+    "measures": "jaxlsgd.analysis.measures:",
+    "problems": "jaxlsgd.problems:",
+    "report": "jaxlsgd.report:",
+    "schedules": "jaxlsgd.schedules:",
+    "study": "jaxlsgd.study:",
 }
-_MODULES = (
-    "distributed",
-    "inference",
-    "local_sgd",
-    "measures",
-    "problems",
-    "report",
-    "schedules",
-    "study",
-)
-
-__all__ = ["__version__", *_WHERE, *_MODULES]
+__getattr__, __dir__ = attach(__name__, _WHERE)
+__all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd import (
-        distributed,
-        inference,
-        local_sgd,
-        measures,
-        problems,
-        report,
-        schedules,
-        study,
+    from jaxlsgd import algorithms, inference, problems, report, schedules, study
+    from jaxlsgd.analysis import measures
+    from jaxlsgd.core.algorithm import Algorithm
+    from jaxlsgd.core.estimator import (
+        Accumulator,
+        Estimator,
+        Interval,
+        JointLaw,
+        Law,
+        Measurement,
+        Sync,
     )
-    from jaxlsgd.base import Draws, Estimator, Interval, Problem, Sync
-    from jaxlsgd.fclt import fclt_check
-    from jaxlsgd.fitting import Fit, fit
-    from jaxlsgd.forms import OuterProduct, Scaled
+    from jaxlsgd.core.forms import OuterProduct, Scaled
+    from jaxlsgd.core.problem import Draws, Problem, flatten
+    from jaxlsgd.core.rows import CellRows, MethodRows
+    from jaxlsgd.engine import distributed
+    from jaxlsgd.engine.machine import prepare
     from jaxlsgd.inference.plug_in import plug_in
     from jaxlsgd.inference.random_scaling import random_scaling
-    from jaxlsgd.rows import CellRows, MethodRows
+    from jaxlsgd.runs.fclt import fclt_check
+    from jaxlsgd.runs.fitting import Fit, fit
+    from jaxlsgd.runs.simulation import simulate
     from jaxlsgd.schedules import Plan
-    from jaxlsgd.simulation import simulate
     from jaxlsgd.study import Study
-
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        value = getattr(importlib.import_module(_WHERE[name]), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"jaxlsgd.{name}")
-    else:
-        raise AttributeError(f"module 'jaxlsgd' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

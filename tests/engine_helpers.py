@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlsgd.base import Accumulator, Draws, Estimator, Measurement, Problem, Sync
-from jaxlsgd.draws import draw_block, replication_keys, stream_keys
+from jaxlsgd.core.estimator import Accumulator, Estimator, Measurement, Sync
+from jaxlsgd.core.problem import Draws, Problem
+from jaxlsgd.engine.draws import draw_block, replication_keys, stream_keys
 from jaxlsgd.inference.plug_in import curvature
 from jaxlsgd.inference.random_scaling import path_scale, scaling_matrix
+from jaxlsgd.runs.simulation import Task, run_replications
 from jaxlsgd.schedules import Plan, paper, power_decay
-from jaxlsgd.simulation import Task, run_replications
 
 ROUNDS = 200
 

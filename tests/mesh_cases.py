@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlsgd import Problem, distributed, plug_in, problems, random_scaling, schedules, simulate
-from jaxlsgd.base import Estimator
-from jaxlsgd.rows import CellRows
+from jaxlsgd import Problem, plug_in, problems, random_scaling, schedules, simulate
+from jaxlsgd.core.estimator import Estimator
+from jaxlsgd.core.rows import CellRows
+from jaxlsgd.engine import distributed
 
 ROUNDS, REPLICATIONS, TILE = 40, 7, 2
 SAVE_AT = (1, 9, ROUNDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxlsgd.rows import CellRows, MethodRows
+from jaxlsgd.core.rows import CellRows, MethodRows
 
 METHODS = ("plug_in", "random_scaling[paper]")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.rows import MethodRows
+from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study import Study
 from jaxlsgd.study.grid import Cell
 

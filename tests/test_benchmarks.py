@@ -13,7 +13,7 @@ import pytest
 from engine_helpers import paper_plan
 
 from jaxlsgd import plug_in, problems, random_scaling
-from jaxlsgd.simulation import simulate
+from jaxlsgd.runs.simulation import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "accelerators")]

@@ -13,7 +13,7 @@ from test_store import ENVIRONMENT, fill
 from jaxlsgd import cli
 from jaxlsgd.cli._common import seconds
 from jaxlsgd.study import Results, forecast
-from jaxlsgd.study.writer import Writer
+from jaxlsgd.study.store.writer import Writer
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_plan_says_when_much_of_a_tile_is_idle(capsys, study_file) -> None:
 
 
 def test_programs_are_counted_as_the_engine_lays_them_out() -> None:
-    from jaxlsgd.blocks import lay_out
+    from jaxlsgd.engine.layout import lay_out
 
     for schedule in ("C1", "C5", "P(1/2)"):
         study = small(schedules=[schedule], horizons=[3000], save_at=[])

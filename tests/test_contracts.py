@@ -24,9 +24,9 @@ from jaxlsgd import (
     random_scaling,
     simulate,
 )
-from jaxlsgd.base import flatten
-from jaxlsgd.draws import replication_keys
-from jaxlsgd.forms import dense
+from jaxlsgd.core.forms import dense
+from jaxlsgd.core.problem import flatten
+from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.schedules import Plan, constant, power_decay
 
 ROUNDS = 6

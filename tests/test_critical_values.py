@@ -17,8 +17,8 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import polygamma
 
-from jaxlsgd.inference import critical_values as cv
-from jaxlsgd.inference import pivot_law, table2
+from jaxlsgd.inference.laws import critical_values as cv
+from jaxlsgd.inference.laws import pivot_law, table2
 
 FOUR_DECIMALS = {0.0: 6.7473, 1 / 3: 6.3616, 1 / 2: 5.8069, 2 / 3: 4.9711}
 WARMED_UP_C5 = np.repeat([1, 5], [250, 950])

@@ -12,7 +12,7 @@ import pytest
 from cluster_helpers import cli, cluster, count, ended, kill, script, wait_until
 from study_helpers import TOML, call, environment, small, tiles
 
-from jaxlsgd.study import worker
+from jaxlsgd.study.executors import dask_worker as worker
 from jaxlsgd.study.grid import Cell
 
 psutil = pytest.importorskip("psutil")
@@ -195,7 +195,7 @@ def test_poisoned_tiles_fail_alone_after_their_retries(tmp_path, study, out, qui
 
 
 ANOTHER = """
-from jaxlsgd.study import machine
+from jaxlsgd.engine import machine
 machine.version = lambda: "9.9"
 """
 

@@ -9,8 +9,9 @@ import pytest
 
 import jaxlsgd
 from jaxlsgd import schedules
-from jaxlsgd.base import Horizon
-from jaxlsgd.inference import finite_horizon, finite_law
+from jaxlsgd.core.estimator import Horizon
+from jaxlsgd.inference import finite_horizon
+from jaxlsgd.inference.laws import finite_law
 
 
 def paper_plan(name: str, gamma: float, num_steps: int) -> schedules.Plan:

@@ -17,7 +17,7 @@ import pytest
 from mesh_cases import FIELDS, JOINED_CASES
 from test_mesh import check_distance
 
-from jaxlsgd import distributed
+from jaxlsgd.engine import distributed
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def script(path: Path, code: str) -> Path:
         import time
         import jax
         import mesh_cases
-        from jaxlsgd import distributed
+        from jaxlsgd.engine import distributed
         distributed.start(timeout=30, heartbeat=3)
         case = mesh_cases.CASES["four devices"]
         number = jax.process_index()

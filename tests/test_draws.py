@@ -19,9 +19,8 @@ from engine_helpers import numpy_draws, paper_plan
 from jax.extend.random import threefry_2x32
 
 from jaxlsgd import Draws, Problem, problems
-from jaxlsgd.base import Accumulator, Estimator, Measurement
-from jaxlsgd.blocks import BLOCK_STEPS, lay_out
-from jaxlsgd.draws import (
+from jaxlsgd.core.estimator import Accumulator, Estimator, Measurement
+from jaxlsgd.engine.draws import (
     StreamKeys,
     draw_block,
     normal_pair,
@@ -30,7 +29,8 @@ from jaxlsgd.draws import (
     threefry2x32,
     uniform,
 )
-from jaxlsgd.simulation import Task, run_replications
+from jaxlsgd.engine.layout import BLOCK_STEPS, lay_out
+from jaxlsgd.runs.simulation import Task, run_replications
 
 SPEC = Draws(normal=3, uniform=2)
 EXTREME = np.array([0, 1, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF])

@@ -14,9 +14,9 @@ import pytest
 from engine_helpers import Inside, counted_compilations, numpy_draws, paper_plan, run_inside
 
 from jaxlsgd import Draws, Problem, fit, plug_in, problems, random_scaling, schedules, simulate
-from jaxlsgd.blocks import BLOCK_STEPS, SLOTS, lay_out
+from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, lay_out
+from jaxlsgd.runs.simulation import Task
 from jaxlsgd.schedules import PAPER_SCHEDULES, Plan
-from jaxlsgd.simulation import Task
 
 DIM, CLIENTS, TILE = 3, 3, 4
 REPLICATIONS = (0, 3)  # of the tile, for the oracle

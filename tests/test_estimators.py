@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 from jaxlsgd import Sync, plug_in, problems, random_scaling, schedules
-from jaxlsgd.base import Accumulator
-from jaxlsgd.inference import critical_values
+from jaxlsgd.core.estimator import Accumulator
+from jaxlsgd.inference.laws import critical_values
 from jaxlsgd.inference.plug_in import curvature
 from jaxlsgd.inference.random_scaling import path_scale, scaling_matrix
 

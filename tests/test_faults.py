@@ -16,7 +16,7 @@ from study_helpers import CACHE, ROOT, TOML, call, environment, small, tiles
 from test_store import ENVIRONMENT, fill
 
 from jaxlsgd.study import Results
-from jaxlsgd.study.writer import Writer
+from jaxlsgd.study.store.writer import Writer
 
 MANY = TOML.replace("replications = 80", "replications = 480")
 

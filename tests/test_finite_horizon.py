@@ -9,8 +9,9 @@ import pytest
 
 import jaxlsgd
 from jaxlsgd import schedules
-from jaxlsgd.base import Horizon
-from jaxlsgd.inference import critical_values, finite_horizon, finite_law
+from jaxlsgd.core.estimator import Horizon
+from jaxlsgd.inference import finite_horizon
+from jaxlsgd.inference.laws import critical_values, finite_law
 from jaxlsgd.problems import paper_problem
 
 PAPER_STEPS = {"linear": 0.5, "logistic": 2.0}

@@ -17,8 +17,9 @@ import pytest
 from study_helpers import ROOT, TOML, call, fake_rows, small, tiles
 from test_store import ENVIRONMENT, fill
 
-from jaxlsgd.study import Damaged, Results, SpecError, StoreError, Study, files
-from jaxlsgd.study.writer import Writer
+from jaxlsgd.study import Damaged, Results, SpecError, StoreError, Study
+from jaxlsgd.study.store import codec as files
+from jaxlsgd.study.store.writer import Writer
 
 QUICK = 5.0  # seconds that a refusal may take
 

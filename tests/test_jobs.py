@@ -7,10 +7,10 @@ import time
 import pytest
 from study_helpers import fake_rows, small, tiles
 
-from jaxlsgd.rows import MethodRows
+from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study import Results, build, costs, jobs, run
+from jaxlsgd.study.executors.threads import run_jobs
 from jaxlsgd.study.jobs import Tile, draws_of, grouped
-from jaxlsgd.study.local import run_jobs
 from jaxlsgd.study.stop import Stop
 
 ALL = ["C1", "C5", "Log", "P(1/3)", "P(1/2)"]

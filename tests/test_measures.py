@@ -10,8 +10,8 @@ import warnings
 import numpy as np
 import pytest
 
-from jaxlsgd import measures
-from jaxlsgd.rows import CellRows, MethodRows
+from jaxlsgd.analysis import measures
+from jaxlsgd.core.rows import CellRows, MethodRows
 
 Z = 1.959963984540054
 
@@ -252,5 +252,5 @@ def test_coverage_table_is_aligned_and_says_how_many(arrays):
 
 
 def test_measures_start_without_jax():
-    code = "import sys, jaxlsgd.measures; sys.exit('jax' in sys.modules)"
+    code = "import sys, jaxlsgd.analysis.measures; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

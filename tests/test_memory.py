@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import jaxlsgd
-from jaxlsgd import tile
-from jaxlsgd.base import Draws
-from jaxlsgd.blocks import BLOCK_STEPS, SLOTS, lay_out
-from jaxlsgd.draws import replication_keys
-from jaxlsgd.memory import CACHE_BYTES, default_tile, largest_tile, tile_bytes
+from jaxlsgd.core.problem import Draws
+from jaxlsgd.engine import tile
+from jaxlsgd.engine.cost import CACHE_BYTES, default_tile, largest_tile, tile_bytes
+from jaxlsgd.engine.draws import replication_keys
+from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, lay_out
 
 METHODS = (jaxlsgd.random_scaling(), jaxlsgd.plug_in())
 

@@ -18,17 +18,9 @@ from jax.sharding import Mesh
 from mesh_cases import CASES, CLIENT_CASES, FIELDS, REPLICATION_CASES, SAVE_AT, Case
 from test_structure import PLATFORMS, abstract, check_text
 
-from jaxlsgd import (
-    Draws,
-    Problem,
-    client_rounds,
-    memory,
-    problems,
-    random_scaling,
-    sharded,
-    simulate,
-    tile,
-)
+from jaxlsgd import Draws, Problem, problems, random_scaling, simulate
+from jaxlsgd.engine import client_rounds, sharded, tile
+from jaxlsgd.engine import cost as memory
 
 ROOT = Path(__file__).parents[1]
 HERE = (*CLIENT_CASES, *REPLICATION_CASES)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlsgd.base import Draws, Problem
-from jaxlsgd.forms import dense
+from jaxlsgd.core.forms import dense
+from jaxlsgd.core.problem import Draws, Problem
 from jaxlsgd.problems import PAPER_STEP, dataset, linear, logistic, paper_problem
 from jaxlsgd.problems import _finite_sum as finite_sum
 from jaxlsgd.problems import _logistic_moments as moments

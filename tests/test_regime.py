@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jaxlsgd
-from jaxlsgd.fclt import fclt_check
 from jaxlsgd.inference import diagnostics
+from jaxlsgd.runs.fclt import fclt_check
 
 STEP = jaxlsgd.schedules.power_decay(0.5)
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 from report_helpers import METHODS, fake_cell
 
-from jaxlsgd import measures
+from jaxlsgd.analysis import measures
 from jaxlsgd.report import drawing, figures, layout, tables
 
 
@@ -174,7 +174,7 @@ def test_parquet_holds_the_summary(cells, tmp_path):
 
 def test_tables_start_without_jax_and_matplotlib():
     code = (
-        "import sys, jaxlsgd.report.tables, jaxlsgd.report.figures, jaxlsgd.report.reproduce;"
+        "import sys, jaxlsgd.report.tables, jaxlsgd.report.figures, jaxlsgd.report.paper.reproduce;"
         "sys.exit(bool({'jax', 'matplotlib'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,11 +9,14 @@ import math
 import numpy as np
 import pytest
 
-from jaxlsgd.report import paper_numbers, paper_studies, paper_tables, reproduce
-from jaxlsgd.rows import CellRows, MethodRows
+from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.report.paper import experiments as paper_studies
+from jaxlsgd.report.paper import numbers as paper_numbers
+from jaxlsgd.report.paper import reproduce
+from jaxlsgd.report.paper import tables as paper_tables
 from jaxlsgd.schedules import PAPER_SCHEDULES
 
-paper_cells = pytest.importorskip("jaxlsgd.report.paper_cells")
+paper_cells = pytest.importorskip("jaxlsgd.report.paper.cells")
 
 
 def run(*arguments):

@@ -20,7 +20,8 @@ import jax
 import pytest
 from study_helpers import CACHE, TOML, call, environment, fake_rows, small, start, tiles
 
-from jaxlsgd.study import Results, SpecError, StoreError, build, machine, progress, run
+from jaxlsgd.engine import machine
+from jaxlsgd.study import Results, SpecError, StoreError, build, progress, run
 from jaxlsgd.study.stop import Stop
 
 # Many small tiles, so that a process can be killed between any two of them.
@@ -250,7 +251,7 @@ def test_damaged_description_of_a_complete_cell_is_written_anew(tmp_path, faked)
 
 
 def test_failed_commit_ends_the_run_and_frees_the_lock(tmp_path, faked, monkeypatch) -> None:
-    from jaxlsgd.study import files
+    from jaxlsgd.study.store import codec as files
 
     def full(path: Path, content: bytes) -> None:
         if path.suffix == ".npz":

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from study_helpers import fake_rows, small, tiles
 
-from jaxlsgd.rows import CellRows
-from jaxlsgd.study import Damaged, Results, StoreError, Study, files
+from jaxlsgd.core.rows import CellRows
+from jaxlsgd.study import Damaged, Results, StoreError, Study
 from jaxlsgd.study.grid import Cell
-from jaxlsgd.study.writer import Writer
+from jaxlsgd.study.store import codec as files
+from jaxlsgd.study.store.writer import Writer
 
 ENVIRONMENT = {"jax": "0", "xla_flags": ""}
 

@@ -17,9 +17,10 @@ import pytest
 from engine_helpers import paper_plan
 
 import jaxlsgd
-from jaxlsgd import Problem, plug_in, problems, random_scaling, tile
-from jaxlsgd.base import Estimator, Horizon
-from jaxlsgd.blocks import BLOCK_STEPS, SLOTS, Call, lay_out
+from jaxlsgd import Problem, plug_in, problems, random_scaling
+from jaxlsgd.core.estimator import Estimator, Horizon
+from jaxlsgd.engine import tile
+from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, Call, lay_out
 
 PACKAGE = Path(jaxlsgd.__file__).parent
 # A room uses only rooms before it, and itself.

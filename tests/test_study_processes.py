@@ -8,7 +8,7 @@ import processes
 import pytest
 from study_helpers import TOML, small, tiles
 
-from jaxlsgd.study.writer import Writer
+from jaxlsgd.study.store.writer import Writer
 
 RUN = ("-m", "jaxlsgd.cli", "run")
 

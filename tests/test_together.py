@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxlsgd import plug_in, problems, random_scaling, tile
-from jaxlsgd.base import Problem
-from jaxlsgd.rows import MethodRows
-from jaxlsgd.simulation import Task, run_replications, run_together
+from jaxlsgd import plug_in, problems, random_scaling
+from jaxlsgd.core.problem import Problem
+from jaxlsgd.core.rows import MethodRows
+from jaxlsgd.engine import tile
+from jaxlsgd.runs.simulation import Task, run_replications, run_together
 from tests.engine_helpers import paper_plan
 
 METHODS = (random_scaling(), plug_in())

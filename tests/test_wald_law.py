@@ -13,7 +13,8 @@ import scipy.stats
 
 import jaxlsgd
 from jaxlsgd import schedules
-from jaxlsgd.inference import critical_values, joint, pivot_law, wald_law
+from jaxlsgd.inference import joint
+from jaxlsgd.inference.laws import critical_values, pivot_law, wald_law
 from jaxlsgd.inference.plug_in import normal_multiplier, normal_tail
 
 STEP = schedules.power_decay(0.5)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from jaxlsgd.cli._common import add_verb
 
 if TYPE_CHECKING:
-    from jaxlsgd.rows import CellRows
-    from jaxlsgd.study.store import Results
+    from jaxlsgd.core.rows import CellRows
+    from jaxlsgd.study.store.reader import Results
 
 VERBS = ("status", "table", "plot", "replay")
 FORMATS = ("text", "markdown", "csv", "latex", "json")
@@ -65,7 +65,7 @@ def _add_replay(verbs: Any) -> None:
 
 def status(arguments: argparse.Namespace) -> int:
     """Prints how much of each cell there is."""
-    from jaxlsgd.study.store import Results
+    from jaxlsgd.study.store.reader import Results
 
     results = Results(arguments.directory)
     counts = results.counts()
@@ -99,7 +99,7 @@ def plot(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install 'jaxlsgd[plots]'") from error
     from jaxlsgd.report import figures
-    from jaxlsgd.study.files import refuse_link
+    from jaxlsgd.study.store.codec import refuse_link
 
     out = Path(arguments.out or Path(arguments.directory) / "figures")
     if not arguments.out:
@@ -111,8 +111,8 @@ def plot(arguments: argparse.Namespace) -> int:
 
 def _rows(directory: str) -> list[CellRows]:
     """Every cell's rows, with a word on stderr when some are still to come."""
-    from jaxlsgd.study.files import StoreError
-    from jaxlsgd.study.store import Results
+    from jaxlsgd.study.store.codec import StoreError
+    from jaxlsgd.study.store.reader import Results
 
     results = Results(directory)
     rows = results.read_all()
@@ -130,8 +130,8 @@ def _rows(directory: str) -> list[CellRows]:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Runs one replication again."""
-    from jaxlsgd.study import machine
-    from jaxlsgd.study.store import Results
+    from jaxlsgd.engine import machine
+    from jaxlsgd.study.store.reader import Results
 
     results = Results(arguments.directory)
     cell = _find(results, arguments.cell)

@@ -98,7 +98,7 @@ def _add_reproduce(verbs: Any) -> None:
     examples = "jaxlsgd reproduce all --out paper\njaxlsgd reproduce table4 --replications 200"
     parser = add_verb(verbs, "reproduce", reproduce, text, examples)
     if "reproduce" in sys.argv[1:2]:
-        from jaxlsgd.report import reproduce as target
+        from jaxlsgd.report.paper import reproduce as target
 
         target.add_arguments(parser)
 
@@ -120,7 +120,8 @@ def init(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Prints a forecast."""
-    from jaxlsgd.study import forecast, machine
+    from jaxlsgd.engine import machine
+    from jaxlsgd.study import forecast
     from jaxlsgd.study.spec import Study
 
     study = Study.from_toml(arguments.study)
@@ -138,7 +139,7 @@ def plan(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
     """Names the study file in what the builders refuse."""
-    from jaxlsgd.study.cluster import ClusterError
+    from jaxlsgd.study.executors.dask import ClusterError
 
     try:
         yield
@@ -209,12 +210,12 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Where to run: devices of this process or of several joined ones, or a Dask cluster."""
     import jax
 
-    from jaxlsgd.study import machine
+    from jaxlsgd.engine import machine
 
     if arguments.distributed:
         if arguments.dask is not None:
             raise ValueError("--distributed: must not be given with --dask")
-        from jaxlsgd import distributed
+        from jaxlsgd.engine import distributed
 
         machine.prepare(arguments.devices)
         distributed.start()
@@ -224,7 +225,7 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         machine.prepare(arguments.devices)
         yield {"devices": jax.local_devices()[: arguments.devices]}
         return
-    from jaxlsgd.study import cluster
+    from jaxlsgd.study.executors import dask as cluster
 
     if not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")  # a GPU's memory is for the workers
@@ -256,8 +257,8 @@ def _outcome(outcome: Outcome, directory: str) -> str:
 
 def reproduce(arguments: argparse.Namespace) -> int:
     """Reproduces the paper."""
-    from jaxlsgd.report import reproduce as target
-    from jaxlsgd.study import machine
+    from jaxlsgd.engine import machine
+    from jaxlsgd.report.paper import reproduce as target
 
     machine.prepare()
     return target.main(arguments)

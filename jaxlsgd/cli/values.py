@@ -43,7 +43,7 @@ def critical_value(arguments: argparse.Namespace) -> int:
 
 
 def _value(arguments: argparse.Namespace, level: float) -> float:
-    from jaxlsgd.inference import critical_values
+    from jaxlsgd.inference.laws import critical_values
 
     if arguments.schedule is None:
         return critical_values.critical_value(level, beta=_beta(arguments.beta))

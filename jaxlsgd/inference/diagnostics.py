@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxlsgd.base import Horizon
+from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.inference import finite_horizon, plug_in
 from jaxlsgd.schedules import Plan
 

@@ -18,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxlsgd.base import Accumulator, Array, Estimator, Horizon, Measurement
-from jaxlsgd.inference import finite_law
+from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Law, Measurement
+from jaxlsgd.core.problem import Array
 from jaxlsgd.inference import plug_in as plug_in_lib
 from jaxlsgd.inference import random_scaling as random_scaling_lib
+from jaxlsgd.inference.laws import finite_law
+from jaxlsgd.inference.laws.normal import NORMAL
 
 if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
@@ -90,13 +92,23 @@ def finite_covariance(
 def plug_in_estimator(name: str, part: Accumulator) -> Estimator:
     """Finite-horizon plug-in; see `plug_in(horizon="finite")`."""
     return Estimator(
-        name,
-        (part,),
-        measure_plug_in,
-        plug_in_lib.normal_multiplier,
-        plug_in_lib.normal_tail,
+        name=name,
+        accumulators=(part,),
+        measure=measure_plug_in,
+        law=NORMAL,
+        matrix=_plug_in_matrix,
+        standard_error=True,
         needs_plan=True,
+        label="plug-in, finite horizon",
     )
+
+
+def _plug_in_matrix(
+    states: tuple[plug_in_lib.PlugInState, ...], horizon: Horizon | None
+) -> tuple[Array, Array]:
+    assert horizon is not None
+    middle, spec, _ = finite_covariance(states[0], horizon)
+    return plug_in_lib.rotate_back(spec, middle), spec.floored
 
 
 def measure_plug_in(
@@ -161,17 +173,22 @@ class Directions(NamedTuple):
 
 
 def random_scaling_estimator(
-    name: str, part: Accumulator, rows: tuple[tuple[float, ...], ...], curvature: Accumulator
+    name: str,
+    part: Accumulator,
+    rows: tuple[tuple[float, ...], ...],
+    curvature: Accumulator,
+    matrix: Any,
 ) -> Estimator:
     """Random scaling with finite-horizon critical values."""
     return Estimator(
-        name,
-        (part, curvature),
-        _measure_contrasts(rows),
-        direction_multiplier,
-        _direction_tail,
+        name=name,
+        accumulators=(part, curvature),
+        measure=_measure_contrasts(rows),
+        law=Law(direction_multiplier, _direction_tail),
+        matrix=matrix,
         needs_plan=True,
         contrasts=rows,
+        label=random_scaling_lib.LABELS["finite_horizon"],
     )
 
 

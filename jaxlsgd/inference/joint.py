@@ -17,22 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
-from jaxlsgd.base import Estimator, Horizon, Interval, check_finite, check_level
-from jaxlsgd.inference import (
-    critical_values,
-    finite_horizon,
-    pivot_law,
-    plug_in,
-    random_scaling,
-    wald_law,
-)
+from jaxlsgd.core import checks
+from jaxlsgd.core.estimator import Estimator, Horizon, Interval, JointLaw
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
-CHI_SQUARE, RANDOM_SCALING = "chi_square", "random_scaling"
 SIMULTANEOUS = ("bonferroni", "sidak", "sup_t")
 _SUP_T_DRAWS = 200_000
 
@@ -42,10 +33,8 @@ class Joint(NamedTuple):
 
     estimate: FloatArray  # (d,)
     matrix: FloatArray  # (d, d)
-    law: str  # of W: CHI_SQUARE or RANDOM_SCALING
     multiplier: Callable[[float], Any]  # level → critical value of one coordinate, or of each
-    tail: Callable[[float], Any]  # the same law's two-sided p-value
-    spectrum: pivot_law.Spectrum | None = None  # of random scaling's limit, where it has one
+    law: JointLaw | None  # of W, where it is known
     precision: float = float(np.finfo(np.float64).eps)  # rounding error of the matrix
 
 
@@ -69,7 +58,7 @@ class Ellipsoid(NamedTuple):
 
     def contains(self, x: ArrayLike) -> Any:
         """Whether points (..., q) are in the set: a bool, or an array of them."""
-        check_finite("x", x)
+        checks.finite("x", x)
         if np.shape(x)[-1:] != self.center.shape:
             raise ValueError(f"x: must have {len(self.center)} entries, got shape {np.shape(x)}")
         gap = np.asarray(x, np.float64) - self.center
@@ -97,56 +86,37 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
     """
     if method.needs_plan and plan is None:
         raise ValueError(f"plan: {method.name} needs the plan that was run, got None")
-    precision = np.finfo(np.asarray(states[0].mean).dtype).eps
+    if method.matrix is None:
+        raise ValueError(f"method: {method.name} keeps only a diagonal; use mode 'full'")
+    precision = _precision(states)
     wide = jax.tree.map(_as_float64, states)
     with jax.enable_x64(True):
-        read = _scaling if isinstance(wide[0], random_scaling.RandomScalingState) else _covariance
-        found = read(method, wide, plan)
-    if not (np.isfinite(found.estimate).all() and np.isfinite(found.matrix).all()):
+        horizon = None if plan is None else Horizon.of(plan, np.float64)
+        measured = method.measure(wide, horizon)
+        matrix, floored = method.matrix(wide, horizon)
+    if bool(floored):
+        raise ValueError("state: Ĝ is singular, a floor on its eigenvalues had to act")
+    estimate, matrix = np.asarray(measured.estimate, np.float64), _symmetric(matrix)
+    if not (np.isfinite(estimate).all() and np.isfinite(matrix).all()):
         raise ValueError("state: must be finite; the run has diverged or has no rounds yet")
-    return found._replace(precision=float(precision))
+    return Joint(
+        estimate=estimate,
+        matrix=matrix,
+        multiplier=lambda level: method.law.multiplier(level, plan, measured.detail),
+        law=None if method.law.joint is None else method.law.joint(plan),
+        precision=precision,
+    )
+
+
+def _precision(states: Any) -> float:
+    """Rounding error of the coarsest numbers in a state."""
+    dtypes = [np.asarray(leaf).dtype for leaf in jax.tree.leaves(states)]
+    return max(float(np.finfo(kind).eps) for kind in dtypes if np.issubdtype(kind, np.floating))
 
 
 def _as_float64(leaf: Any) -> Any:
     leaf = np.asarray(leaf)
     return leaf.astype(np.float64) if np.issubdtype(leaf.dtype, np.floating) else leaf
-
-
-def _scaling(method: Estimator, states: tuple[Any, ...], plan: Plan | None) -> Joint:
-    state = states[0]
-    if np.ndim(state.A) != 2:
-        raise ValueError(f"method: {method.name} keeps only a diagonal; use mode 'full'")
-    detail: Any = ()
-    if method.needs_plan and plan is not None:
-        detail = method.measure(states, Horizon.of(plan, np.float64)).detail
-    return Joint(
-        estimate=state.mean + state.lost,
-        matrix=_symmetric(random_scaling.scaling_matrix(state)),
-        law=RANDOM_SCALING,
-        multiplier=lambda level: method.multiplier(level, plan, detail),
-        tail=lambda statistic: method.tail(statistic, plan, detail),
-        spectrum=random_scaling.limit_spectrum(method, plan),
-    )
-
-
-def _covariance(method: Estimator, states: tuple[Any, ...], plan: Plan | None) -> Joint:
-    state = states[0]
-    if method.measure is finite_horizon.measure_plug_in:
-        assert plan is not None
-        horizon = Horizon.of(plan, np.float64)
-        middle, spec, _ = finite_horizon.finite_covariance(state, horizon)
-        matrix, floored = plug_in.rotate_back(spec, middle), spec.floored
-    else:
-        matrix, floored = plug_in.asymptotic_covariance(state)
-    if bool(floored):
-        raise ValueError("state: Ĝ is singular, a floor on its eigenvalues had to act")
-    return Joint(
-        estimate=state.mean + state.lost,
-        matrix=_symmetric(matrix),
-        law=CHI_SQUARE,
-        multiplier=lambda level: method.multiplier(level, plan, ()),
-        tail=lambda statistic: method.tail(statistic, plan, ()),
-    )
 
 
 def _symmetric(matrix: Any) -> FloatArray:
@@ -169,14 +139,14 @@ def joint_test(
     """
     view = _view(found, contrasts)
     q = len(view.center)
-    check_finite("null", null)
+    checks.finite("null", null)
     r = np.asarray(null, np.float64)
     if r.ndim > 1 or (r.ndim == 1 and r.size != q):
         raise ValueError(f"null: must be a number or have {q} entries, got shape {r.shape}")
     gap = view.center - r
     statistic = float(gap @ np.linalg.solve(view.matrix, gap))
     threshold = critical(found, q, level)
-    p = _p_value(found, q, statistic)
+    p = _known(found).tail(statistic, q)
     return JointTest(statistic, q, threshold, statistic > threshold, *p)
 
 
@@ -209,10 +179,10 @@ def simultaneous(
     Returns:
       An `Interval`, (q,).
     """
-    check_level(level)
+    checks.level(level)
     if how not in SIMULTANEOUS:
         raise ValueError(f"how: must be one of {', '.join(SIMULTANEOUS)}, got {how!r}")
-    if how == "sup_t" and found.law != CHI_SQUARE:
+    if how == "sup_t" and not (found.law is not None and found.law.normal):
         raise ValueError("how: sup_t is for plug-in; use bonferroni or sidak with random scaling")
     view = _view(found, contrasts, invertible=False)
     q, scale = len(view.center), np.sqrt(np.diagonal(view.matrix))
@@ -233,43 +203,24 @@ def simultaneous(
 
 def critical(found: Joint, constraints: int, level: float) -> float:
     """The quantile of W under the null."""
-    check_level(level)
-    if found.law == CHI_SQUARE:
-        return float(scipy.stats.chi2.ppf(level, constraints))
-    spectrum = _limit(found)
-    if constraints == 1:
-        return float(found.multiplier(level)) ** 2
-    if constraints > wald_law.DIMS:
-        raise ValueError(
-            f"contrasts: random scaling tests at most {wald_law.DIMS} at once, got {constraints}"
-        )
-    if not spectrum.energy.any() and critical_values.wald_has_level(level):
-        return critical_values.wald_critical_value(constraints, level)
-    return wald_law.quantile(level, constraints, spectrum)
+    checks.level(level)
+    return _known(found).quantile(level, constraints)
 
 
-def _p_value(found: Joint, constraints: int, statistic: float) -> wald_law.Tail:
-    if found.law == CHI_SQUARE:
-        return wald_law.Tail(float(scipy.stats.chi2.sf(statistic, constraints)), 0.0)
-    if constraints == 1:
-        return wald_law.Tail(float(found.tail(float(np.sqrt(statistic)))), 0.0)
-    return wald_law.tail(statistic, constraints, _limit(found))
-
-
-def _limit(found: Joint) -> pivot_law.Spectrum:
-    if found.spectrum is None:
+def _known(found: Joint) -> JointLaw:
+    if found.law is None:
         raise ValueError(
             "method: the joint law of random scaling is known in the limit only; use "
             "random_scaling(critical='schedule') or plug_in('finite'), or simultaneous intervals"
         )
-    return found.spectrum
+    return found.law
 
 
 def _view(found: Joint, contrasts: ArrayLike | None, invertible: bool = True) -> Ellipsoid:
     """Rȳ and R M Rᵀ, of radius 0; refuses what has no inverse."""
     rows = np.eye(len(found.estimate))
     if contrasts is not None:
-        rows = np.asarray(random_scaling.check_contrasts(contrasts), np.float64)
+        rows = np.asarray(checks.contrasts(contrasts), np.float64)
     if rows.shape[1] != len(found.estimate):
         raise ValueError(f"contrasts: must have {len(found.estimate)} columns, got {rows.shape[1]}")
     matrix = rows @ found.matrix @ rows.T

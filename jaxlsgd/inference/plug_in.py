@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
-import scipy.stats
 from jax import lax
 
-from jaxlsgd.base import (
-    Accumulator,
-    Array,
-    Estimator,
-    Horizon,
-    Measurement,
-    Params,
-    Sync,
-    compensated_add,
-    flatten,
-)
-
-if TYPE_CHECKING:
-    from jaxlsgd.schedules import Plan
+from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
+from jaxlsgd.core.problem import Array, Params, flatten
+from jaxlsgd.inference.laws.normal import NORMAL
+from jaxlsgd.inference.sums import compensated_add
 
 HORIZONS = ("asymptotic", "finite")
 _FLOOR = 1e-6  # smallest eigenvalue of Ĝ allowed, as a share of the largest
@@ -67,7 +55,8 @@ def curvature() -> Accumulator:
         S = state.S + (g[:, None] * g[None, :] - state.S) * share
         return PlugInState(G, S, mean, lost, s, s_lost, m, state.start)
 
-    return Accumulator(init, update, needs_gradient=True, needs_hessian=True)
+    shared = ("s", "s_lost", "m")
+    return Accumulator(init, update, needs_gradient=True, needs_hessian=True, shared=shared)
 
 
 class Spectrum(NamedTuple):
@@ -145,7 +134,15 @@ def plug_in(horizon: str = "asymptotic", *, name: str | None = None) -> Estimato
         from jaxlsgd.inference import finite_horizon
 
         return finite_horizon.plug_in_estimator(name or "plug_in[finite]", curvature())
-    return Estimator(name or "plug_in", (curvature(),), _measure, normal_multiplier, normal_tail)
+    return Estimator(
+        name=name or "plug_in",
+        accumulators=(curvature(),),
+        measure=_measure,
+        law=NORMAL,
+        matrix=_matrix,
+        standard_error=True,
+        label="plug-in",
+    )
 
 
 def measurement(state: PlugInState, covariance: Array, floored: Array) -> Measurement:
@@ -161,13 +158,6 @@ def _measure(states: tuple[PlugInState, ...], horizon: Horizon | None) -> Measur
     return measurement(states[0], *asymptotic_covariance(states[0]))
 
 
-def normal_multiplier(level: float, plan: Plan | None, detail: Any) -> float:
-    """Two-sided standard normal quantile."""
-    del plan, detail
-    return float(scipy.stats.norm.isf((1 - level) / 2))
-
-
-def normal_tail(statistic: Any, plan: Plan | None, detail: Any) -> np.ndarray:
-    """Two-sided normal p-value."""
-    del plan, detail
-    return 2 * scipy.stats.norm.sf(np.abs(np.asarray(statistic, np.float64)))
+def _matrix(states: tuple[PlugInState, ...], horizon: Horizon | None) -> tuple[Array, Array]:
+    del horizon
+    return asymptotic_covariance(states[0])

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import (
-    Accumulator,
-    Array,
-    Estimator,
-    Horizon,
-    Measurement,
-    Params,
-    Sync,
-    check_finite,
-    compensated_add,
-    flatten,
-)
-from jaxlsgd.inference import critical_values, pivot_law
-
-if TYPE_CHECKING:
-    from jaxlsgd.schedules import Plan
+from jaxlsgd.core import checks
+from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
+from jaxlsgd.core.problem import Array, Params, flatten
+from jaxlsgd.inference.laws import critical_values
+from jaxlsgd.inference.laws.random_scaling import limit_law
+from jaxlsgd.inference.sums import compensated_add
 
 MODES = ("full", "diagonal", "contrasts")
-CRITICAL = ("asymptotic", "schedule", "paper", "finite_horizon")
+LABELS = {
+    "asymptotic": "random scaling",
+    "schedule": "random scaling, schedule's q",
+    "paper": "random scaling, paper's q",
+    "finite_horizon": "random scaling, finite horizon",
+}
 
 
 class RandomScalingState(NamedTuple):
@@ -98,7 +93,8 @@ def path_scale(mode: str = "full", contrasts: tuple[tuple[float, ...], ...] = ()
         b = state.b - state.q * delta
         return RandomScalingState(state.A - cross, b, mean, lost, s, q, s_lost, q_lost, m)
 
-    return Accumulator(init, update)
+    shared = ("s", "q", "s_lost", "q_lost", "m")
+    return Accumulator(init, update, shared=shared)
 
 
 def random_scaling(
@@ -138,15 +134,13 @@ def random_scaling(
 
     Reference: Li, Liang, Chang, Zhang, Section 4.2, Algorithm 2 and Corollary 4.2.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode: must be one of {', '.join(MODES)}, got {mode!r}")
-    if critical not in CRITICAL:
-        raise ValueError(f"critical: must be one of {', '.join(CRITICAL)}, got {critical!r}")
+    checks.choice("mode", mode, MODES)
+    checks.choice("critical", critical, tuple(LABELS))
     if (contrasts is not None) != (mode == "contrasts"):
         raise ValueError(f"contrasts: go with mode 'contrasts', got mode {mode!r}")
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
-    rows = check_contrasts(contrasts) if contrasts is not None else ()
+    rows = checks.contrasts(contrasts) if contrasts is not None else ()
     part = path_scale(mode, rows)
     name = name or "random_scaling" + ("" if critical == "asymptotic" else f"[{critical}]")
     if critical == "finite_horizon":
@@ -154,29 +148,17 @@ def random_scaling(
         from jaxlsgd.inference import finite_horizon
         from jaxlsgd.inference.plug_in import curvature
 
-        return finite_horizon.random_scaling_estimator(name, part, rows, curvature())
+        full = None if mode == "diagonal" else matrix
+        return finite_horizon.random_scaling_estimator(name, part, rows, curvature(), full)
     return Estimator(
         name=name,
         accumulators=(part,),
         measure=measure,
-        multiplier=functools.partial(_multiplier, critical, beta),
-        tail=functools.partial(_tail, critical, beta),
+        law=limit_law(critical, beta),
+        matrix=None if mode == "diagonal" else matrix,
         contrasts=rows,
+        label=LABELS[critical],
     )
-
-
-def check_contrasts(contrasts: ArrayLike) -> tuple[tuple[float, ...], ...]:
-    """Refuses contrasts that are not a finite matrix of full row rank."""
-    matrix = np.asarray(contrasts, np.float64)
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"contrasts: must be a matrix (number, d), got shape {matrix.shape}")
-    check_finite("contrasts", matrix)
-    rank = int(np.linalg.matrix_rank(matrix))
-    if rank < matrix.shape[0]:
-        raise ValueError(
-            f"contrasts: rows must be linearly independent, got {matrix.shape[0]} of rank {rank}"
-        )
-    return tuple(map(tuple, matrix.tolist()))
 
 
 def scaling_matrix(state: RandomScalingState) -> Array:
@@ -200,56 +182,7 @@ def measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> 
     return Measurement(state.mean + state.lost, scale, jnp.any(diagonal < 0))
 
 
-def _growth(beta: float | None, plan: Plan | None) -> float:
-    if beta is not None:
-        return beta
-    if plan is None:
-        return 0.0
-    if plan.beta is None:
-        raise ValueError(
-            f"beta: the schedule {plan.name} has no known growth exponent; "
-            "give random_scaling(beta=...) or use critical='schedule'"
-        )
-    return plan.beta
-
-
-def _by_schedule(critical: str, beta: float | None, plan: Plan | None) -> bool:
-    """Whether the plan's own E_m decide: when asked for, and where a given sequence has no family."""
-    without_family = beta is None and plan is not None and plan.beta is None
-    return critical == "schedule" or (critical == "asymptotic" and without_family)
-
-
-def _multiplier(
-    critical: str, beta: float | None, level: float, plan: Plan | None, detail: Any
-) -> float:
-    del detail
-    if plan is not None and plan.num_rounds < 2:
-        return float("inf")  # as the scale: one round has no spread
-    if _by_schedule(critical, beta, plan):
-        return critical_values.for_plan(_required(plan), level)
-    if critical == "paper":
-        return critical_values.paper_value(_growth(beta, plan), level)
-    return critical_values.critical_value(level, beta=_growth(beta, plan))
-
-
-def _tail(critical: str, beta: float | None, statistic: Any, plan: Plan | None, detail: Any) -> Any:
-    del detail
-    if _by_schedule(critical, beta, plan):
-        return critical_values.p_value_for_plan(_required(plan), statistic)
-    return critical_values.p_value(statistic, beta=_growth(beta, plan))
-
-
-def limit_spectrum(method: Estimator, plan: Plan | None) -> pivot_law.Spectrum | None:
-    """The limit law behind a method's critical values; None for those of a finite horizon."""
-    if not isinstance(method.multiplier, functools.partial):
-        return None
-    critical, beta = method.multiplier.args
-    if _by_schedule(critical, beta, plan):
-        return pivot_law.plan_spectrum(critical_values.check_plan(_required(plan)))
-    return pivot_law.beta_spectrum(_growth(beta, plan))
-
-
-def _required(plan: Plan | None) -> Plan:
-    if plan is None:
-        raise ValueError("plan: critical='schedule' needs the plan that was run, got None")
-    return plan
+def matrix(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> tuple[Array, Array]:
+    """V̂ for joint inference; no floor acts on it."""
+    del horizon
+    return scaling_matrix(states[0]), jnp.zeros((), bool)

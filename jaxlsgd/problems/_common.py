@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlsgd.base import Array, check_count, check_weights
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.problem import Array
 
 MAX_MATRIX_DIM = 2_000  # beyond it G and S stay None: a (d, d) float64 array passes 32 MB
+MOST_PARAMETERS = 10**8  # dim × num_clients
 _UNROLLED_DIM = 32
 
 
@@ -61,58 +62,37 @@ def population(
     init: Any,
 ) -> Population:
     """Checks the arguments and draws x*_k = center + heterogeneity · N(0, I), once."""
-    heterogeneity = check_scale("heterogeneity", heterogeneity)
-    truth_seed = check_count("truth_seed", truth_seed, 0)
+    heterogeneity = checks.scale("heterogeneity", heterogeneity)
+    truth_seed = checks.count("truth_seed", truth_seed, 0)
     if client_truths is not None:
         if center is not None:
             raise ValueError(f"center: must be None when client_truths is given, got {center!r}")
-        truths = check_array("client_truths", client_truths, (num_clients, dim))
+        truths = checks.array("client_truths", client_truths, (num_clients, dim))
     else:
-        middle = default_center if center is None else check_array("center", center, (dim,))
+        middle = default_center if center is None else checks.array("center", center, (dim,))
         unit = np.random.Generator(np.random.PCG64(truth_seed)).standard_normal((num_clients, dim))
         truths = middle + heterogeneity * unit
     return Population(
-        weights=check_weights(weights, num_clients),
+        weights=checks.weights(weights, num_clients),
         truths=truths,
         factor=check_covariance(covariance, dim),
-        init=np.zeros(dim) if init is None else check_array("init", init, (dim,)),
+        init=np.zeros(dim) if init is None else checks.array("init", init, (dim,)),
     )
 
 
 def check_sizes(dim: Any, num_clients: Any) -> tuple[int, int]:
-    """Refuses sizes that are not integers of at least 1."""
-    return check_count("dim", dim, 1), check_count("num_clients", num_clients, 1)
-
-
-def check_scale(name: str, value: Any) -> float:
-    """Refuses a scale that is not a finite number of at least 0."""
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    scale = float(value) if real else math.nan
-    if not (math.isfinite(scale) and scale >= 0):
-        raise ValueError(f"{name}: must be a finite number of at least 0, got {value!r}")
-    return scale
-
-
-def check_array(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Refuses anything but finite numbers of the given shape; returns a float64 copy."""
-    try:
-        array = np.array(value, np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name}: must hold real numbers of shape {shape}, got {value!r}"
-        ) from error
-    if array.shape != shape:
-        raise ValueError(f"{name}: must have shape {shape}, got {array.shape}")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name}: must be finite, got {array}")
-    return array
+    """Refuses sizes that are not integers, or so large that one replication would pass 400 MB."""
+    d, K = checks.count("dim", dim, 1, 10**6), checks.count("num_clients", num_clients, 1, 10**7)
+    if d * K > MOST_PARAMETERS:
+        raise refusal("num_clients", f"keep dim × num_clients at most {MOST_PARAMETERS}", K)
+    return d, K
 
 
 def check_covariance(covariance: Any, dim: int) -> np.ndarray | None:
     """Returns the Cholesky factor of Σ, or None for the identity."""
     if covariance is None:
         return None
-    matrix = check_array("covariance", covariance, (dim, dim))
+    matrix = checks.array("covariance", covariance, (dim, dim))
     largest = np.abs(matrix).max()
     if np.abs(matrix - matrix.T).max() > 1e-10 * largest:
         raise ValueError(f"covariance: must be symmetric, got {matrix}")

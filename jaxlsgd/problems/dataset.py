@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, Observation, Params, Problem, check_weights
-from jaxlsgd.forms import OuterProduct, Scaled
+from jaxlsgd.core import checks
+from jaxlsgd.core.forms import OuterProduct, Scaled
+from jaxlsgd.core.problem import Array, Draws, Observation, Params, Problem
 from jaxlsgd.problems import _finite_sum as finite_sum
 from jaxlsgd.problems._client_rows import check_sizes, pad, read_rows
-from jaxlsgd.problems._common import MAX_MATRIX_DIM, check_array
+from jaxlsgd.problems._common import MAX_MATRIX_DIM
 from jaxlsgd.problems.linear import squared_gradient, squared_hessian, squared_loss
 from jaxlsgd.problems.logistic import logistic_gradient, logistic_hessian, logistic_loss
 
@@ -108,7 +109,7 @@ def dataset(
     """
     features, targets = read_rows("features", features), read_rows("targets", targets)
     sizes = check_sizes(features, targets)
-    p = check_weights(sizes / sizes.sum() if weights is None else weights, len(sizes))
+    p = checks.weights(sizes / sizes.sum() if weights is None else weights, len(sizes))
     given = {"gradient": gradient, "hessian": hessian, "truth": truth}
     if callable(loss):
         if init is None:
@@ -142,7 +143,7 @@ def _closed_form(
     if dim <= MAX_MATRIX_DIM:
         G, S = finite_sum.moments(features, targets, weights, truth, closed.factors)
     return {
-        "init": np.zeros(dim) if init is None else check_array("init", init, (dim,)),
+        "init": np.zeros(dim) if init is None else checks.array("init", init, (dim,)),
         "loss": closed.loss,
         "gradient": closed.gradient,
         "hessian": closed.hessian,

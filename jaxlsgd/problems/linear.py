@@ -8,16 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, Problem
-from jaxlsgd.forms import OuterProduct, Scaled
-from jaxlsgd.problems._common import (
-    MAX_MATRIX_DIM,
-    Population,
-    check_scale,
-    check_sizes,
-    dot,
-    population,
-)
+from jaxlsgd.core import checks
+from jaxlsgd.core.forms import OuterProduct, Scaled
+from jaxlsgd.core.problem import Array, Draws, Problem
+from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, dot, population
 
 # Functions of the module, not closures: equal functions share a compiled program.
 
@@ -117,7 +111,7 @@ def linear(
       numerical simulations.
     """
     dim, num_clients = check_sizes(dim, num_clients)
-    noise = check_scale("noise", noise)
+    noise = checks.scale("noise", noise)
     people = population(
         dim,
         num_clients,

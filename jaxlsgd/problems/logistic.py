@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.base import Array, Draws, Problem
-from jaxlsgd.forms import OuterProduct, Scaled
+from jaxlsgd.core.forms import OuterProduct, Scaled
+from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.problems import _logistic_moments as moments
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, dot, population
 

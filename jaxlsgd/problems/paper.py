@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxlsgd.base import Problem
+from jaxlsgd.core.problem import Problem
 from jaxlsgd.problems.linear import linear
 from jaxlsgd.problems.logistic import logistic
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from jaxlsgd.fclt import FcltCheck
 from jaxlsgd.inference.diagnostics import Regime
 from jaxlsgd.report import drawing
+from jaxlsgd.runs.fclt import FcltCheck
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.measures import Row, summarise
+from jaxlsgd.analysis.measures import Row, summarise
+from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import drawing
 from jaxlsgd.report.tables import cells_of
-from jaxlsgd.rows import CellRows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

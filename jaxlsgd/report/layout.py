@@ -6,7 +6,7 @@ import re
 import textwrap
 from typing import NamedTuple
 
-from jaxlsgd.text import align
+from jaxlsgd.core.text import align
 
 _WIDTH = 100  # of notes as text
 _LATEX = {

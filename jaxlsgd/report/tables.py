@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxlsgd import measures as measures_lib
-from jaxlsgd.measures import COUNTS, IDENTITY, MEASURES, Row
+from jaxlsgd.analysis import measures as measures_lib
+from jaxlsgd.analysis.measures import COUNTS, IDENTITY, MEASURES, Row
+from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.text import error_decimals, with_error
 from jaxlsgd.report import layout
-from jaxlsgd.rows import CellRows
-from jaxlsgd.text import error_decimals, with_error
 
 FORMATS = ("text", "markdown", "csv", "latex", "json")
 SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
@@ -84,7 +84,7 @@ def render(
       source: `CellRows`, a sequence of them, or the results of a study.
       format: "text", "markdown", "latex", "csv" or "json".
       coordinate: name of the coordinate, or "all"; None as above.
-      measures: names out of `jaxlsgd.measures.MEASURES`; None as above.
+      measures: names out of `jaxlsgd.analysis.measures.MEASURES`; None as above.
 
     Returns:
       The table.

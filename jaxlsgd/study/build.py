@@ -11,12 +11,13 @@ from typing import Any
 import jax
 
 from jaxlsgd import problems, schedules
-from jaxlsgd.base import Estimator, Problem
+from jaxlsgd.core.estimator import Estimator
+from jaxlsgd.core.problem import Problem
+from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
-from jaxlsgd.rows import CellRows, MethodRows
-from jaxlsgd.simulation import Task, cell_rows, run_together
-from jaxlsgd.study.checks import told
+from jaxlsgd.runs.simulation import Task, cell_rows, run_together
+from jaxlsgd.study.errors import told
 from jaxlsgd.study.grid import Cell
 from jaxlsgd.study.parts import MethodSpec, ProblemSpec, thawed
 from jaxlsgd.study.spec import Study

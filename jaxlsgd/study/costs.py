@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from jaxlsgd.blocks import AHEAD_BYTES, BLOCK_STEPS
+from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS
 from jaxlsgd.study.grid import Cell
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxlsgd.blocks import BLOCK_STEPS, SLOTS
+from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS
 from jaxlsgd.schedules import Plan
 from jaxlsgd.study import costs
 from jaxlsgd.study.jobs import Job, Tile, grouped

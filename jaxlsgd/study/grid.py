@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd import schedules
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.schedules import Plan, Schedule
-from jaxlsgd.study import checks
-from jaxlsgd.study.checks import SpecError, must
+from jaxlsgd.study.errors import SpecError
 from jaxlsgd.study.parts import (
     MOST_STEPS,
     Extent,
@@ -124,7 +125,7 @@ def read_rules(study: Study, key: str, keys: tuple[str, ...]) -> tuple[Any, ...]
     """Checked tables of `exclude` or `extra`, as sorted pairs."""
     values = getattr(study, key)
     if not isinstance(values, (list, tuple)):
-        raise must(key, values, "be a list of tables")
+        raise refusal(key, "be a list of tables", values)
     return tuple(_rule(study, f"{key}[{i}]", value, keys) for i, value in enumerate(values))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jaxlsgd.rows import MethodRows
+from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study import costs
 from jaxlsgd.study.grid import Cell
 

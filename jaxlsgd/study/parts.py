@@ -13,9 +13,10 @@ from fractions import Fraction
 from typing import Any
 
 from jaxlsgd import schedules
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.schedules import Schedule
-from jaxlsgd.study import checks
-from jaxlsgd.study.checks import SpecError, must
+from jaxlsgd.study.errors import SpecError
 
 _POPULATION = (
     *("dim", "num_clients", "heterogeneity", "weights", "covariance"),
@@ -69,7 +70,7 @@ class ProblemSpec:
         name = checks.label(f"{where}.name", given.pop("name", kind.removeprefix("paper-")))
         gamma0 = checks.number(f"{where}.gamma0", given.pop("gamma0", DEFAULT_GAMMA0[kind]))
         alpha = checks.number(f"{where}.alpha", given.pop("alpha", 0.505))
-        checks.told(where, lambda: schedules.power_decay(gamma0, alpha))
+        told(where, lambda: schedules.power_decay(gamma0, alpha))
         checks.known_keys(where, given, (*PROBLEMS[kind], "kind", "name", "gamma0", "alpha"))
         return cls(kind, name, gamma0, alpha, _problem_arguments(where, kind, given))
 
@@ -96,16 +97,16 @@ def _problem_arguments(where: str, kind: str, given: dict[str, Any]) -> tuple[An
                 f"{where}.{key}: is missing; a {kind} problem needs dim and num_clients"
             )
     arguments = {
-        key: checks.integer(f"{where}.{key}", value, 0 if key == "truth_seed" else 1, _LARGEST[key])
+        key: checks.count(f"{where}.{key}", value, 0 if key == "truth_seed" else 1, _LARGEST[key])
         if key in _LARGEST
         else checks.numeric(f"{where}.{key}", value)
         for key, value in given.items()
     }
     if arguments and arguments["dim"] * arguments["num_clients"] > _MOST_PARAMETERS:
-        raise must(
+        raise refusal(
             f"{where}.num_clients",
-            arguments["num_clients"],
             f"keep dim × num_clients at most {_MOST_PARAMETERS}",
+            arguments["num_clients"],
         )
     return tuple(sorted(arguments.items()))
 
@@ -125,7 +126,7 @@ def read_schedule(value: Any, where: str, warmup: float = 0.0) -> Schedule:
         if value not in known:
             table = '{family = "power", beta = 0.25}'
             rule = f"be one of {', '.join(known)}, or a table such as {table}"
-            raise must(where, value, rule, checks.nearest(value, known))
+            raise refusal(where, rule, value, checks.nearest(value, known))
         return schedules.paper(value).with_warmup(warmup)
     given = checks.table(where, value, "a schedule's name or a table with `family`")
     family = checks.choice(f"{where}.family", given.pop("family", None), FAMILIES)
@@ -134,7 +135,7 @@ def read_schedule(value: Any, where: str, warmup: float = 0.0) -> Schedule:
     arguments = tuple(inspect.signature(builder).parameters)
     checks.known_keys(where, given, (*arguments, "family", "warmup", "name"))
     given = {key: _fraction(part) for key, part in given.items()}
-    made = checks.told(where, lambda: builder(**given).with_warmup(share))
+    made = told(where, lambda: builder(**given).with_warmup(share))
     if name is not None:
         made = dataclasses.replace(made, name=checks.label(f"{where}.name", name))
     return made
@@ -176,10 +177,10 @@ class Extent:
         given = value if isinstance(value, dict) else {"num_steps": value}
         checks.known_keys(where, given, ("num_steps", "num_rounds"))
         if len(given) != 1:
-            raise must(where, value, "give exactly one of num_steps and num_rounds")
+            raise refusal(where, "give exactly one of num_steps and num_rounds", value)
         unit, count = next(iter(given.items()))
         place = f"{where}.{unit}" if isinstance(value, dict) else where
-        return cls(unit, checks.integer(place, count, 1, MOST_STEPS))
+        return cls(unit, checks.count(place, count, 1, MOST_STEPS))
 
     def plain(self) -> dict[str, int]:
         """The table that `of` reads."""
@@ -222,7 +223,7 @@ class MethodSpec:
 def _method_by_name(value: str, where: str) -> MethodSpec:
     known = [_method_name(kind, option) for kind in METHODS for option in METHODS[kind][1]]
     if value not in known:
-        raise must(where, value, f"be one of {', '.join(known)}", checks.nearest(value, known))
+        raise refusal(where, f"be one of {', '.join(known)}", value, checks.nearest(value, known))
     kind, _, option = value.removesuffix("]").partition("[")
     main, values = METHODS[kind]
     return MethodSpec(kind, value, ((main, option or values[0]),))

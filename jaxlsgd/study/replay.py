@@ -7,11 +7,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxlsgd.rows import CellRows
-from jaxlsgd.simulation import cell_rows, run_replications
+from jaxlsgd.core.rows import CellRows
+from jaxlsgd.runs.simulation import cell_rows, run_replications
 from jaxlsgd.study import build
-from jaxlsgd.study.files import StoreError
-from jaxlsgd.study.store import Results
+from jaxlsgd.study.store.codec import StoreError
+from jaxlsgd.study.store.reader import Results
 
 # Alone, a replication runs in another vector width than in its tile, so that sums round otherwise.
 TOLERANCE = {"float32": 1e-2, "float64": 1e-6}  # of a half-width

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jaxlsgd.rows import MethodRows
-from jaxlsgd.study import costs, local
+from jaxlsgd.core.rows import MethodRows
+from jaxlsgd.study import costs
+from jaxlsgd.study.executors import threads as local
 from jaxlsgd.study.grid import Cell
 from jaxlsgd.study.jobs import Finished, Job, Tile, grouped
 from jaxlsgd.study.progress import Silent, Totals
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.stop import Dropped, Stop
-from jaxlsgd.study.writer import Writer
+from jaxlsgd.study.store.writer import Writer
 
 DONE, FAILED, PARTIAL = 0, 1, 3
 _STOPPING = "stopping when the tiles in flight are finished (two signals drop them)"
@@ -60,7 +61,7 @@ def run(
       devices: JAX devices, all of the default backend's if None.
       client: a `dask.distributed.Client`, whose workers then run the tiles in place of devices here.
       distributed: whether this is one of several processes that JAX has joined, all of which make this
-        call; the first of them alone looks at the directory. See `jaxlsgd.distributed.start`.
+        call; the first of them alone looks at the directory. See `jaxlsgd.engine.distributed.start`.
       max_time: seconds after which no further tile begins.
       progress: told how it goes; nothing but warnings if None.
       stop: lets another thread or a signal end the run.
@@ -109,7 +110,8 @@ def _run_with_others(
     """Runs a study as one of several processes; only the leader's outcome tells of all of it."""
     import jax
 
-    from jaxlsgd.study import machine, processes
+    from jaxlsgd.engine import machine
+    from jaxlsgd.study.executors import joined as processes
 
     began = time.monotonic()
     chosen = list(devices or jax.local_devices())
@@ -140,7 +142,7 @@ class _Place(NamedTuple):
 def _here(devices: Sequence[Any] | None) -> _Place:
     import jax
 
-    from jaxlsgd.study import machine
+    from jaxlsgd.engine import machine
 
     chosen = list(devices or jax.local_devices())
 
@@ -152,7 +154,7 @@ def _here(devices: Sequence[Any] | None) -> _Place:
 
 def _there(client: Any, stop: Stop, progress: Silent) -> _Place | None:
     """The workers of a cluster; None if the run is asked to end before there are any."""
-    from jaxlsgd.study import cluster
+    from jaxlsgd.study.executors import dask as cluster
 
     expected = cluster.environment(client, stop, progress.say)
     if expected is None:

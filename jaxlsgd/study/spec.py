@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.study import checks
-from jaxlsgd.study.checks import SpecError, must
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.study.errors import SpecError
 from jaxlsgd.study.grid import EXCLUDE_KEYS, EXTRA_KEYS, Cell, digest_of, expand, read_rules
 from jaxlsgd.study.parts import (
     MOST_STEPS,
@@ -91,7 +92,7 @@ class Study:
         put("problems", _each("problems", self.problems, ProblemSpec.of, "problem"))
         share = checks.number("warmup", warmup)
         if not 0 <= share < 1:
-            raise must("warmup", warmup, "be a share of the observations in [0, 1)")
+            raise refusal("warmup", "be a share of the observations in [0, 1)", warmup)
         read = functools.partial(read_schedule, warmup=share)
         put("schedules", _each("schedules", self.schedules, read, "schedule"))
         put("methods", _each("methods", self.methods, MethodSpec.of, "method"))
@@ -100,14 +101,14 @@ class Study:
             checks.distinct(key, names(getattr(self, key)))
         checks.distinct("levels", self.levels)
         if len(self.levels) > MOST_LEVELS:
-            raise must("levels", self.levels, f"be at most {MOST_LEVELS}")
+            raise refusal("levels", f"be at most {MOST_LEVELS}", self.levels)
         put("replications", _count("replications", self.replications, MOST_REPLICATIONS))
-        put("seed", checks.integer("seed", self.seed, 0, 2**32 - 1))
+        put("seed", checks.count("seed", self.seed, 0, 2**32 - 1))
         put("tile_size", _count("tile_size", self.tile_size, 65_536))
         put("dtype", checks.choice("dtype", self.dtype, DTYPES))
         put("save_at", _save_at(self.save_at))
         if not isinstance(self.cross, bool):
-            raise must("cross", self.cross, "be true or false")
+            raise refusal("cross", "be true or false", self.cross)
         need = self.cross or self.horizons not in ((), [])
         put("horizons", _each("horizons", self.horizons, Extent.of, "horizon") if need else ())
         checks.distinct("horizons", map(str, self.horizons))
@@ -141,7 +142,7 @@ class Study:
         if most + len(self.extra) > MOST_CELLS:
             raise SpecError(f"the grid has {most + len(self.extra)} cells, at most {MOST_CELLS}")
         if most * len(self.methods) * len(self.exclude) > MOST_RULES:
-            raise must("exclude", len(self.exclude), "be few rules for so large a grid")
+            raise refusal("exclude", "be few rules for so large a grid", len(self.exclude))
         cells = tuple(expand(self))
         if not cells:
             cause = "every cell is excluded" if self.cross else "cross is false and extra is empty"
@@ -241,27 +242,27 @@ def _each(key: str, values: Any, read: Any, what: str) -> tuple[Any, ...]:
 
 
 def _level(value: Any, where: str) -> float:
-    return checks.level(where, value)
+    return checks.level(value, where)
 
 
 def _count(key: str, value: Any, most: int) -> int:
-    return checks.integer(key, value, 1, most)
+    return checks.count(key, value, 1, most)
 
 
 def _save_at(value: Any) -> tuple[int | float, ...]:
     if isinstance(value, int) and not isinstance(value, bool):
-        count = checks.integer("save_at", value, 1, 10_000)
+        count = checks.count("save_at", value, 1, 10_000)
         return tuple(i / count for i in range(1, count + 1))
     if not isinstance(value, (list, tuple)) or len(value) > 10_000:
-        raise must("save_at", value, "be a list of rounds or of shares of the rounds in (0, 1]")
+        raise refusal("save_at", "be a list of rounds or of shares of the rounds in (0, 1]", value)
     return tuple(_save(f"save_at[{i}]", part) for i, part in enumerate(value))
 
 
 def _save(where: str, value: Any) -> int | float:
     if not isinstance(value, float):
-        return checks.integer(where, value, 1, MOST_STEPS)
+        return checks.count(where, value, 1, MOST_STEPS)
     if not 0 < value <= 1:
-        raise must(where, value, "be a share of the rounds in (0, 1], or an integer, a round")
+        raise refusal(where, "be a share of the rounds in (0, 1], or an integer, a round", value)
     return value
 
 

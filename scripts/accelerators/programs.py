@@ -69,7 +69,8 @@ class Programs:
     def __init__(self, kind: str, device: Any) -> None:
         import jax
 
-        from jaxlsgd import problems, tile
+        from jaxlsgd import problems
+        from jaxlsgd.engine import tile
         from jaxlsgd.schedules import constant, power_decay
 
         self._sharding = jax.sharding.SingleDeviceSharding(device)
@@ -93,7 +94,7 @@ class Programs:
     def _state(self, R: int) -> Any:
         import jax
 
-        from jaxlsgd import tile
+        from jaxlsgd.engine import tile
 
         make = functools.partial(tile.start_tile, self._program, replications=R)
         return self._abstract(jax.eval_shape(make, self._data))
@@ -102,7 +103,7 @@ class Programs:
         """The start of a tile."""
         import jax
 
-        from jaxlsgd import tile
+        from jaxlsgd.engine import tile
 
         return jax.jit(lambda d: tile.start_tile(self._program, d, R)).lower(self._data)
 
@@ -111,8 +112,8 @@ class Programs:
         import jax
         import numpy as np
 
-        from jaxlsgd import tile
-        from jaxlsgd.blocks import lay_out
+        from jaxlsgd.engine import tile
+        from jaxlsgd.engine.layout import lay_out
 
         # Typed keys have no abstract value on a device that is not there; their words do.
         def run(d: Any, words: Any, s: Any, b: Any) -> Any:
@@ -129,8 +130,8 @@ class Programs:
         """What a method makes of its statistics."""
         import jax
 
-        from jaxlsgd import tile
-        from jaxlsgd.base import Horizon
+        from jaxlsgd.core.estimator import Horizon
+        from jaxlsgd.engine import tile
 
         def run(d: Any, s: Any, h: Any) -> Any:
             return tile.measure_tile(self._program, d, s, self.methods[name], h)
@@ -141,7 +142,7 @@ class Programs:
 
 def jobs(device: Any) -> Iterator[Job]:
     """The start of a tile, its three kinds of blocks, and every measurement; both problems."""
-    from jaxlsgd.blocks import BLOCK_STEPS, SLOTS
+    from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS
 
     for kind in ("linear", "logistic"):
         programs = Programs(kind, device)
@@ -158,7 +159,7 @@ def report(target: str, job: Job, replications: int) -> dict[str, Any]:
     """Compiles one program and reads it."""
     import hlo
 
-    from jaxlsgd.blocks import BLOCK_STEPS
+    from jaxlsgd.engine.layout import BLOCK_STEPS
 
     began = time.perf_counter()
     compiled = job.lower(replications).compile()
@@ -196,7 +197,8 @@ def _bytes(compiled: Any) -> int:
 
 def memory(target: str, job: Job) -> dict[str, Any]:
     """Memory as a line in R, against the prediction, and the R that fills the device."""
-    from jaxlsgd import memory, plug_in, problems, random_scaling
+    from jaxlsgd import plug_in, problems, random_scaling
+    from jaxlsgd.engine import cost as memory
 
     sizes = [_bytes(job.lower(R).compile()) for R in WIDTHS]
     each = (sizes[1] - sizes[0]) / (WIDTHS[1] - WIDTHS[0])

@@ -1,0 +1,145 @@
+"""Algorithm 1 of the paper, Local SGD, and the plain round that every algorithm of this room runs.
+
+    for round m = 1, …, T:
+        every client k starts from the average, x_k ← x̄_{t_{m−1}}
+        E_m times:  every client k draws ξ_k and steps,  x_k ← x_k − η_m ∇f_k(x_k; ξ_k)
+        x̄_{t_m} ← Σ_k p_k x_k
+    ȳ_T = (1/T) Σ_m x̄_{t_m}
+
+Local SGD is the `Algorithm` that adds nothing to this; see `core.algorithm` for what others may add. The
+block engine makes the same numbers much faster for many replications; tests compare the two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.algorithm import Algorithm, Client, Round
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.estimator import Sync
+from jaxlsgd.core.problem import Array, Observation, Params
+
+
+@functools.cache
+def local_sgd() -> Algorithm:
+    """Local SGD, the paper's Algorithm 1: clients step along their gradients, the server averages."""
+    return Algorithm("local_sgd", within_theory=True)
+
+
+class RoundState(NamedTuple):
+    """Between two rounds."""
+
+    params: Params  # x̄_{t_m}
+    server: Any = None  # what the server keeps
+    memory: Any = None  # what the clients keep; leaves (K, ...)
+
+
+class Rounds(NamedTuple):
+    """An algorithm ready for your own loop over data: `init(params)`, `round(state, observations, eta)`."""
+
+    init: Callable[[Params], RoundState]
+    round: Callable[[RoundState, Observation, Any], tuple[RoundState, Sync]]
+
+
+def plain_rounds(
+    loss: Callable[[Params, Observation], Array],
+    weights: Any,
+    algorithm: Algorithm | None = None,
+) -> Rounds:
+    """Communication rounds on observations that you bring: a jitted `lax.scan` over E_m local steps.
+
+    Of one replication; `jax.vmap` the round for more. Compiled anew for each E_m.
+
+    Args:
+      loss: `(params, observation) → scalar`, of one observation of one client.
+      weights: p_k, (K,), summing to 1.
+      algorithm: from `jaxlsgd.algorithms`; Local SGD if None.
+
+    Returns:
+      `Rounds`. `round` takes the state, observations with leaves (E_m, K, ...) and η_m, and returns the
+      next state and the `Sync` that an estimator's `update` takes.
+
+    Example::
+
+        rounds = plain_rounds(loss, weights=[0.5, 0.5])
+        state = rounds.init(params)
+        for observations in batches:  # leaves (E_m, 2, ...)
+            state, sync = rounds.round(state, observations, 0.01)
+            statistics = estimator.update(statistics, sync)
+    """
+    p = jnp.asarray(checks.weights(weights, len(weights)))
+    algorithm = algorithm or local_sgd()
+    return Rounds(
+        functools.partial(_init, algorithm, p.shape[0]),
+        jax.jit(functools.partial(_round, algorithm, loss, p)),
+    )
+
+
+def _init(algorithm: Algorithm, num_clients: int, params: Params) -> RoundState:
+    x, _ = ravel_pytree(params)
+    server = algorithm.init_server(x) if algorithm.init_server else None
+    memory = algorithm.init_client(x) if algorithm.init_client else None
+    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), memory)
+    return RoundState(params, server, memory)
+
+
+def _round(
+    algorithm: Algorithm,
+    loss: Callable[[Params, Observation], Array],
+    p: Array,
+    state: RoundState,
+    observations: Observation,
+    eta: Array,
+) -> tuple[RoundState, Sync]:
+    """Round m of Algorithm 1."""
+    x_bar, unravel = ravel_pytree(state.params)
+    E = _steps(observations, p.shape[0])
+    round = Round(x_bar, state.server, E, eta)
+    gradient = jax.grad(lambda x, xi: loss(unravel(x), xi))
+
+    def start(memory: Any) -> Client:
+        return Client(x_bar, algorithm.begin(memory, round) if algorithm.begin else None, memory)
+
+    def local_step(client: Client, xi: Observation) -> Client:
+        g, local = gradient(client.x, xi), client.local
+        d, local = algorithm.direction(g, client, round) if algorithm.direction else (g, local)
+        return Client(client.x - eta * d, local, client.memory)
+
+    def send(client: Client) -> tuple[Any, Any]:
+        return algorithm.send(client, round) if algorithm.send else (None, client.memory)
+
+    clients = jax.vmap(start, axis_size=p.shape[0])(state.memory)
+    clients, _ = lax.scan(
+        lambda all_, xi: (jax.vmap(local_step)(all_, xi), None), clients, observations
+    )
+    messages, memory = jax.vmap(send)(clients)
+    moved, message = _mean(p, (clients.x - x_bar, messages))
+    if algorithm.receive:
+        x_bar, server = algorithm.receive(moved, message, round)
+    else:
+        x_bar, server = x_bar + moved, state.server
+    params = unravel(x_bar)
+    return RoundState(params, server, memory), Sync(params, E, eta)
+
+
+def _mean(p: Array, tree: Any) -> Any:
+    """Σ_k p_k v_k."""
+    product = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.HIGHEST)
+    return jax.tree.map(lambda v: product(p.astype(v.dtype), v), tree)
+
+
+def _steps(observations: Observation, num_clients: int) -> int:
+    """E_m, from the leading dimensions (E_m, K) that all leaves must have."""
+    shapes = [jnp.shape(leaf)[:2] for leaf in jax.tree.leaves(observations)]
+    if not shapes or any(shape != (shapes[0][0], num_clients) for shape in shapes):
+        rule = f"have leaves (E_m, {num_clients}, ...), steps first and then clients"
+        raise refusal("observations", rule, shapes)
+    return shapes[0][0]

@@ -1,0 +1,56 @@
+"""Server optimisers (FedAvgM, FedAdam, ...): the server takes −Σ_k p_k (x_k − x̄) for a gradient."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import optax
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.algorithm import Algorithm, Round
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.problem import Array
+
+
+@functools.cache
+def server_optimizer(
+    optimizer: optax.GradientTransformation, name: str = "server_optimizer"
+) -> Algorithm:
+    """Local SGD whose server makes an optax update of the clients' mean movement.
+
+    Args:
+      optimizer: an optax optimiser with its learning rate; `optax.sgd(1.0)` is Local SGD.
+      name: for tables.
+
+    Example::
+
+        simulate(key, problem, plan, replications=100, algorithm=server_optimizer(optax.adam(0.01)))
+
+    Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan (2021), Adaptive
+    federated optimization.
+    """
+
+    def receive(moved: Array, message: Any, round: Round) -> tuple[Any, Any]:
+        del message
+        updates, server = optimizer.update(-moved, round.server, round.params)
+        return optax.apply_updates(round.params, updates), server
+
+    return Algorithm(name, init_server=optimizer.init, receive=receive)
+
+
+@functools.cache
+def server_momentum(momentum: float = 0.9, rate: float = 1.0) -> Algorithm:
+    """FedAvgM: v ← momentum · v − Σ_k p_k (x_k − x̄);  x̄ ← x̄ − rate · v.
+
+    Args:
+      momentum: in [0, 1); 0 with rate 1 is Local SGD.
+      rate: the server's learning rate, greater than 0.
+
+    Reference: Hsu, Qi, Brown (2019), Measuring the effects of non-identical data distribution for
+    federated visual classification.
+    """
+    if not 0 <= checks.number("momentum", momentum) < 1:
+        raise refusal("momentum", "be in [0, 1)", momentum)
+    checks.positive("rate", rate)
+    return server_optimizer(optax.sgd(rate, momentum=momentum), "server_momentum")

@@ -1,0 +1,1 @@
+"""Measures of a simulation study, from rows alone."""

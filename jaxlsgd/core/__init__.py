@@ -1,0 +1,1 @@
+"""Contracts and what every room uses: problems, algorithms, estimators, rows, checks."""

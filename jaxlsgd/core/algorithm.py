@@ -1,0 +1,80 @@
+"""The contract of a federated algorithm, written for one client and one replication.
+
+Local SGD is the algorithm that adds nothing. In round m, from the server's x̄ on, client k repeats
+
+    x_k ← x_k − η_m d_k,     d_k = direction(g_k, ...),     g_k = ∇f_k(x_k; ξ_k)
+
+and the server makes the next x̄ of how far the clients moved on average, Σ_k p_k (x_k − x̄), and of what
+else they send. As steps add up, Σ_k p_k x_k can be carried along with one sum over clients per step: that
+holds for every algorithm of this form, and no algorithm has to say so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxlsgd.core.problem import Array
+
+
+class Round(NamedTuple):
+    """What everybody knows in round m."""
+
+    params: Array  # (d,) x̄ where the round began
+    server: Any  # what the server keeps
+    E: Any  # () E_m
+    eta: Any  # () η_m
+
+
+class Client(NamedTuple):
+    """What client k knows."""
+
+    x: Array  # (d,) x_k
+    local: Any  # made anew when a round begins
+    memory: Any  # lasts from round to round; changes only where a round ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """A federated algorithm as pure functions on flat parameter vectors (d,).
+
+    A part that is None does what Local SGD does, and costs nothing. Builders are cached
+    (`functools.cache`), because two objects with equal functions would be compiled twice.
+
+    Example, FedProx, whose clients minimise f_k(x) + μ/2 ‖x − x̄‖²::
+
+        @functools.cache
+        def fedprox(mu: float) -> Algorithm:
+            def direction(gradient, client, round):
+                return gradient + mu * (client.x - round.params), client.local
+
+            return Algorithm("fedprox", direction=direction)
+
+    Attributes:
+      name: short, for tables and studies.
+      init_server: `x_0 → server`, what the server keeps; nothing if None.
+      init_client: `x_0 → memory`, what a client keeps from round to round; nothing if None.
+      begin: `(memory, round) → local`, what a client makes when a round begins; nothing if None.
+      direction: `(gradient, client, round) → (d_k, local)`, one local step; the gradient if None.
+      send: `(client, round) → (message, memory)`, what a client sends when a round ends; the server
+        receives Σ_k p_k message. Nothing if None.
+      receive: `(moved, message, round) → (x̄, server)`, how the server takes in the mean movement
+        Σ_k p_k (x_k − x̄) and the mean message; x̄ + moved if None.
+      within_theory: whether the paper's theory covers it. Where it does not, intervals are measured,
+        not promised.
+    """
+
+    name: str
+    init_server: Callable[[Array], Any] | None = None
+    init_client: Callable[[Array], Any] | None = None
+    begin: Callable[[Any, Round], Any] | None = None
+    direction: Callable[[Array, Client, Round], tuple[Array, Any]] | None = None
+    send: Callable[[Client, Round], tuple[Any, Any]] | None = None
+    receive: Callable[[Array, Any, Round], tuple[Array, Any]] | None = None
+    within_theory: bool = False
+
+    @property
+    def averages(self) -> bool:
+        """Whether a round ends as in Local SGD: every client goes to Σ_k p_k x_k, and that is all."""
+        return self.send is None and self.receive is None

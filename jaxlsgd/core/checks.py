@@ -1,0 +1,224 @@
+"""Arguments that come from people. Every refusal reads `argument: must rule, got value`.
+
+Nothing here imports jax, so that a study file is refused in a moment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+LARGEST_INTERVAL = 2**31 - 1  # an interval is an int32 on the device
+LARGEST_COUNT = 2**53
+MOST_ENTRIES = 100_000  # of a list of problems, schedules, horizons, methods or levels
+_SHOWN = 80  # characters of a refused value that a message repeats
+_DEEPEST = 8  # nesting of lists in an argument; a covariance needs 2
+
+
+def refusal(argument: str, rule: str, value: object, hint: str = "") -> ValueError:
+    """The error for a value that breaks a rule: `raise refusal("E", "be at least 1", 0)`."""
+    return ValueError(f"{argument}: must {rule}, got {shown(value)}{hint}")
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
+        text = f"({type(value).__name__} that is too large to show)"
+    text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return repr(text) if isinstance(value, str) else text
+
+
+def nearest(value: object, known: Iterable[str]) -> str:
+    """'; did you mean …?' where a known name is near, or ''."""
+    folded = {name.casefold(): name for name in known}
+    text = value[:_SHOWN].casefold() if isinstance(value, str) else ""
+    near = difflib.get_close_matches(text, folded, n=1, cutoff=0.5)
+    return f"; did you mean {folded[near[0]]!r}?" if near else ""
+
+
+def number(
+    argument: str, value: Any, rule: str = "be a finite number", above: float = -math.inf
+) -> float:
+    """A finite real number greater than `above`."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    try:
+        found = float(value) if real else math.nan
+    except OverflowError:  # an integer beyond all floats
+        found = math.inf
+    if not (math.isfinite(found) and found > above):
+        raise refusal(argument, rule, value)
+    return found
+
+
+def positive(argument: str, value: Any) -> float:
+    """A finite number greater than 0."""
+    return number(argument, value, "be a finite number greater than 0", 0.0)
+
+
+def scale(argument: str, value: Any) -> float:
+    """A finite number of at least 0."""
+    found = number(argument, value, rule := "be a finite number of at least 0")
+    if found < 0:
+        raise refusal(argument, rule, value)
+    return found
+
+
+def count(argument: str, value: Any, least: int = 1, most: int = LARGEST_COUNT) -> int:
+    """An integer between two bounds."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or not least <= int(value) <= most:
+        bounds = f"of at least {least}" if most == LARGEST_COUNT else f"from {least} to {most}"
+        raise refusal(argument, f"be an integer {bounds}", value)
+    return int(value)
+
+
+def level(value: Any, argument: str = "level") -> float:
+    """A confidence level strictly between 0 and 1."""
+    found = number(argument, value, rule := "be a number strictly between 0 and 1")
+    if not 0 < found < 1:
+        hint = f"; did you mean {found / 100:g}?" if 1 < found < 100 else ""
+        raise refusal(argument, rule, value, hint)
+    return found
+
+
+def choice(argument: str, value: Any, known: Collection[str]) -> str:
+    """One of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise refusal(argument, f"be one of {', '.join(known)}", value, nearest(value, known))
+    return value
+
+
+def label(argument: str, value: Any) -> str:
+    """A name that fits in a table: printable, not blank, at most 60 characters."""
+    fits = isinstance(value, str) and re.fullmatch(r"\S(?:.{0,58}\S)?", value)
+    if not fits or not value.isprintable():
+        raise refusal(argument, "be a name of 1 to 60 printable characters", value)
+    return value
+
+
+def distinct(argument: str, names: Iterable[Any]) -> None:
+    """Refuses a name that is given twice."""
+    seen = set()
+    for i, name in enumerate(names):
+        if name in seen:
+            rule = "differ from the others; give it a name of its own"
+            raise refusal(f"{argument}[{i}]", rule, name)
+        seen.add(name)
+
+
+def known_keys(argument: str, table: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuses a table with a key that nothing reads."""
+    for key in table:
+        if key not in known:
+            hint = nearest(key, known) or f"; known keys: {', '.join(sorted(known))}"
+            place = f"{argument}.{key}" if argument else str(key)
+            raise ValueError(f"{shown(place)[1:-1]}: unknown key{hint}")
+
+
+def table(argument: str, value: Any, what: str) -> dict[str, Any]:
+    """A table with string keys."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refusal(argument, f"be {what}", value)
+    return dict(value)
+
+
+def sequence(argument: str, value: Any, what: str) -> list[Any]:
+    """A list or tuple that is neither empty nor absurdly long."""
+    if not isinstance(value, (list, tuple)) or not value:
+        raise refusal(argument, f"be a list of at least one {what}", value)
+    if len(value) > MOST_ENTRIES:
+        raise refusal(argument, f"have at most {MOST_ENTRIES} entries", len(value))
+    return list(value)
+
+
+def numeric(argument: str, value: Any, depth: int = 0) -> Any:
+    """A finite number, or nested lists of them as tuples."""
+    if not isinstance(value, (list, tuple)):
+        return value if type(value) is int else number(argument, value)
+    if depth == _DEEPEST or not value:
+        raise refusal(argument, "be a number, or lists of numbers that are not empty", value)
+    return tuple(numeric(f"{argument}[{i}]", part, depth + 1) for i, part in enumerate(value))
+
+
+def array(argument: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Finite numbers of the given shape, as a float64 copy."""
+    try:
+        found = np.array(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise refusal(argument, f"hold real numbers of shape {shape}", value) from error
+    if found.shape != shape:
+        raise refusal(argument, f"have shape {shape}", found.shape)
+    finite(argument, found)
+    return found
+
+
+def finite(argument: str, value: Any) -> None:
+    """Refuses an array with a NaN or an infinity in it, and says where the first one is."""
+    found = np.asarray(value, np.float64)
+    bad = ~np.isfinite(found)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        place = f"{argument}[{', '.join(map(str, at))}]" if at else argument
+        raise refusal(place, "be finite", float(found[at]))
+
+
+def weights(value: Any, num_clients: int) -> NDArray[np.float64]:
+    """A distribution over the clients; uniform if None."""
+    if value is None:
+        return np.full(num_clients, 1.0 / num_clients)
+    found = array("weights", value, (num_clients,))
+    if np.any(found < 0):
+        first = int(np.argmax(found < 0))
+        raise refusal(f"weights[{first}]", "not be negative", float(found[first]))
+    if not math.isclose(found.sum(), 1.0, abs_tol=1e-6):
+        raise refusal("weights", "sum to 1", float(found.sum()))
+    return found / found.sum()
+
+
+def positive_array(argument: str, values: ArrayLike) -> NDArray[Any]:
+    """A non-empty vector of finite numbers greater than 0, whatever its dtype."""
+    found = np.asarray(values)
+    if found.ndim != 1 or found.size == 0:
+        raise refusal(argument, "be a sequence that is not empty", values)
+    # NumPy reads [2, True] as [2, 1].
+    has_bool = isinstance(values, (list, tuple)) and any(isinstance(v, bool) for v in values)
+    if has_bool or found.dtype.kind not in "iuf":
+        raise refusal(argument, "hold numbers only", "bool" if has_bool else str(found.dtype))
+    good = np.isfinite(found) & (found > 0)
+    if not good.all():
+        first = int(good.argmin())
+        raise refusal(f"{argument}[{first}]", "be finite and > 0", found[first].item())
+    return found
+
+
+def interval_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
+    """A non-empty vector of integers from 1 to the largest interval."""
+    found = positive_array(argument, values)
+    good = (found == np.floor(found)) & (found <= LARGEST_INTERVAL)
+    if not good.all():
+        first, rule = int(good.argmin()), f"be an integer from 1 to {LARGEST_INTERVAL}"
+        raise refusal(f"{argument}[{first}]", rule, found[first].item())
+    return found.astype(np.int64)
+
+
+def contrasts(value: ArrayLike) -> tuple[tuple[float, ...], ...]:
+    """A finite matrix of full row rank, (number, d), as rows."""
+    matrix = np.asarray(value, np.float64)
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"contrasts: must be a matrix (number, d), got shape {matrix.shape}")
+    finite("contrasts", matrix)
+    rank = int(np.linalg.matrix_rank(matrix))
+    if rank < matrix.shape[0]:
+        raise ValueError(
+            f"contrasts: rows must be linearly independent, got {matrix.shape[0]} of rank {rank}"
+        )
+    return tuple(map(tuple, matrix.tolist()))

@@ -1,0 +1,187 @@
+"""The contract of an interval method: statistics that it streams, and the interval they become.
+
+Written for one replication; the engine alone adds that dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.problem import Array, Params, Problem
+
+if TYPE_CHECKING:
+    from jaxlsgd.schedules.plan import Plan
+
+
+class Sync(NamedTuple):
+    """What the server knows when round m ends.
+
+    `gradient` is Σ_k p_k ∇f_k(x̄; ξ^k) and `hessian` Σ_k p_k ∇²f_k(x̄; ξ^k) at the average x̄, with
+    the sample of the first local step of the next round; None unless an estimator asks for it.
+    """
+
+    params: Params  # x̄_{t_m}
+    E: Any  # local steps of round m
+    eta: Any  # step size of round m
+    gradient: Params | None = None
+    hessian: Any = None  # (d, d), for the flattened parameters
+
+
+class Interval(NamedTuple):
+    """A two-sided confidence interval, coordinate by coordinate (or contrast by contrast)."""
+
+    estimate: Any  # (d,)
+    lower: Any  # (d,)
+    upper: Any  # (d,)
+
+
+class Measurement(NamedTuple):
+    """What an estimator has learnt: the interval is `estimate ± multiplier(level) · scale`."""
+
+    estimate: Array  # (d,)
+    scale: Array  # (d,)
+    floored: Array  # () bool: a numerical floor acted, so `scale` is a repaired figure
+    detail: Any = ()  # what a data-dependent multiplier needs, or ()
+
+
+class Accumulator(NamedTuple):
+    """A streaming statistic: `init(params) → state`, `update(state, sync) → state`, both pure.
+
+    Every leaf of the state belongs to one replication, except those in `shared`: fields of a
+    NamedTuple state (round counter, Σ1/E_m) that are functions of the schedule alone, of which the
+    engine then keeps one copy for all replications.
+    """
+
+    init: Callable[[Params], Any]
+    update: Callable[[Any, Sync], Any]
+    needs_gradient: bool = False
+    needs_hessian: bool = False
+    shared: tuple[str, ...] = ()
+
+
+class JointLaw(NamedTuple):
+    """The law of W = (Rx̂ − r)ᵀ (R M Rᵀ)⁻¹ (Rx̂ − r) under Rx* = r, for q contrasts R.
+
+    `quantile(level, q) → c`, and `tail(statistic, q) → (p, Monte-Carlo standard error of p)`.
+    """
+
+    quantile: Callable[[float, int], float]
+    tail: Callable[[float, int], tuple[float, float]]
+    normal: bool = False  # whether the estimate is jointly normal with covariance M
+
+
+class Law(NamedTuple):
+    """The distribution of (estimate − truth)/scale, on the host.
+
+    `multiplier(level, plan, detail) → q` with P(|statistic| ≤ q) = level, and
+    `tail(statistic, plan, detail) → p`, two-sided. `plan` is a `Plan` or None, `detail` that of the
+    measurement. `joint(plan) → JointLaw` where the joint law is known, else None.
+    """
+
+    multiplier: Callable[[float, Plan | None, Any], Any]
+    tail: Callable[[Any, Plan | None, Any], Any]
+    joint: Callable[[Plan | None], JointLaw] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """An interval method: the statistics it streams, and how they become an interval.
+
+    Made by a builder such as `jaxlsgd.random_scaling`. Works in the engine and in any JAX loop::
+
+        estimator = jaxlsgd.random_scaling()
+        state = estimator.init(params)
+        state = estimator.update(state, jaxlsgd.Sync(params=average, E=5, eta=0.01))
+        lower, upper = estimator.interval(state, level=0.95)[1:]
+
+    What tables, studies, joint tests, forecasts and figures need to know of a method, it declares.
+
+    Attributes:
+      name: short, unique among the methods of a run.
+      accumulators: the statistics; two methods that name the same one share it in the engine.
+      measure: `(states, horizon) → Measurement`; `horizon` is a `Horizon` of arrays, or None.
+      law: the law behind critical values and p-values.
+      matrix: `(states, horizon) → (M, floored)`, the (d, d) matrix M behind the scale, in float64,
+        which joint inference needs, and whether a numerical floor acted; None where there is none.
+      standard_error: whether the scale estimates the standard error of the estimate.
+      needs_plan: whether `measure` cannot do without the plan.
+      contrasts: rows R where the interval is for Rx, or () where it is for x itself.
+      label: how people write the name; the name itself if "".
+    """
+
+    name: str
+    accumulators: tuple[Accumulator, ...]
+    measure: Callable[[tuple[Any, ...], Horizon | None], Measurement]
+    law: Law
+    matrix: Callable[[tuple[Any, ...], Horizon | None], tuple[Any, Any]] | None = None
+    standard_error: bool = False
+    needs_plan: bool = False
+    contrasts: tuple[tuple[float, ...], ...] = ()
+    label: str = ""
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether it asks for the mean gradient at each synchronised average."""
+        return any(part.needs_gradient for part in self.accumulators)
+
+    @property
+    def needs_hessian(self) -> bool:
+        """Whether it asks for the mean Hessian at each synchronised average."""
+        return any(part.needs_hessian for part in self.accumulators)
+
+    def coordinates(self, problem: Problem) -> tuple[str, ...]:
+        """Names of what the interval is for."""
+        if self.contrasts:
+            return tuple(f"contrast[{i}]" for i in range(len(self.contrasts)))
+        return tuple(problem.parameter_names())
+
+    def truth(self, problem: Problem) -> np.ndarray | None:
+        """True value of what the interval is for, where the problem knows it."""
+        x = problem.true_vector
+        if x is None or not self.contrasts:
+            return x
+        return np.asarray(self.contrasts) @ x
+
+    def init(self, params: Params) -> tuple[Any, ...]:
+        """Returns the state before the first round."""
+        return tuple(part.init(params) for part in self.accumulators)
+
+    def update(self, state: tuple[Any, ...], sync: Sync) -> tuple[Any, ...]:
+        """Returns the state after one more round."""
+        pairs = zip(self.accumulators, state, strict=True)
+        return tuple(part.update(old, sync) for part, old in pairs)
+
+    def interval(self, state: tuple[Any, ...], level: float, plan: Plan | None = None) -> Interval:
+        """Returns the two-sided interval of the given level (0.95, not 95)."""
+        checks.level(level)
+        if self.needs_plan and plan is None:
+            raise ValueError(f"plan: {self.name} needs the plan that was run, got None")
+        measured = self.measure(state, None if plan is None else Horizon.of(plan))
+        half = self.law.multiplier(level, plan, measured.detail) * measured.scale
+        return Interval(measured.estimate, measured.estimate - half, measured.estimate + half)
+
+
+class Horizon(NamedTuple):
+    """A plan as arrays of padded length, so that plans of many lengths share one program."""
+
+    E: Any  # (padded,) E_m, 0 beyond the last round
+    eta: Any  # (padded,) η_m, 0 beyond the last round
+    num_rounds: Any  # () T
+
+    @classmethod
+    def of(cls, plan: Plan, dtype: Any = None) -> Horizon:
+        """Pads a plan to the next power of two."""
+        length = 1 << max(6, (plan.num_rounds - 1).bit_length())
+        pad = (0, length - plan.num_rounds)
+        dtype = dtype or jnp.result_type(float)
+        return cls(
+            np.pad(plan.E, pad).astype(dtype),
+            np.pad(plan.eta, pad).astype(dtype),
+            np.asarray(plan.num_rounds, np.int32),
+        )

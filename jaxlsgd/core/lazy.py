@@ -1,0 +1,31 @@
+"""Names that are loaded on first use, so that `jaxlsgd --help` and readers of results do not wait for JAX."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def attach(
+    package: str, where: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns a package's `__getattr__` and `__dir__`.
+
+    Args:
+      package: its `__name__`.
+      where: the module that each name is in; a name that equals the last part of its module's path and
+        ends in ":" is that module itself, as in {"joint": "jaxlsgd.inference.joint:"}.
+    """
+
+    def load(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        path, colon, _ = where[name].partition(":")
+        module = importlib.import_module(path)
+        value = module if colon else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load, lambda: sorted({*where, *vars(sys.modules[package])})

@@ -1,0 +1,302 @@
+"""The contract of a problem: a loss, where observations come from, and what is known of the truth.
+
+Written for one client and one replication; the engine alone adds those dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.forms import OuterProduct, Scaled, dense
+
+Array = jax.Array
+# Pytrees of arrays. A narrower type would refuse a user's function that is typed for its own pytree.
+Params = Any
+Observation = Any
+Client = Any
+
+
+class Draws(NamedTuple):
+    """Standard draws behind one observation; as a declaration, how many of each it needs."""
+
+    normal: Any = 0  # (normals,) float, or the count
+    uniform: Any = 0  # (uniforms,) float in (0, 1), or the count
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """A federated estimation problem: minimise Σ_k p_k E f(x; ξ_k) over x.
+
+    Say where observations come from in one of two ways: `sample(key, client)`, the easy one, or
+    `draws` and `observe(draws, client)`, the fast one, for which the engine makes the standard
+    draws of a whole block at once. `client` is the client's index, or its slice of `clients`.
+
+    Example::
+
+        import jax, jax.numpy as jnp, jaxlsgd
+
+        def sample(key, client):
+            a = jax.random.normal(key, (3,))
+            return a, a @ jnp.ones(3) + 0.1 * client
+
+        problem = jaxlsgd.Problem(
+            init=jnp.zeros(3), sample=sample, num_clients=4,
+            loss=lambda params, obs: 0.5 * (obs[0] @ params - obs[1]) ** 2,
+        )
+
+    Args:
+      init: starting parameters x_0, any pytree of floating arrays.
+      loss: `(params, observation) → scalar`.
+      num_clients: K.
+      sample: `(key, client) → observation`.
+      draws: how many standard normals and uniforms an observation needs.
+      observe: `(draws, client) → observation`.
+      weights: p_k, (K,), non-negative with sum 1; uniform if None.
+      truth: x*, a pytree like `init`, where it is known.
+      clients: pytree with leading dimension K of what differs between clients.
+      gradient: `(params, observation) → pytree like params`, or a `Scaled` vector, where better than
+        `jax.grad(loss)`.
+      hessian: `(params, observation) → (d, d)`, or an `OuterProduct`, where better than
+        `jax.hessian(loss)`.
+      G: ∇²f(x*), (d, d), where it is known.
+      S: covariance of the averaged gradient at x*, (d, d), where it is known.
+      name: short name for tables and studies.
+      gamma0: γ_0 of the effective step γ_m = γ_0 m^(−α) that suits the problem, for studies that
+        give none.
+    """
+
+    init: Params
+    loss: Callable[[Params, Observation], Array]
+    num_clients: int
+    sample: Callable[[Array, Client], Observation] | None = None
+    draws: Draws | None = None
+    observe: Callable[[Draws, Client], Observation] | None = None
+    weights: Any = None
+    truth: Params | None = None
+    clients: Any = None
+    gradient: Callable[[Params, Observation], Params | Scaled] | None = None
+    hessian: Callable[[Params, Observation], Array | OuterProduct] | None = None
+    G: Any = None
+    S: Any = None
+    name: str = "problem"
+    gamma0: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.count("num_clients", self.num_clients, 1)
+        put = functools.partial(object.__setattr__, self)
+        put("weights", checks.weights(self.weights, self.num_clients))
+        _check_finite("init", self.init)
+        put("init", jax.tree.map(_as_float, self.init))
+        if self.dim == 0:
+            raise ValueError("init: must have at least one parameter, got none")
+        if self.truth is not None:
+            _check_finite("truth", self.truth)
+            if _flat_size(self.truth) != self.dim:
+                raise ValueError(
+                    f"truth: must have the {self.dim} parameters of init, "
+                    f"got {_flat_size(self.truth)}"
+                )
+        for name in ("G", "S"):
+            matrix = getattr(self, name)
+            if matrix is not None and np.shape(matrix) != (self.dim, self.dim):
+                raise ValueError(
+                    f"{name}: must have shape {(self.dim, self.dim)}, got {np.shape(matrix)}"
+                )
+            _check_finite(name, matrix)
+        if self.clients is None:
+            put("clients", np.arange(self.num_clients, dtype=np.int32))
+        _check_clients(self.clients, self.num_clients)
+        checks.label("name", self.name)
+        if self.gamma0 is not None:
+            checks.positive("gamma0", self.gamma0)
+        _check_source(self)
+        _check_loss(self)
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters d."""
+        return _flat_size(self.init)
+
+    @property
+    def true_vector(self) -> np.ndarray | None:
+        """x* as a flat float64 vector, or None."""
+        if self.truth is None:
+            return None
+        leaves = jax.tree.leaves(self.truth)
+        return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
+
+    def parameter_names(self) -> list[str]:
+        """One name a coordinate of the flattened parameters: `x[0]`, or the pytree's path."""
+        names = []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.init):
+            stem = jax.tree_util.keystr(path) or "x"
+            shape = np.shape(leaf)
+            names += [stem + (f"[{','.join(map(str, i))}]" if i else "") for i in np.ndindex(shape)]
+        return names
+
+    def structure(self) -> Structure:
+        """What decides the compiled program, apart from array shapes: functions and counts."""
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(self.init))
+        functions = (self.loss, self.sample, self.observe, self.gradient, self.hessian)
+        return Structure(functions, self.draws, jax.tree.structure(self.init), shapes)
+
+
+class Structure(NamedTuple):
+    """The hashable part of a problem; see `Problem.structure`."""
+
+    functions: tuple[Callable[..., Any] | None, ...]
+    draws: Draws | None
+    treedef: Any
+    shapes: tuple[Any, ...]
+
+    def flat_functions(self) -> FlatFunctions:
+        """Returns the problem's functions on flat parameter vectors."""
+        loss, sample, observe, gradient, hessian = self.functions
+        template = self.treedef.unflatten([np.zeros(shape) for shape, _ in self.shapes])
+
+        def unravel(vector: Array) -> Params:
+            # A plain vector stays as it is: a reshape would cost the layout of the innermost loop.
+            if isinstance(template, np.ndarray) and template.ndim == 1:
+                return vector
+            like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, vector.dtype), template)
+            return ravel_pytree(like)[1](vector)
+
+        def flat_loss(vector: Array, observation: Observation) -> Array:
+            assert loss is not None
+            return loss(unravel(vector), observation)
+
+        def flat_gradient(vector: Array, observation: Observation) -> Array | Scaled:
+            if gradient is None:
+                return jax.grad(flat_loss)(vector, observation)
+            found = gradient(unravel(vector), observation)
+            return found if isinstance(found, Scaled) else flatten(found)
+
+        def flat_hessian(vector: Array, observation: Observation) -> Array | OuterProduct:
+            if hessian is None:
+                return jax.hessian(flat_loss)(vector, observation)
+            return hessian(unravel(vector), observation)
+
+        return FlatFunctions(flat_gradient, flat_hessian, sample, observe, unravel)
+
+
+class FlatFunctions(NamedTuple):
+    """A problem's functions for one client and one replication, on flat vectors (d,)."""
+
+    gradient: Callable[[Array, Observation], Array | Scaled]
+    hessian: Callable[[Array, Observation], Array | OuterProduct]
+    sample: Callable[[Array, Client], Observation] | None
+    observe: Callable[[Draws, Client], Observation] | None
+    unravel: Callable[[Array], Params]
+
+
+def flatten(params: Params) -> Array:
+    """Flattens a pytree of parameters to a vector; a vector is returned as it is."""
+    if isinstance(params, (jax.Array, np.ndarray)) and np.ndim(params) == 1:
+        return jnp.asarray(params)
+    return ravel_pytree(params)[0]
+
+
+def _check_finite(name: str, tree: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        checks.finite(name + jax.tree_util.keystr(path), leaf)
+
+
+def _as_float(leaf: Any) -> np.ndarray:
+    leaf = np.asarray(leaf)
+    return leaf if np.issubdtype(leaf.dtype, np.floating) else leaf.astype(np.float32)
+
+
+def _flat_size(tree: Params) -> int:
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+def _check_clients(clients: Any, num_clients: int) -> None:
+    for leaf in jax.tree.leaves(clients):
+        if np.ndim(leaf) == 0 or np.shape(leaf)[0] != num_clients:
+            raise ValueError(
+                f"clients: every leaf must have leading dimension num_clients = {num_clients}, "
+                f"got shape {np.shape(leaf)}"
+            )
+    _check_finite("clients", clients)
+
+
+def _check_source(problem: Problem) -> None:
+    """Refuses a problem whose observations have no source, two, or a shape that varies."""
+    easy, fast = problem.sample is not None, problem.observe is not None
+    if easy == fast:
+        given = "both" if easy else "neither"
+        raise ValueError(f"sample: give either sample or draws with observe, got {given}")
+    if fast and not isinstance(problem.draws, Draws):
+        raise ValueError(f"draws: observe needs a declaration Draws(...), got {problem.draws!r}")
+    if fast:
+        checks.count("draws.normal", problem.draws.normal, 0)  # type: ignore[union-attr]
+        checks.count("draws.uniform", problem.draws.uniform, 0)  # type: ignore[union-attr]
+    last = problem.num_clients - 1
+    shapes = [_observation_shape(problem, k) for k in sorted({0, last // 2, last})]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ValueError(
+            "sample: observations must have the same shape for every client, "
+            f"got {shapes[0]} for client 0 and {next(s for s in shapes if s != shapes[0])}"
+        )
+
+
+def abstract_source(problem: Problem) -> tuple[Callable[..., Any], Any]:
+    """Returns the observation's source and the abstract value of its first argument."""
+    if problem.sample is not None:
+        return problem.sample, jax.eval_shape(lambda: jax.random.key(0))
+    assert problem.observe is not None and problem.draws is not None
+    shapes = [jax.ShapeDtypeStruct((count,), jnp.float32) for count in problem.draws]
+    return problem.observe, Draws(*shapes)
+
+
+def _observation_shape(problem: Problem, k: int) -> Any:
+    source, argument = abstract_source(problem)
+    client = jax.tree.map(lambda leaf: jnp.asarray(leaf[k]), problem.clients)
+    found = _source_shape(lambda a: source(a, client), argument)
+    return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), found)
+
+
+def _source_shape(source: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return jax.eval_shape(source, *arguments)
+    except TypeError as error:
+        # A traced number as a shape is a plain TypeError in JAX.
+        if not isinstance(error, jax.errors.JAXTypeError) and "concrete" not in str(error):
+            raise
+        raise ValueError(
+            "sample: must work for a traced client, so that all clients run at once; "
+            f"its shapes or branches may not depend on the client's value ({type(error).__name__})"
+        ) from error
+
+
+def _check_loss(problem: Problem) -> None:
+    """Refuses a loss (or gradient, or Hessian) whose result has the wrong shape."""
+    source, argument = abstract_source(problem)
+    client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
+    observation = _source_shape(source, argument, client)
+    found = jax.eval_shape(problem.loss, problem.init, observation)
+    if not hasattr(found, "shape") or found.shape != ():
+        raise ValueError(f"loss: must return a scalar, got shape {getattr(found, 'shape', found)}")
+    if problem.hessian is not None:
+        found = _shape_at(problem.hessian, problem, observation)
+        if found.shape != (problem.dim, problem.dim):
+            raise ValueError(
+                f"hessian: must return shape {(problem.dim, problem.dim)}, got {found.shape}"
+            )
+    if problem.gradient is not None:
+        found = _shape_at(problem.gradient, problem, observation)
+        if _flat_size(found) != problem.dim:
+            raise ValueError(f"gradient: must have {problem.dim} parameters, got {found}")
+
+
+def _shape_at(function: Callable[[Any, Any], Any], problem: Problem, observation: Any) -> Any:
+    return jax.eval_shape(lambda *at: dense(function(*at)), problem.init, observation)

@@ -1,0 +1,92 @@
+"""Rows: what every replication of a cell found, as plain NumPy arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodRows:
+    """What one method found, for every saved round and replication."""
+
+    estimate: NDArray[np.float64]  # (saves, replications, coordinates)
+    scale: NDArray[np.float64]  # (saves, replications, coordinates)
+    half_width: NDArray[np.float64]  # (saves, levels, replications, coordinates)
+    floored: NDArray[np.bool_]  # (saves, replications): a numerical floor acted
+
+    @property
+    def ok(self) -> NDArray[np.bool_]:
+        """(saves, replications): estimate and half-widths are finite, so the path has not diverged."""
+        return np.all(np.isfinite(self.estimate) & np.isfinite(self.half_width).all(1), axis=-1)
+
+    @classmethod
+    def joined(cls, parts: Sequence[MethodRows], keep: int | None = None) -> MethodRows:
+        """Puts ranges of replications behind one another and keeps the first `keep`."""
+
+        def join(name: str, axis: int) -> np.ndarray:
+            whole = np.concatenate([getattr(part, name) for part in parts], axis=axis)
+            return whole if keep is None else whole.take(range(keep), axis=axis)
+
+        return cls(join("estimate", 1), join("scale", 1), join("half_width", 2), join("floored", 1))
+
+    @classmethod
+    def stacked(cls, saves: Sequence[MethodRows]) -> MethodRows:
+        """Puts saved rounds, each without the leading axis, behind one another."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(*(np.stack([getattr(rows, name) for rows in saves]) for name in names))
+
+
+def pack(rows: dict[str, MethodRows]) -> bytes:
+    """Rows by method as bytes, for another process."""
+    file = io.BytesIO()
+    arrays = {
+        f"{field.name}/{name}": getattr(part, field.name)
+        for name, part in rows.items()
+        for field in dataclasses.fields(part)
+    }
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def unpack(content: bytes) -> dict[str, MethodRows]:
+    """The rows that `pack` has packed."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        for path in file.files:
+            field, _, name = path.partition("/")
+            found.setdefault(name, {})[field] = file[path]
+    return {name: MethodRows(**fields) for name, fields in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class CellRows:
+    """All rows of one cell (a problem under a plan), with what is needed to judge them."""
+
+    problem: str
+    algorithm: str
+    schedule: str
+    num_steps: int  # t_T
+    num_rounds: int  # T
+    save_at: tuple[int, ...]  # rounds, the last one T
+    steps_at: tuple[int, ...]  # observations used at those rounds
+    levels: tuple[float, ...]
+    coordinates: dict[str, tuple[str, ...]]  # by method
+    truth: dict[str, NDArray[np.float64] | None]  # by method, (coordinates,)
+    standard_error: dict[str, bool]  # by method: its scale estimates a standard error
+    labels: dict[str, str]  # by method: as people write it
+    methods: dict[str, MethodRows]
+
+    @property
+    def acf(self) -> float:
+        """Average communication frequency T/t_T."""
+        return self.num_rounds / self.num_steps
+
+    @property
+    def replications(self) -> int:
+        """How many runs there are."""
+        return next(iter(self.methods.values())).estimate.shape[1]

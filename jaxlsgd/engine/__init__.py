@@ -1,0 +1,1 @@
+"""The engine: draws, layout, loops, devices, cost."""

@@ -1,0 +1,170 @@
+"""One block of steps of a tile, compiled. This file owns the loop over steps.
+
+In memory the replications are innermost: parameters (d, R), clients (K, d, R), draws (K, n, R).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxlsgd.core.problem import Array, FlatFunctions
+from jaxlsgd.engine import federation, statistics, xla
+from jaxlsgd.engine.federation import Federation, Step
+from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Syncs
+from jaxlsgd.engine.program import ProblemData, Program, cast_floats
+from jaxlsgd.engine.source import Source, Supply, make_source
+from jaxlsgd.engine.statistics import Met, Statistics
+
+
+class TileState(NamedTuple):
+    """The carry: the federation and the statistics."""
+
+    federation: Federation
+    statistics: Statistics
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def start_tile(program: Program, data: ProblemData, replications: int) -> TileState:
+    """All replications at x_0, all statistics empty."""
+    clients = data.weights.shape[0]
+    begun = federation.start(data.init, clients, replications, program.algorithm)
+    return TileState(begun, statistics.start(program, begun.params, data.init))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
+def run_block(
+    program: Program, slots: int, data: ProblemData, given: Supply, state: TileState, block: Block
+) -> TileState:
+    """Runs one block of steps.
+
+    Args:
+      program: what is compiled.
+      slots: room for synchronisations in a block; `BLOCK_STEPS` means at every step.
+      data: the problem's numbers.
+      given: what the draws are taken from.
+      state: the carry; its buffers are reused.
+      block: the block's data.
+    """
+    functions = program.structure.flat_functions()
+    block = cast_floats(block, program.dtype)
+    source = make_source(program, functions, data, given, block.first)
+    run = _run_dense if slots == BLOCK_STEPS else _run_sparse
+    return run(program, functions, data, state, block, source)
+
+
+class _Row(NamedTuple):
+    """What the loop looks up for a step."""
+
+    step: Step
+    slot: Any
+    sync: Any  # Syncs, or None
+
+
+def _run_dense(
+    program: Program,
+    functions: FlatFunctions,
+    data: ProblemData,
+    state: TileState,
+    block: Block,
+    source: Source,
+) -> TileState:
+    """Steps and statistics in one loop: for blocks where many steps begin a round."""
+
+    def step(state: TileState, seen: Any, at: _Row) -> TileState:
+        before = state.federation
+        after, gradient = federation.local_step(
+            before, seen, at.step, data, functions, program.algorithm
+        )
+        # Where a round begins all clients are at x̄, and the step has made most of the Hessian there.
+        hessian = statistics.mean_hessian(program, functions, data, before.clients, seen)
+        met = Met(before.params, gradient)
+        fed = statistics.feed(program, data, state.statistics, met, hessian, at.sync)
+        return TileState(after, fed)
+
+    return over_steps(step, state, rows_of(program, block, block.syncs), source)
+
+
+def _run_sparse(
+    program: Program,
+    functions: FlatFunctions,
+    data: ProblemData,
+    state: TileState,
+    block: Block,
+    source: Source,
+) -> TileState:
+    """Steps in one loop, statistics in a second, short one, which makes its observations again."""
+    slots = block.syncs.at.shape[0]
+
+    def step(carry: tuple[Federation, Met], seen: Any, at: _Row) -> tuple[Federation, Met]:
+        before, met = carry
+        after, gradient = federation.local_step(
+            before, seen, at.step, data, functions, program.algorithm
+        )
+        now = Met(before.params, gradient)
+        # Steps that meet no synchronised average write to a place of their own.
+        met = jax.tree.map(
+            lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, at.slot, 0), met, now
+        )
+        return after, met
+
+    average = state.federation.params
+    empty = jnp.zeros((slots + 1, *average.shape), average.dtype)
+    carry = (state.federation, Met(empty, empty))
+    after, met = over_steps(step, carry, rows_of(program, block, None), source)
+
+    def prepare(i: Array) -> tuple[Any, ...]:
+        sync = xla.element(block.syncs, i)
+        return source.draw(sync.at // 2), sync.at % 2 != 0, sync, xla.element(met, i)
+
+    def update(carry: tuple[Any, ...], i: Array) -> tuple[Any, None]:
+        old, (pair, odd, sync, met_now) = carry
+        seen = jax.tree.map(lambda a, b: jnp.where(odd, b, a), *source.observe(pair))
+        average = jnp.broadcast_to(met_now.average, state.federation.clients.shape)
+        hessian = statistics.mean_hessian(program, functions, data, average, seen)
+        fed = statistics.feed(program, data, old, met_now, hessian, sync)
+        return (fed, prepare(i + 1)), None
+
+    first = (state.statistics, prepare(jnp.asarray(0, jnp.int32)))
+    fed = lax.scan(update, first, jnp.arange(slots, dtype=jnp.int32))[0][0]
+    return TileState(after, fed)
+
+
+def rows_of(program: Program, block: Block, syncs: Syncs | None) -> _Row:
+    """A block's numbers step by step; those that only an algorithm asks for, if it may."""
+    if federation.folded(program.algorithm):
+        step = Step(block.eta, block.ends)
+    else:
+        step = Step(block.eta, block.ends, block.E, block.opens, block.active)
+    return _Row(step, block.slot, syncs)
+
+
+def over_steps(
+    step: Callable[[Any, Any, _Row], Any], carry: Any, rows: _Row, source: Source
+) -> Any:
+    """Runs `step` over a block, two steps per iteration, as draws come in pairs.
+
+    What an iteration uses was prepared by the one before and comes through the loop's carry: its draws,
+    because they would be made again in every pass that uses them; its numbers, because XLA's CPU
+    compiler does not vectorise a pass that looks one up by the loop's counter.
+    """
+    pairs = rows.step.eta.shape[0] // 2
+    rows = jax.tree.map(lambda x: x.reshape(pairs, 2), rows)
+
+    def prepare(i: Array) -> tuple[Any, Any]:
+        return source.draw(i), xla.element(rows, i)
+
+    def body(carry: tuple[Any, Any], i: Array) -> tuple[Any, None]:
+        inner, (drawn, row) = carry
+        for half, seen in enumerate(source.observe(drawn)):
+            inner = step(inner, seen, jax.tree.map(lambda x, half=half: x[half], row))
+        return (inner, prepare(i + 1)), None
+
+    first = (carry, prepare(jnp.asarray(0, jnp.int32)))
+    (carry, _), _ = lax.scan(body, first, jnp.arange(pairs, dtype=jnp.int32))
+    return carry

@@ -1,0 +1,175 @@
+"""Several processes as one JAX program: how they meet, agree, and share what each has found."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.problem import Array
+
+# What a user sets where no scheduler does; JAX reads the address alone by itself.
+ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+
+def start(timeout: int = 300, heartbeat: int = 100) -> None:
+    """Joins the processes of one run; call it before anything else of JAX.
+
+    Takes the settings from the environment as JAX does (SLURM, Open MPI, Cloud TPU, Kubernetes), or from
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+
+    Args:
+      timeout: seconds to wait for the others.
+      heartbeat: seconds after which a process that is not heard of is dead, which ends all of them.
+
+    Example::
+
+        jaxlsgd.engine.distributed.start()
+        mesh = jax.make_mesh((jax.device_count(),), ("clients",))
+    """
+    timeout, heartbeat = (
+        checks.count("timeout", timeout, 1),
+        checks.count("heartbeat", heartbeat, 1),
+    )
+    given = _from_environment()
+    # Processes on CPUs speak through Gloo; for other devices this changes nothing.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # It would take SIGTERM for itself, by which a scheduler asks a run to end in order.
+    jax.config.update("jax_enable_preemption_service", False)
+    initialize = functools.partial(
+        jax.distributed.initialize,
+        **given,
+        # JAX ends the process where its own limit is passed, so ours must come first.
+        initialization_timeout=timeout + 60,
+        heartbeat_timeout_seconds=heartbeat,
+        shutdown_timeout_seconds=timeout,
+    )
+    try:
+        _within(timeout, initialize)
+    except ValueError as error:
+        raise ValueError(
+            "distributed: the environment has no settings of SLURM, Open MPI, Cloud TPU or Kubernetes; "
+            f"set {ADDRESS}=host:port, {COUNT} and {NUMBER} ({error})"
+        ) from error
+    except TimeoutError as error:
+        who = {name: os.environ[name] for name in (ADDRESS, COUNT, NUMBER) if name in os.environ}
+        raise RuntimeError(
+            f"distributed: not all processes were there after {timeout} s; are all of them started, "
+            f"and does the coordinator answer? Settings: {who or 'those of the scheduler'}"
+        ) from error
+
+
+def _within(seconds: float, function: Callable[[], None]) -> None:
+    """Calls a function that may not come back, and waits for it so long."""
+    failed: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=call, name="jaxlsgd-distributed", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError
+    if failed:
+        raise failed[0]
+
+
+def _from_environment() -> dict[str, Any]:
+    """The three settings of a user, all or none."""
+    found = {name: os.environ[name] for name in (ADDRESS, COUNT, NUMBER) if os.environ.get(name)}
+    if COUNT not in found and NUMBER not in found:
+        return {}  # an address alone goes with what a scheduler says
+    if missing := [name for name in (ADDRESS, COUNT, NUMBER) if name not in found]:
+        raise ValueError(f"distributed: {' and '.join(missing)} must be set as well, got {found}")
+    if not found[COUNT].isdecimal() or not found[NUMBER].isdecimal():
+        raise ValueError(f"distributed: {COUNT} and {NUMBER} must be integers, got {found}")
+    count, number = int(found[COUNT]), int(found[NUMBER])
+    if not number < count:
+        raise ValueError(f"distributed: {NUMBER} must be in 0..{count - 1}, got {number}")
+    if ":" not in found[ADDRESS]:
+        raise ValueError(f"distributed: {ADDRESS} must be host:port, got {found[ADDRESS]!r}")
+    # JAX would look for a scheduler's settings beside these.
+    method = {"cluster_detection_method": "deactivate"}
+    return {
+        "coordinator_address": found[ADDRESS],
+        "num_processes": count,
+        "process_id": number,
+    } | method
+
+
+def whole(x: Array) -> np.ndarray:
+    """An array as NumPy, on every process, wherever its parts are."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    return _gathered(x, tiled=True)
+
+
+def _gathered(x: Any, tiled: bool = False) -> np.ndarray:
+    """Everybody's `x`; waits for all, as long as they live."""
+    try:
+        return np.asarray(multihost_utils.process_allgather(x, tiled=tiled))
+    except (RuntimeError, ValueError) as error:  # which of them, backends do not agree upon
+        raise RuntimeError(
+            f"distributed: another process has ended or is lost ({error})"
+        ) from error
+
+
+def spans(devices: Sequence[Any]) -> bool:
+    """Whether devices belong to all processes, and not to this one alone; refuses what is between."""
+    found, here = {device.process_index for device in devices}, jax.process_index()
+    if found == {here}:
+        return False
+    if len(found) < jax.process_count():
+        raise ValueError(
+            "mesh: must have devices of this process alone or of every process, "
+            f"got those of processes {sorted(found)} of {jax.process_count()} in process {here}"
+        )
+    return True
+
+
+def agree(what: str, content: Sequence[Any]) -> None:
+    """Refuses to go on where processes would run different things, and wait for one another forever."""
+    digest = hashlib.sha256(repr(content).encode()).digest()
+    all_digests = _gathered(np.frombuffer(digest, np.uint8))
+    differing = [i for i, other in enumerate(all_digests) if other.tobytes() != digest]
+    if differing:
+        raise ValueError(
+            f"{what}: every process must make the same call; process {jax.process_index()} differs "
+            f"from processes {differing}"
+        )
+
+
+def share(mine: dict[int, bytes], owners: Sequence[int]) -> list[bytes]:
+    """Gives every process what each has found.
+
+    Args:
+      mine: what this process has found, by index.
+      owners: which process has what, for every index; the same on all processes.
+    """
+    slots = max(owners.count(owner) for owner in owners)
+    content = [mine[i] for i in sorted(mine)]
+    lengths = np.zeros(slots, np.int32)
+    lengths[: len(content)] = [len(part) for part in content]
+    all_lengths = _gathered(lengths)
+    # A power of two, as every new shape is compiled.
+    buffer = np.zeros((slots, 1 << int(all_lengths.max()).bit_length()), np.uint8)
+    for row, part in zip(buffer, content, strict=False):
+        row[: len(part)] = np.frombuffer(part, np.uint8)
+    buffers = _gathered(buffer)
+    place = [list(owners[:i]).count(owner) for i, owner in enumerate(owners)]
+    return [
+        buffers[owner, at, : all_lengths[owner, at]].tobytes()
+        for owner, at in zip(owners, place, strict=True)
+    ]

@@ -1,0 +1,211 @@
+"""All clients of all replications under one algorithm: a local step of everybody, and the end of a round.
+
+    x_k ← x_k − η d_k;   Δ ← Δ − η Σ_k p_k d_k;   where a round ends, x̄ ← receive(Δ, ...) and x_k ← x̄
+
+Δ = Σ_k p_k (x_k − x̄) is carried along: one sum over clients per step serves the average, and for Local
+SGD also the mean gradient that the plug-in method needs. Where nobody reads x̄ during a round, x̄ and Δ
+are one array. `algorithms.local_sgd` has the same round as it stands on paper; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxlsgd.core.algorithm import Algorithm, Client, Round
+from jaxlsgd.core.forms import Scaled
+from jaxlsgd.core.problem import Array, FlatFunctions, Observation
+from jaxlsgd.engine import xla
+from jaxlsgd.engine.program import ProblemData
+
+
+class Federation(NamedTuple):
+    """Where everybody is. What the algorithm has no use for is None."""
+
+    clients: Array  # (K, d, R) x_k
+    params: Array  # (d, R) x̄ where the round began; `folded`: with `moved` in it already
+    moved: Any = None  # (d, R) Δ
+    local: Any = None  # leaves (K, ..., R)
+    memory: Any = None  # leaves (K, ..., R)
+    server: Any = None  # leaves (..., R)
+
+
+class Step(NamedTuple):
+    """A step's numbers; of those that only an algorithm asks for, None where it does not."""
+
+    eta: Any  # () η_m; 0 makes the step a pure evaluation
+    ends: Any  # () bool, the step is the last of its round
+    E: Any = None  # () E_m
+    opens: Any = None  # () bool, the step is the first of its round
+    active: Any = None  # () bool, the step moves
+
+
+def folded(algorithm: Algorithm) -> bool:
+    """Whether nobody reads x̄ during a round, so that x̄ and how far it has moved can be one array."""
+    return algorithm.direction is None and algorithm.begin is None and algorithm.averages
+
+
+def start(
+    vector: Array, num_clients: int, num_replications: int, algorithm: Algorithm
+) -> Federation:
+    """All clients of all replications at x_0."""
+    params = jnp.broadcast_to(vector[:, None], (vector.shape[0], num_replications))
+    clients = jnp.broadcast_to(params, (num_clients, *params.shape))
+
+    def everywhere(function: Callable[[Array], Any] | None) -> Any:
+        return None if function is None else xla.over_replications(function)(params)
+
+    server, memory = everywhere(algorithm.init_server), everywhere(algorithm.init_client)
+    memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)), memory)
+    moved = None if folded(algorithm) else jnp.zeros_like(params)
+    state = Federation(clients, params, moved, None, memory, server)
+    one = jnp.ones((), vector.dtype)
+    begun = jax.eval_shape(lambda s: begin(algorithm, s, Step(one, None, one)), state)
+    return state._replace(local=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), begun))
+
+
+def local_step(
+    state: Federation,
+    observations: Observation,
+    at: Step,
+    data: ProblemData,
+    functions: FlatFunctions,
+    algorithm: Algorithm,
+    end_round: bool = True,
+) -> tuple[Federation, Array]:
+    """One local step of every client in every replication.
+
+    Args:
+      state: where everybody is.
+      observations: leaves (K, ..., R).
+      at: the step's numbers.
+      data: the problem's numbers.
+      functions: the problem's functions.
+      algorithm: what is run.
+      end_round: False where the caller ends rounds by itself; `state.moved` must then be there.
+
+    Returns:
+      The state after the step, and Σ_k p_k ∇f_k(x_k; ξ_k) before it, (d, R).
+    """
+    weights, unit = data.weights, data.unit
+    gradients = jax.vmap(xla.over_replications(functions.gradient))(state.clients, observations)
+    if isinstance(gradients, Scaled):
+        gradients = Scaled(xla.once(gradients.scale, unit), gradients.vector)
+        full = gradients.scale[:, None, :] * gradients.vector
+    else:
+        gradients = full = xla.once(gradients, unit)
+    mean = xla.once(xla.weighted_sum(weights, gradients), unit)
+    if folded(algorithm) and end_round:
+        params = state.params - at.eta * mean
+        clients = jnp.where(at.ends, params, state.clients - at.eta * full)
+        return state._replace(clients=clients, params=params), mean
+    state = advance(state, full, mean, at, weights, algorithm)
+    if not end_round:
+        return state, mean
+    if not algorithm.averages:
+        return xla.where_flagged(at.ends, lambda s: turn(algorithm, s, at, weights), state), mean
+    params = jnp.where(at.ends, state.params + state.moved, state.params)
+    clients = jnp.where(at.ends, params, state.clients)
+    moved = jnp.where(at.ends, jnp.zeros_like(params), state.moved)
+    return state._replace(clients=clients, params=params, moved=moved), mean
+
+
+def advance(
+    state: Federation, full: Array, mean: Array, at: Step, weights: Array, algorithm: Algorithm
+) -> Federation:
+    """Every client a step further along its direction."""
+    if algorithm.begin is not None:
+        fresh = xla.where_flagged(
+            at.opens & at.active, lambda _: begin(algorithm, state, at), state.local
+        )
+        state = state._replace(local=fresh)
+    direction, mean_direction, local = full, mean, state.local
+    if algorithm.direction is not None:
+        known = Client(state.clients, state.local, state.memory)
+        each = _each_client(algorithm.direction, 2)
+        direction, local = each(full, known, round_of(state, at))
+        mean_direction = xla.weighted_sum(weights, direction)
+        # An evaluation must not age a momentum.
+        local = jax.tree.map(lambda new, old: jnp.where(at.active, new, old), local, state.local)
+    return state._replace(
+        clients=state.clients - at.eta * direction,
+        moved=state.moved - at.eta * mean_direction,
+        local=local,
+    )
+
+
+def turn(
+    algorithm: Algorithm,
+    state: Federation,
+    at: Step,
+    weights: Array,
+    over_devices: Callable[[Any], Any] = lambda tree: tree,
+) -> Federation:
+    """The end of a round: clients to server, one sum, server to clients.
+
+    Args:
+      algorithm: what is run.
+      state: after the round's last step.
+      at: the numbers of that step.
+      weights: p_k, (K,).
+      over_devices: sums over the devices that share the clients.
+    """
+    message, memory = sent(algorithm, state, at, weights)
+    moved, message = over_devices((state.moved, message))
+    params, server = received(algorithm, state, at, moved, message)
+    return opened(state, params)._replace(memory=memory, server=server)
+
+
+def sent(algorithm: Algorithm, state: Federation, at: Step, weights: Array) -> tuple[Any, Any]:
+    """Σ_k p_k message_k over the clients here, and what they keep."""
+    if algorithm.send is None:
+        return None, state.memory
+    known = Client(state.clients, state.local, state.memory)
+    messages, memory = _each_client(algorithm.send, 1)(known, round_of(state, at))
+    return jax.tree.map(lambda x: xla.weighted_sum(weights, x), messages), memory
+
+
+def received(
+    algorithm: Algorithm, state: Federation, at: Step, moved: Array, message: Any
+) -> tuple[Array, Any]:
+    """The server's next x̄, and what it keeps."""
+    if algorithm.receive is None:
+        return state.params + moved, state.server
+    axes = (-1, -1, _ROUND_AXES)
+    take_in = jax.vmap(algorithm.receive, in_axes=axes, out_axes=-1)
+    return take_in(moved, message, round_of(state, at))
+
+
+def opened(state: Federation, params: Array) -> Federation:
+    """Everybody at x̄."""
+    clients = jnp.broadcast_to(params, state.clients.shape)
+    return state._replace(clients=clients, params=params, moved=jnp.zeros_like(params))
+
+
+def begin(algorithm: Algorithm, state: Federation, at: Step) -> Any:
+    """What every client makes when a round begins."""
+    if algorithm.begin is None:
+        return None
+    known = round_of(state, at)
+    if state.memory is None:
+        one = jax.vmap(algorithm.begin, in_axes=(None, _ROUND_AXES), out_axes=-1)(None, known)
+        K = state.clients.shape[0]
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (K, *x.shape)), one)
+    return _each_client(algorithm.begin, 1)(state.memory, known)
+
+
+_ROUND_AXES: Any = Round(-1, -1, None, None)
+
+
+def round_of(state: Federation, at: Step) -> Round:
+    """What everybody knows of the round."""
+    return Round(state.params, state.server, at.E, at.eta)
+
+
+def _each_client(function: Any, arguments: int) -> Any:
+    """Vmaps over clients, (K, ...), and replications, (..., R); the last argument is the round."""
+    inner = jax.vmap(function, in_axes=(*[-1] * arguments, _ROUND_AXES), out_axes=-1)
+    return jax.vmap(inner, in_axes=(*[0] * arguments, None))

@@ -1,0 +1,156 @@
+"""A plan cut into blocks of steps: the static shapes that the compiled programs run on.
+
+Whatever the schedule, a program runs blocks of `BLOCK_STEPS` consecutive local steps, with flags
+for where rounds end and begin. Schedules, horizons and step sizes are then data, not shapes, no
+local step is wasted on padding a round, and every loop has a static length. What differs between
+programs is only how many synchronisations a block has room for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxlsgd.schedules import Plan
+
+BLOCK_STEPS = 64
+# Draws of a block that are made ahead for all cells, at most, a replication: with 512 of them, 16 MB,
+# which a processor's last cache holds.
+AHEAD_BYTES = 32 * 1024
+# Room for synchronisations in a block; above the last of these the statistics are updated in the
+# step loop itself, which costs less an update but makes one at every step.
+SLOTS = (4, 16)
+
+
+class Block(NamedTuple):
+    """The data of one block of steps."""
+
+    first: Any  # () uint32, observation index of the first step, a multiple of B
+    eta: NDArray[np.float64]  # (B,) η of the step's round; 0 where the step only evaluates
+    E: NDArray[np.float64]  # (B,) E of the step's round
+    opens: NDArray[np.bool_]  # (B,) the step is the first of its round
+    ends: NDArray[np.bool_]  # (B,) the step is the last of its round
+    active: NDArray[np.bool_]  # (B,) the step moves; else it only evaluates, or belongs elsewhere
+    slot: NDArray[np.int32]  # (B,) place in `syncs` of the average it meets, or their number
+    syncs: Syncs
+
+
+class Syncs(NamedTuple):
+    """Where in a block a synchronised average is met, and which round it closes."""
+
+    at: Any  # (slots,) int32, step within the block
+    valid: NDArray[np.bool_]  # (slots,)
+    E: NDArray[np.float64]  # (slots,) E_m of the round that ended
+    eta: NDArray[np.float64]  # (slots,) η_m
+
+
+class Call(NamedTuple):
+    """One compiled call: a block, and what is static about it."""
+
+    block: Block
+    slots: int  # room for synchronisations, BLOCK_STEPS meaning one at every step
+    steps: int  # active steps, for progress
+
+
+class Layout(NamedTuple):
+    """A plan as calls, grouped by the saved round that each group leads up to."""
+
+    save_at: tuple[int, ...]  # rounds, ascending, the last one T
+    groups: tuple[tuple[Call, ...], ...]
+    steps: int  # t_T + 1: one evaluation after the last round
+    drawn: int  # steps including masked ones
+
+    @property
+    def masked_share(self) -> float:
+        """Share of the local steps that are computed and thrown away."""
+        return 1 - self.steps / self.drawn
+
+
+def lay_out(plan: Plan, save_at: tuple[int, ...] | None = None) -> Layout:
+    """Cuts a plan into calls, such that the statistics can be read at the rounds `save_at`.
+
+    Step t = t_m, the first of round m + 1, is where the average x̄_{t_m} is met, so the group of a
+    saved round m ends behind that step; the last group ends with a pure evaluation at t = t_T.
+    """
+    save_at = check_save_at(save_at, plan.num_rounds)
+    per_step = _PerStep.of(plan)
+    starts = np.concatenate([[0], plan.ends[np.asarray(save_at) - 1] + 1])
+    groups = [
+        tuple(_group(per_step, int(first), int(last))) for first, last in itertools.pairwise(starts)
+    ]
+    drawn = BLOCK_STEPS * sum(map(len, groups))
+    return Layout(save_at, tuple(groups), plan.num_steps + 1, drawn)
+
+
+def check_save_at(save_at: tuple[int, ...] | None, num_rounds: int) -> tuple[int, ...]:
+    """Refuses saved rounds outside 1..T; adds T."""
+    if save_at is None:
+        return (num_rounds,)
+    rounds = np.atleast_1d(np.asarray(save_at))
+    if not np.issubdtype(rounds.dtype, np.integer) or rounds.ndim != 1:
+        raise ValueError(f"save_at: must be integers, got {save_at!r}")
+    if rounds.size and (rounds.min() < 1 or rounds.max() > num_rounds):
+        raise ValueError(f"save_at: rounds must be in 1..{num_rounds}, got {save_at!r}")
+    return tuple(sorted({*rounds.tolist(), num_rounds}))
+
+
+class _PerStep(NamedTuple):
+    eta: NDArray[np.float64]  # (t_T + 1,)
+    E: NDArray[np.float64]
+    ends: NDArray[np.bool_]
+    begins: NDArray[np.bool_]  # the step meets the average of the round before
+    closed: NDArray[np.int64]  # index of that round in the plan
+    plan: Plan
+
+    @classmethod
+    def of(cls, plan: Plan) -> _PerStep:
+        total = plan.num_steps + 1
+        eta = np.append(np.repeat(plan.eta, plan.E), 0.0)
+        E = np.append(np.repeat(plan.E, plan.E), 1).astype(np.float64)
+        ends, begins = np.zeros(total, bool), np.zeros(total, bool)
+        ends[plan.ends - 1] = True
+        begins[plan.ends] = True
+        closed = np.append(np.repeat(np.arange(plan.num_rounds), plan.E), plan.num_rounds) - 1
+        return cls(eta, E, ends, begins, closed, plan)
+
+
+def _group(steps: _PerStep, first: int, last: int) -> list[Call]:
+    """Calls for the steps first ≤ t < last. Blocks are the same for all plans, so that they share draws."""
+    starts = range(first - first % BLOCK_STEPS, last, BLOCK_STEPS)
+    return [_call(steps, start, first, last) for start in starts]
+
+
+def _call(steps: _PerStep, start: int, first: int, last: int) -> Call:
+    t = start + np.arange(BLOCK_STEPS)
+    active = (t >= first) & (t < last)
+    t = np.minimum(t, len(steps.eta) - 1)
+    begins = steps.begins[t] & active
+    slots = next((room for room in SLOTS if begins.sum() <= room), BLOCK_STEPS)
+    syncs = _syncs(steps, t, begins, slots)
+    slot = np.full(BLOCK_STEPS, slots, np.int32)
+    slot[syncs.at[syncs.valid]] = np.flatnonzero(syncs.valid)
+    block = Block(
+        first=np.uint32(start),
+        eta=np.where(active, steps.eta[t], 0.0),
+        E=steps.E[t],
+        opens=(steps.begins[t] | (t == 0)) & active,
+        ends=steps.ends[t] & active,
+        active=active & (steps.eta[t] > 0),
+        slot=slot,
+        syncs=syncs,
+    )
+    return Call(block, slots, int(active.sum()))
+
+
+def _syncs(steps: _PerStep, t: NDArray[np.int64], begins: NDArray[np.bool_], slots: int) -> Syncs:
+    # A stable sort brings the steps that meet an average to the front, in order.
+    dense = slots == BLOCK_STEPS
+    at = np.arange(slots) if dense else np.argsort(~begins, kind="stable")[:slots]
+    valid = begins[at]
+    closed = np.where(valid, steps.closed[t[at]], 0)
+    return Syncs(
+        at.astype(np.int32), valid, steps.plan.E[closed].astype(np.float64), steps.plan.eta[closed]
+    )

@@ -1,0 +1,90 @@
+"""What is compiled, and the numbers it runs on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.estimator import Accumulator, Estimator
+from jaxlsgd.core.problem import Problem, Structure, flatten
+from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS
+
+
+class Program(NamedTuple):
+    """What decides the compiled code, apart from shapes; hashable."""
+
+    structure: Structure
+    accumulators: tuple[Accumulator, ...]
+    algorithm: Algorithm
+    dtype: str
+    draws_ahead: bool = False  # a block's draws are made before it, for all who share them
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether a statistic asks for the mean gradient."""
+        return any(part.needs_gradient for part in self.accumulators)
+
+    @property
+    def needs_hessian(self) -> bool:
+        """Whether a statistic asks for the mean Hessian."""
+        return any(part.needs_hessian for part in self.accumulators)
+
+
+class ProblemData(NamedTuple):
+    """A problem's numbers, in the dtype of the run."""
+
+    init: Any  # (d,)
+    weights: Any  # (K,)
+    clients: Any  # leaves (K, ...)
+    client_index: Any  # (K,) uint32
+    unit: Any  # () 1, see `xla.once`
+
+
+def make_program(
+    problem: Problem,
+    methods: tuple[Estimator, ...],
+    algorithm: Algorithm,
+    dtype: str = "float32",
+    shared_draws: bool = False,
+) -> Program:
+    """Collects the statistics of all methods, each once.
+
+    With `shared_draws` the draws of a block are made ahead, unless they are so many that it costs
+    more than it saves.
+    """
+    parts = dict.fromkeys(part for method in methods for part in method.accumulators)
+    few = problem.draws is not None and block_draws_bytes(problem) <= AHEAD_BYTES
+    return Program(problem.structure(), tuple(parts), algorithm, dtype, shared_draws and few)
+
+
+def make_data(problem: Problem, dtype: str) -> ProblemData:
+    """Casts a problem's numbers to the dtype of the run."""
+
+    def cast(leaf: Any) -> np.ndarray:
+        leaf = np.asarray(leaf)
+        return leaf.astype(dtype) if np.issubdtype(leaf.dtype, np.floating) else leaf
+
+    return ProblemData(
+        cast(np.asarray(flatten(jax.tree.map(cast, problem.init)))),
+        cast(problem.weights),
+        jax.tree.map(cast, problem.clients),
+        np.arange(problem.num_clients, dtype=np.uint32),
+        np.ones((), dtype),
+    )
+
+
+def block_draws_bytes(problem: Problem) -> int:
+    """Bytes per replication of a block's draws, for a problem that is made of draws."""
+    assert problem.draws is not None
+    return 4 * BLOCK_STEPS * problem.num_clients * sum(map(int, problem.draws))
+
+
+def cast_floats(tree: Any, dtype: str) -> Any:
+    """Casts floating leaves to the dtype of the run."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )

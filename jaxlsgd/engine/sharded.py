@@ -1,0 +1,260 @@
+"""One program on a mesh of devices: clients spread with one sum a round, replications side by side.
+
+Where a mesh has replications only, its devices run tiles of their own, as without one; this file is for
+those that spread clients as well. See `client_rounds` for what each device does. A mesh may span
+several processes, all of which must make the same calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
+from jaxlsgd.core.problem import Array, Problem
+from jaxlsgd.engine import client_rounds, distributed, statistics
+from jaxlsgd.engine.client_rounds import CLIENTS, Seen, ShardState
+from jaxlsgd.engine.federation import Federation
+from jaxlsgd.engine.program import ProblemData, Program, make_data
+from jaxlsgd.engine.statistics import Statistics
+from jaxlsgd.engine.tile import WAIT_EVERY, Advanced, Saved
+from jaxlsgd.schedules import Plan
+
+REPLICATIONS = "replications"
+
+
+def check_mesh(mesh: Any, num_clients: int) -> Mesh:
+    """Refuses a mesh that a simulation cannot use; adds the axis that is missing."""
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh: must be a jax.sharding.Mesh, got {mesh!r}")
+    names = mesh.axis_names
+    if not names or not set(names) <= {REPLICATIONS, CLIENTS}:
+        raise ValueError(f"mesh: axes must be named {REPLICATIONS!r} or {CLIENTS!r}, got {names}")
+    shards = mesh.shape.get(CLIENTS, 1)
+    if shards > num_clients:
+        raise ValueError(
+            f"mesh: must have at most as many client shards as clients ({num_clients}), got {shards}"
+        )
+    devices = mesh.devices if names[0] == REPLICATIONS else mesh.devices.T
+    return Mesh(devices.reshape(-1, shards), (REPLICATIONS, CLIENTS))
+
+
+class Sharded:
+    """A problem whose clients are spread over a mesh, ready to run tiles.
+
+    Args:
+      program: what is compiled.
+      problem: whose numbers are placed on the devices.
+      mesh: as `check_mesh` returns it.
+    """
+
+    def __init__(self, program: Program, problem: Problem, mesh: Mesh) -> None:
+        self.program, self.mesh = program, mesh
+        data = pad_clients(make_data(problem, program.dtype), mesh.shape[CLIENTS])
+        self.data = _place(mesh, data, _DATA)
+
+    def run(
+        self, words: np.ndarray, plan: Plan, save_at: tuple[int, ...]
+    ) -> Iterator[Advanced | Saved]:
+        """Runs one tile at each replication position, from x_0 to the end.
+
+        Args:
+          words: key words of all replications, (positions · R, 2).
+          plan: the plan.
+          save_at: rounds to read, ascending, the last one T.
+
+        Yields:
+          What `run_tile` yields for a cell of number 0.
+        """
+        program, mesh, data = self.program, self.mesh, self.data
+        waiting = _Waiting()
+        keys = _place(mesh, words, P(REPLICATIONS))
+        state = start(program, mesh, keys.shape[0], data)
+        for each in client_rounds.lay_out(plan, save_at):
+            state = turn(program, mesh, data, keys, state, each.turn)
+            yield from waiting.after(int(np.count_nonzero(each.turn.etas)), state)
+            for block in each.steps:
+                state = steps(program, mesh, data, keys, state, block)
+                yield from waiting.after(int(np.count_nonzero(block.eta)), state)
+            if each.reading is not None:
+                yield from waiting.now(state)
+                found = read(program, mesh, data, keys, state, each.reading)
+                yield Saved(0, save_at.index(each.number), found)
+        yield Advanced(0, 1)  # the last evaluation
+
+    def measure(self, found: Statistics, method: Estimator, horizon: Horizon) -> Measurement:
+        """One method's measurement of every replication, on every process, as NumPy arrays."""
+        measured = _measure(self.program, self.mesh, method, self.data, found, horizon)
+        return jax.tree.map(lambda x: np.asarray(distributed.whole(x), np.float64), measured)
+
+
+class _Waiting:
+    """Lets calls queue up, but not without end, and tells how many steps are done."""
+
+    def __init__(self) -> None:
+        self._calls = self._steps = 0
+
+    def after(self, steps: int, state: ShardState) -> Iterator[Advanced]:
+        """A call is queued."""
+        self._calls, self._steps = self._calls + 1, self._steps + steps
+        if self._calls == WAIT_EVERY:
+            yield from self.now(state)
+
+    def now(self, state: ShardState) -> Iterator[Advanced]:
+        """Waits for all of them."""
+        jax.block_until_ready(state.federation.params)
+        if self._steps:
+            yield Advanced(0, self._steps)
+        self._calls = self._steps = 0
+
+
+def pad_clients(data: ProblemData, shards: int) -> ProblemData:
+    """Makes the number of clients a multiple of `shards`.
+
+    A padding client is the last client once more, with the same draws, and of weight 0: it can only
+    diverge where that one does.
+    """
+    extra = -data.weights.shape[0] % shards
+
+    def copies(leaf: Any) -> np.ndarray:
+        return np.concatenate([leaf, np.repeat(np.asarray(leaf)[-1:], extra, axis=0)])
+
+    weights = np.concatenate([data.weights, np.zeros(extra, data.weights.dtype)])
+    clients = jax.tree.map(copies, data.clients)
+    return data._replace(weights=weights, clients=clients, client_index=copies(data.client_index))
+
+
+# How a problem's numbers lie on a mesh.
+_DATA = ProblemData(P(), P(CLIENTS), P(CLIENTS), P(CLIENTS), P())
+
+
+def _place(mesh: Mesh, tree: Any, specs: Any) -> Any:
+    """Puts arrays on a mesh, each process its own devices' part."""
+
+    def put(spec: P, part: Any) -> Any:
+        def one(leaf: Any) -> Array:
+            leaf = np.asarray(leaf)
+            return jax.make_array_from_callback(
+                leaf.shape, NamedSharding(mesh, spec), lambda index: leaf[index]
+            )
+
+        return jax.tree.map(one, part)
+
+    return jax.tree.map(put, specs, tree, is_leaf=lambda x: isinstance(x, P))
+
+
+def _by_replication(tree: Any) -> Any:
+    """Specs of what is the same on every client shard: the last axis is the replications."""
+    return jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), REPLICATIONS), tree)
+
+
+def _by_both(tree: Any) -> Any:
+    """Specs of what differs between client shards: the first axis counts them, or has their parts."""
+    return jax.tree.map(lambda leaf: P(CLIENTS, *[None] * (leaf.ndim - 2), REPLICATIONS), tree)
+
+
+def _of_statistics(program: Program, vector: Array, states: Statistics) -> Statistics:
+    """Specs of the statistics: what all replications share is everywhere."""
+
+    def specs(part: Any, state: Any) -> Any:
+        axes = statistics.axes_of(part, vector)
+        return jax.tree.map(
+            lambda axis, leaf: P() if axis is None else P(*[None] * (leaf.ndim - 1), REPLICATIONS),
+            axes,
+            state,
+            is_leaf=lambda axis: axis is None,
+        )
+
+    return tuple(specs(*pair) for pair in zip(program.accumulators, states, strict=True))
+
+
+def _on_mesh(mesh: Mesh, function: Any, in_specs: Any, out_specs: Any) -> Any:
+    # Without the check of what varies over the mesh: it would ask a user's loss for annotations.
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+
+
+def _specs(program: Program, data: ProblemData) -> ShardState:
+    state = jax.eval_shape(lambda d: client_rounds.start(program, d, 1), data)
+    now = state.federation
+    return ShardState(
+        Federation(
+            clients=_by_both(now.clients),
+            params=_by_replication(now.params),
+            moved=_by_both(now.moved),
+            local=_by_both(now.local),
+            memory=_by_both(now.memory),
+            server=_by_replication(now.server),
+        ),
+        Seen(*_by_both(tuple(state.seen))),
+        _of_statistics(program, data.init, state.statistics),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def start(program: Program, mesh: Mesh, replications: int, data: ProblemData) -> ShardState:
+    """`client_rounds.start` on every device; `replications` are those of the whole mesh."""
+    here = replications // mesh.shape[REPLICATIONS]
+    body = lambda d: client_rounds.start(program, d, here)  # noqa: E731
+    return _on_mesh(mesh, body, (_DATA,), _specs(program, data))(data)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
+def turn(
+    program: Program, mesh: Mesh, data: Any, words: Array, state: ShardState, numbers: Any
+) -> ShardState:
+    """`client_rounds.turn` on every device."""
+    specs = _specs(program, data)
+    run = _shards(client_rounds.turn, program, mesh, specs, specs)
+    return run(data, words, state, numbers)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
+def steps(
+    program: Program, mesh: Mesh, data: Any, words: Array, state: ShardState, block: Any
+) -> ShardState:
+    """`client_rounds.steps` on every device."""
+    specs = _specs(program, data)
+    run = _shards(client_rounds.steps, program, mesh, specs, specs)
+    return run(data, words, state, block)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def read(
+    program: Program, mesh: Mesh, data: Any, words: Array, state: ShardState, numbers: Any
+) -> tuple[Any, ...]:
+    """`client_rounds.read` on every device."""
+    specs = _specs(program, data)
+    run = _shards(client_rounds.read, program, mesh, specs, specs.statistics)
+    return run(data, words, state, numbers)
+
+
+def _shards(function: Any, program: Program, mesh: Mesh, specs: ShardState, out_specs: Any) -> Any:
+    def body(data: Any, words: Any, state: Any, numbers: Any) -> Any:
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        return function(program, data, keys, state, numbers)
+
+    return _on_mesh(mesh, body, (_DATA, P(REPLICATIONS), specs, P()), out_specs)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _measure(
+    program: Program,
+    mesh: Mesh,
+    method: Estimator,
+    data: ProblemData,
+    found: Statistics,
+    horizon: Horizon,
+) -> Measurement:
+    def body(data: Any, found: Any, horizon: Any) -> Measurement:
+        return statistics.measure(program, data, found, method, horizon)
+
+    given = (_DATA, _of_statistics(program, data.init, found), P())
+    return _on_mesh(mesh, body, given, P(REPLICATIONS))(data, found, horizon)

@@ -1,0 +1,111 @@
+"""Statistics of all replications: fed at synchronisations, measured when they are read."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
+from jaxlsgd.core.forms import OuterProduct
+from jaxlsgd.core.problem import Array, FlatFunctions
+from jaxlsgd.engine import xla
+from jaxlsgd.engine.layout import Syncs
+from jaxlsgd.engine.program import ProblemData, Program
+
+Statistics = tuple[Any, ...]  # a state per statistic; leaves (..., R), shared ones (...)
+
+
+class Met(NamedTuple):
+    """What a step met before it moved; at the first step of a round, the synchronised state."""
+
+    average: Array  # (d, R)
+    gradient: Array | None  # (d, R) mean gradient; a statistic may do without
+
+
+def axes_of(part: Accumulator, vector: Array) -> Any:
+    """Where a state's leaves have the replications: last, or nowhere if all replications share them."""
+    state = jax.eval_shape(part.init, jax.ShapeDtypeStruct(vector.shape, vector.dtype))
+    if not part.shared:
+        return jax.tree.map(lambda leaf: -1, state)
+    fields = {
+        name: jax.tree.map(lambda leaf, name=name: None if name in part.shared else -1, value)
+        for name, value in state._asdict().items()
+    }
+    return type(state)(**fields)
+
+
+def start(program: Program, average: Array, vector: Array) -> Statistics:
+    """All statistics empty."""
+    return tuple(
+        jax.vmap(part.init, in_axes=-1, out_axes=axes_of(part, vector))(average)
+        for part in program.accumulators
+    )
+
+
+def feed(
+    program: Program,
+    data: ProblemData,
+    statistics: Statistics,
+    met: Met,
+    hessian: Array | None,
+    at: Syncs,
+) -> Statistics:
+    """Feeds one synchronisation to every statistic, where there is one."""
+    gradient = met.gradient if program.needs_gradient else None
+    sync = Sync(met.average, at.E, at.eta, gradient, hessian)
+    axes_of_sync: Any = Sync(
+        -1, None, None, None if gradient is None else -1, None if hessian is None else -1
+    )
+    fed = []
+    for part, old in zip(program.accumulators, statistics, strict=True):
+        axes = axes_of(part, data.init)
+        with jax.named_scope("statistics"):
+            new = jax.vmap(part.update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
+            fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
+    return tuple(fed)
+
+
+def mean_hessian(
+    program: Program, functions: FlatFunctions, data: ProblemData, clients: Array, seen: Any
+) -> Array | None:
+    """Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R), if a statistic asks for it."""
+    if not program.needs_hessian:
+        return None
+    found = jax.vmap(xla.over_replications(functions.hessian))(clients, seen)
+    if not isinstance(found, OuterProduct):
+        return xla.weighted_sum(data.weights, found)
+    vector, scale = found.vector, data.weights[:, None]
+    if found.weight is not None:
+        scale = xla.once(scale * found.weight, data.unit)
+    outer = lambda k: (scale[k] * vector[k])[:, None, :] * vector[k][None, :, :]  # noqa: E731
+    return xla.sum_clients(outer, data.weights.shape[0])
+
+
+def measure(
+    program: Program, data: ProblemData, statistics: Statistics, method: Estimator, horizon: Horizon
+) -> Measurement:
+    """One method's measurement of every replication, replications first."""
+    states = states_of(program, statistics, method)
+    # A method that can do without the plan is not compiled again for plans of another length.
+    given = horizon if method.needs_plan else None
+    return _measure(method.measure, method.accumulators, data.init, states, given)
+
+
+def states_of(program: Program, statistics: Statistics, method: Estimator) -> tuple[Any, ...]:
+    """The states of a method's statistics; leaves (..., R), shared ones (...)."""
+    return tuple(statistics[program.accumulators.index(part)] for part in method.accumulators)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _measure(
+    measure: Any,
+    parts: tuple[Accumulator, ...],
+    vector: Array,
+    states: Any,
+    horizon: Horizon | None,
+) -> Measurement:
+    axes = tuple(axes_of(part, vector) for part in parts)
+    return jax.vmap(measure, in_axes=(axes, None))(states, horizon)

@@ -1,0 +1,97 @@
+"""A tile: many replications of a cell, or of cells that share their draws, on one device.
+
+The host moves from block to block; what there is to tell is yielded.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+
+from jaxlsgd.core.problem import Array
+from jaxlsgd.engine.block import TileState, run_block, start_tile
+from jaxlsgd.engine.layout import BLOCK_STEPS, Call, Layout
+from jaxlsgd.engine.program import ProblemData, Program
+from jaxlsgd.engine.source import Supply, supply
+from jaxlsgd.engine.statistics import Statistics
+
+# Calls queued before the host waits: enough to hide the launch, few enough to stop soon.
+WAIT_EVERY = 8
+
+
+class Advanced(NamedTuple):
+    """A cell has made so many more steps."""
+
+    cell: int
+    steps: int
+
+
+class Saved(NamedTuple):
+    """A cell has reached a saved round. To be read before the next event is asked for."""
+
+    cell: int
+    save: int
+    statistics: Statistics
+
+
+def run_tile(
+    program: Program, data: ProblemData, keys: Array, layouts: Sequence[Layout]
+) -> Iterator[Advanced | Saved]:
+    """Runs cells that share everything but their plans from x_0 to their ends, block by block.
+
+    Each block's draws are made once. Cells with a short plan are done first.
+
+    Args:
+      program: what is compiled.
+      data: the problem's numbers.
+      keys: of the replications.
+      layouts: of the cells.
+
+    Yields:
+      `Advanced` now and then, which is the place for progress and early stops, and `Saved` at each
+      saved round of each cell, the last one at its end.
+    """
+    cells = [
+        _Cell(i, start_tile(program, data, keys.shape[0]), layout)
+        for i, layout in enumerate(layouts)
+    ]
+    for first in itertools.count(0, BLOCK_STEPS):
+        cells = [cell for cell in cells if cell.calls]
+        if not cells:
+            return
+        given = supply(program, data, keys, first)
+        for cell in cells:
+            yield from cell.run(program, data, given, first)
+
+
+class _Cell:
+    """A cell on its way."""
+
+    def __init__(self, index: int, state: TileState, layout: Layout) -> None:
+        self.index, self.state = index, state
+        self.calls: collections.deque[tuple[Call, int | None]] = collections.deque(
+            (call, save if call is group[-1] else None)
+            for save, group in enumerate(layout.groups)
+            for call in group
+        )
+        self._steps = self._queued = 0
+
+    def run(
+        self, program: Program, data: ProblemData, given: Supply, first: int
+    ) -> Iterator[Advanced | Saved]:
+        """All calls that start at observation `first`: several where a round in it is saved."""
+        while self.calls and int(self.calls[0][0].block.first) == first:
+            call, save = self.calls.popleft()
+            self.state = run_block(program, call.slots, data, given, self.state, call.block)
+            self._steps += call.steps
+            self._queued += 1
+            if self._queued == WAIT_EVERY or save is not None:
+                jax.block_until_ready(self.state.federation.params)
+                yield Advanced(self.index, self._steps)
+                self._steps = self._queued = 0
+            if save is not None:
+                yield Saved(self.index, save, self.state.statistics)

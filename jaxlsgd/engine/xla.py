@@ -1,0 +1,72 @@
+"""What XLA asks for to be fast, in one place. The mathematics next door reads as if there were no compiler.
+
+Found by reading the compiled programs and by timing them (CPU, one core, K = 10, d = 5):
+
+- `once`: the CPU compiler repeats cheap work inside every pass that uses it (a residual once for each of
+  d coordinates, a generator's rounds once for each of its two words), but never a division: what comes
+  before one is computed once and written down. It ignores `lax.optimization_barrier`.
+- `sum_clients`: its reduction over a leading axis is not vectorised along the last one, and a product that
+  is sliced afterwards is written out whole first; a sum of products of slices is one pass.
+- `where_flagged`: a conditional beats a selection by 2.5 to 3.6 times for algorithms with memory on a CPU;
+  on an accelerator it might read its flag on the host at every step.
+- Replications are the last axis in memory, `over_replications`; a batched `dot_general` would move them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxlsgd.core.forms import Scaled
+from jaxlsgd.core.problem import Array
+
+UNROLLED_CLIENTS = 32
+
+
+def once(x: Array, unit: Array) -> Array:
+    """x, divided by a 1 that the compiler does not know."""
+    return x / unit
+
+
+def weighted_sum(weights: Array, values: Array | Scaled) -> Array:
+    """Σ_k w_k v_k over the leading axis, keeping the replications innermost."""
+    count = weights.shape[0]
+    if isinstance(values, Scaled):
+        return sum_clients(lambda k: (weights[k] * values.scale[k]) * values.vector[k], count)
+    return sum_clients(lambda k: weights[k] * values[k], count)
+
+
+def sum_clients(term: Callable[[Any], Array], num_clients: int) -> Array:
+    """Σ_k term(k), as plain additions for few clients."""
+    if num_clients > UNROLLED_CLIENTS:
+        return jnp.sum(jax.vmap(term)(jnp.arange(num_clients)), axis=0)
+    total = term(0)
+    for k in range(1, num_clients):
+        total = total + term(k)
+    return total
+
+
+def over_replications(function: Any, in_axes: Any = -1, out_axes: Any = -1) -> Any:
+    """Vmaps over replications, which are the last axis in memory."""
+    return jax.vmap(function, in_axes=in_axes, out_axes=out_axes)
+
+
+def where_flagged(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
+    """`change(state)` where the flag is up (a round ends, say), else the state as it is."""
+
+    def select(flag: Array, state: Any) -> Any:
+        return jax.tree.map(lambda new, old: jnp.where(flag, new, old), change(state), state)
+
+    def branch(flag: Array, state: Any) -> Any:
+        return lax.cond(flag, change, lambda same: same, state)
+
+    return lax.platform_dependent(flag, state, cpu=branch, default=select)
+
+
+def element(tree: Any, i: Array) -> Any:
+    """Element i of every leaf's leading axis."""
+    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False), tree)

@@ -1,0 +1,1 @@
+"""The distributions behind critical values and p-values."""

@@ -1,0 +1,92 @@
+"""The limit law of random scaling, t*(β) or that of the actual schedule, for intervals and joint tests."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from jaxlsgd.core.estimator import JointLaw, Law
+from jaxlsgd.inference.laws import critical_values, pivot_law, wald_law
+
+if TYPE_CHECKING:
+    from jaxlsgd.schedules import Plan
+
+
+@functools.cache
+def limit_law(critical: str, beta: float | None) -> Law:
+    """The law of (ȳ − x*)/√V̂ as T → ∞.
+
+    Args:
+      critical: "asymptotic", "schedule" or "paper"; see `random_scaling`.
+      beta: growth exponent of E_m; the plan's if None.
+    """
+
+    def multiplier(level: float, plan: Plan | None, detail: Any) -> float:
+        del detail
+        if plan is not None and plan.num_rounds < 2:
+            return float("inf")  # as the scale: one round has no spread
+        if _by_schedule(critical, beta, plan):
+            return critical_values.for_plan(_required(plan), level)
+        if critical == "paper":
+            return critical_values.paper_value(_growth(beta, plan), level)
+        return critical_values.critical_value(level, beta=_growth(beta, plan))
+
+    def tail(statistic: Any, plan: Plan | None, detail: Any) -> Any:
+        del detail
+        if _by_schedule(critical, beta, plan):
+            return critical_values.p_value_for_plan(_required(plan), statistic)
+        return critical_values.p_value(statistic, beta=_growth(beta, plan))
+
+    def joint(plan: Plan | None) -> JointLaw:
+        spectrum = _spectrum(critical, beta, plan)
+
+        def quantile(level: float, q: int) -> float:
+            if q == 1:
+                return multiplier(level, plan, ()) ** 2
+            if q > wald_law.DIMS:
+                raise ValueError(
+                    f"contrasts: random scaling tests at most {wald_law.DIMS} at once, got {q}"
+                )
+            if not spectrum.energy.any() and critical_values.wald_has_level(level):
+                return critical_values.wald_critical_value(q, level)
+            return wald_law.quantile(level, q, spectrum)
+
+        def joint_tail(statistic: float, q: int) -> tuple[float, float]:
+            if q == 1:
+                return float(tail(statistic**0.5, plan, ())), 0.0
+            return tuple(wald_law.tail(statistic, q, spectrum))
+
+        return JointLaw(quantile, joint_tail)
+
+    return Law(multiplier, tail, joint)
+
+
+def _growth(beta: float | None, plan: Plan | None) -> float:
+    if beta is not None:
+        return beta
+    if plan is None:
+        return 0.0
+    if plan.beta is None:
+        raise ValueError(
+            f"beta: the schedule {plan.name} has no known growth exponent; "
+            "give random_scaling(beta=...) or use critical='schedule'"
+        )
+    return plan.beta
+
+
+def _by_schedule(critical: str, beta: float | None, plan: Plan | None) -> bool:
+    """Whether the plan's own E_m decide: when asked for, and where a given sequence has no family."""
+    without_family = beta is None and plan is not None and plan.beta is None
+    return critical == "schedule" or (critical == "asymptotic" and without_family)
+
+
+def _spectrum(critical: str, beta: float | None, plan: Plan | None) -> pivot_law.Spectrum:
+    if _by_schedule(critical, beta, plan):
+        return pivot_law.plan_spectrum(critical_values.check_plan(_required(plan)))
+    return pivot_law.beta_spectrum(_growth(beta, plan))
+
+
+def _required(plan: Plan | None) -> Plan:
+    if plan is None:
+        raise ValueError("plan: critical='schedule' needs the plan that was run, got None")
+    return plan

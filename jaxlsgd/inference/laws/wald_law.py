@@ -1,0 +1,130 @@
+"""The law of the joint random-scaling statistic for q parameters at once, under any schedule.
+
+With h_k and kappa_k = k pi as in `pivot_law` and zeta_k, Z i.i.d. N(0, I_q), the limit of the statistic is
+
+    W = Z' M^-1 Z,    M = sum_k (zeta_k/kappa_k + h_k Z) (zeta_k/kappa_k + h_k Z)' = N + c Z' + Z c' + |h|^2 Z Z'.
+
+The law does not change when everything is rotated, so that Z = r e_1 with r ~ chi_q. With a = e_1'N^-1 e_1,
+b = e_1'N^-1 c and g = c'N^-1 c two rank-one updates give
+
+    W = r^2 a / (1 + 2 r b + r^2 (|h|^2 a + b^2 - a g)),
+
+and {W > w} is a quadratic inequality in r. Only (a, b, g) is simulated; r is integrated out, which leaves a tail
+that is smooth in w and a standard error of some 0.3 % in the critical value.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import root_scalar
+from scipy.special import chdtrc
+
+from jaxlsgd.inference.laws.pivot_law import FloatArray, Spectrum
+
+DIMS = 20
+_TERMS = 64  # of M drawn one by one; the rest is drawn as a Gaussian matrix of the same moments
+_DRAWS = 60_000
+_CHUNK = 2_000
+_SEED = 20
+
+
+class Draws(NamedTuple):
+    """The three numbers above, and |h|^2."""
+
+    a: FloatArray  # (draws,)
+    b: FloatArray  # (draws,)
+    g: FloatArray  # (draws,)
+    square: float
+
+
+class Tail(NamedTuple):
+    """A simulated probability and its standard error."""
+
+    probability: float
+    error: float
+
+
+def draw(dim: int, spectrum: Spectrum) -> Draws:
+    """The draws for q = `dim` from 1 to 20; the same at every call."""
+    return _draw(_check_dim(dim), spectrum.kappa2.tobytes(), spectrum.energy.tobytes())
+
+
+def _check_dim(dim: int) -> int:
+    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= DIMS:
+        raise ValueError(f"dim must be an integer from 1 to {DIMS}, got {dim!r}")
+    return int(dim)
+
+
+@functools.lru_cache(maxsize=32)
+def _draw(dim: int, kappa2_bytes: bytes, energy_bytes: bytes) -> Draws:
+    kappa2, energy = np.frombuffer(kappa2_bytes), np.frombuffer(energy_bytes)
+    generator = np.random.Generator(np.random.PCG64(_SEED))
+    parts = [_chunk(generator, dim, kappa2, energy) for _ in range(_DRAWS // _CHUNK)]
+    a, b, g = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Draws(a, b, g, float(np.sum(energy / kappa2)))
+
+
+def _chunk(
+    generator: np.random.Generator, dim: int, kappa2: FloatArray, energy: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """N and c for some draws, reduced to (a, b, g)."""
+    scaled = generator.standard_normal((_CHUNK, dim, _TERMS)) / np.sqrt(kappa2[:_TERMS])
+    # sum over k > K of 1/kappa^2 and of 1/kappa^4: the known sums to infinity less what was drawn
+    mean = 1 / 6 - np.sum(1 / kappa2[:_TERMS])
+    spread = math.sqrt(1 / 90 - np.sum(1 / kappa2[:_TERMS] ** 2))
+    noise = generator.standard_normal((_CHUNK, dim, dim)) * spread
+    N = scaled @ scaled.transpose(0, 2, 1) + (noise + noise.transpose(0, 2, 1)) / math.sqrt(2)
+    N += mean * np.eye(dim)
+    c = scaled @ np.sqrt(energy / kappa2)[:_TERMS]
+    beyond = math.sqrt(float(np.sum(energy[_TERMS:] / kappa2[_TERMS:] ** 2)))
+    c += beyond * generator.standard_normal((_CHUNK, dim))
+    first = np.broadcast_to(np.eye(dim)[:, 0], c.shape)
+    solved = np.asarray(np.linalg.solve(N, np.stack([first, c], axis=-1)), np.float64)
+    return solved[:, 0, 0], solved[:, 0, 1], np.sum(c * solved[:, :, 1], axis=1)
+
+
+def tail(w: float, dim: int, spectrum: Spectrum) -> Tail:
+    """P(W > w)."""
+    each = _given_draws(float(w), dim, draw(dim, spectrum))
+    return Tail(float(each.mean()), float(each.std() / math.sqrt(each.size)))
+
+
+def quantile(level: float, dim: int, spectrum: Spectrum) -> float:
+    """The w with P(W > w) = 1 - level."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be strictly between 0 and 1 (0.95, not 95), got {level!r}")
+    return _quantile(
+        float(level), _check_dim(dim), spectrum.kappa2.tobytes(), spectrum.energy.tobytes()
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _quantile(level: float, dim: int, kappa2: bytes, energy: bytes) -> float:
+    draws = _draw(dim, kappa2, energy)
+
+    def excess(log_w: float) -> float:
+        return float(_given_draws(math.exp(log_w), dim, draws).mean()) - (1 - level)
+
+    low, high = -6.0, 4.0
+    while excess(high) > 0:
+        high += 2
+    return math.exp(root_scalar(excess, bracket=(low, high), method="brentq", xtol=1e-8).root)
+
+
+def _given_draws(w: float, dim: int, draws: Draws) -> FloatArray:
+    """P(W > w | a, b, g), the mean over the two signs of b, which are equally likely."""
+    if w <= 0:
+        return np.ones_like(draws.a)
+    a, g = draws.a, draws.g
+    lead = a - w * (draws.square * a + draws.b**2 - a * g)
+    root = np.sqrt(np.maximum((w * draws.b) ** 2 + lead * w, 0.0))
+    total = np.zeros_like(a)
+    for b in (draws.b, -draws.b):
+        # lead r^2 - 2 w b r - w > 0: from the smaller root on, and up to the larger where lead < 0
+        there = (lead > 0) | ((b < 0) & (root > 0))
+        near = w / np.where(there, root - w * b, 1.0)
+        far = np.where(there & (lead < 0), (w * b - root) / np.where(lead < 0, lead, -1.0), np.inf)
+        total += np.where(there, chdtrc(dim, near**2) - chdtrc(dim, far**2), 0.0)
+    return total / 2

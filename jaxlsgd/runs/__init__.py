@@ -1,0 +1,1 @@
+"""The front doors: `simulate` for many replications, `fit` for one."""

@@ -1,0 +1,169 @@
+"""A cell: a problem under an algorithm and a plan, with the methods to judge; checked, ready to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxlsgd.algorithms import local_sgd
+from jaxlsgd.core import checks
+from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.estimator import Estimator, Sync
+from jaxlsgd.core.problem import Problem
+from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.engine import federation
+from jaxlsgd.engine.layout import Layout, lay_out
+from jaxlsgd.inference.plug_in import plug_in
+from jaxlsgd.inference.random_scaling import random_scaling
+from jaxlsgd.schedules import Plan
+
+DTYPES = ("float32", "float64")
+LOCAL_SGD = local_sgd()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cell:
+    """All that decides a cell's rows but the replications.
+
+    Args:
+      problem: the problem.
+      plan: the plan to run.
+      methods: interval methods with distinct names.
+      levels: confidence levels in (0, 1).
+      save_at: rounds at which intervals are wanted; the last round is always among them.
+      dtype: "float32" or "float64".
+      algorithm: the federated algorithm. Anything but Local SGD is outside the theory: intervals are
+        then measured, not promised.
+    """
+
+    problem: Problem
+    plan: Plan
+    methods: tuple[Estimator, ...] = (random_scaling(), plug_in())
+    levels: tuple[float, ...] = (0.95,)
+    save_at: tuple[int, ...] | None = None
+    dtype: str = "float32"
+    algorithm: Algorithm = LOCAL_SGD
+    layout: Layout = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.problem, Problem):
+            raise refusal("problem", "be a jaxlsgd.Problem", self.problem)
+        if not isinstance(self.plan, Plan):
+            raise refusal("plan", "be made by schedule.plan(...)", self.plan)
+        if not isinstance(self.algorithm, Algorithm):
+            rule = "be an algorithm such as algorithms.fedprox(mu=0.1)"
+            raise refusal("algorithm", rule, self.algorithm)
+        checks.choice("dtype", self.dtype, DTYPES)
+        object.__setattr__(self, "methods", check_methods(self.methods, self.problem, self.dtype))
+        levels = as_tuple(self.levels)
+        if not levels:
+            raise refusal("levels", "have at least one level in (0, 1)", levels)
+        object.__setattr__(self, "levels", tuple(checks.level(level) for level in levels))
+        object.__setattr__(self, "layout", lay_out(self.plan, self.save_at))
+        object.__setattr__(self, "save_at", self.layout.save_at)
+        check_algorithm(self.algorithm, self.problem, self.dtype)
+
+    @property
+    def shared(self) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
+        """What cells that run together have in common; they differ in plan, levels and saves."""
+        return self.problem, self.methods, self.algorithm, self.dtype
+
+    def with_rows(self, rows: dict[str, MethodRows]) -> CellRows:
+        """Puts rows together with what is known of the cell's truth and plan."""
+        return CellRows(
+            problem=self.problem.name,
+            algorithm=self.algorithm.name,
+            schedule=self.plan.name,
+            num_steps=self.plan.num_steps,
+            num_rounds=self.plan.num_rounds,
+            save_at=self.layout.save_at,
+            steps_at=tuple(int(self.plan.ends[m - 1]) for m in self.layout.save_at),
+            levels=self.levels,
+            coordinates={method.name: method.coordinates(self.problem) for method in self.methods},
+            truth={method.name: method.truth(self.problem) for method in self.methods},
+            standard_error={method.name: method.standard_error for method in self.methods},
+            labels={method.name: method.label or method.name for method in self.methods},
+            methods=rows,
+        )
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """A sequence as a tuple; a single value as a tuple of one."""
+    return tuple(value) if isinstance(value, Iterable) else (value,)
+
+
+def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator, ...]:
+    """Refuses what is not a list of estimators with names of their own that suit the problem."""
+    methods = (methods,) if isinstance(methods, Estimator) else tuple(methods)
+    if not methods or not all(isinstance(method, Estimator) for method in methods):
+        raise refusal("methods", "be estimators such as plug_in()", methods)
+    names = [method.name for method in methods]
+    if len(set(names)) < len(names):
+        raise ValueError(f"methods: names must differ, got {names}; give one a name=...")
+    with jax.enable_x64(dtype == "float64"):
+        for method in methods:
+            _check_state(method, problem.dim, dtype)
+    return methods
+
+
+def _check_state(method: Estimator, dim: int, dtype: str) -> None:
+    """Refuses contrasts that do not fit, and a state that an update turns into another kind."""
+    vector = jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype))
+    number = jax.ShapeDtypeStruct((), jnp.dtype(dtype))
+    square = jax.ShapeDtypeStruct((dim, dim), jnp.dtype(dtype))
+    before = jax.eval_shape(method.init, vector)
+    for part in method.accumulators:
+        fields = getattr(jax.eval_shape(part.init, vector), "_fields", ())
+        if unknown := [name for name in part.shared if name not in fields]:
+            rule = "name fields of the state, which must be a NamedTuple"
+            raise refusal(f"methods ({method.name}).shared", rule, unknown[0])
+    sync = Sync(
+        vector,
+        number,
+        number,
+        vector if method.needs_gradient else None,
+        square if method.needs_hessian else None,
+    )
+    after = jax.eval_shape(method.update, before, sync)
+    _check_same(f"methods ({method.name}): update", before, after)
+
+
+def check_algorithm(algorithm: Algorithm, problem: Problem, dtype: str) -> None:
+    """Refuses an algorithm whose state is turned into another kind by a step or a round."""
+    if federation.folded(algorithm):
+        return
+    where = f"algorithm ({algorithm.name})"
+
+    def start(vector: Any) -> federation.Federation:
+        return federation.start(vector, 2, 1, algorithm)
+
+    def end(state: federation.Federation, number: Any, weights: Any) -> federation.Federation:
+        at = federation.Step(number, None, number, number > 0, number > 0)
+        state = federation.advance(state, state.clients, state.params, at, weights, algorithm)
+        return federation.turn(algorithm, state, at, weights)
+
+    with jax.enable_x64(dtype == "float64"):
+        kind = jnp.dtype(dtype)
+        before = jax.eval_shape(start, jax.ShapeDtypeStruct((problem.dim,), kind))
+        number, weights = (jax.ShapeDtypeStruct(shape, kind) for shape in ((), (2,)))
+        _check_same(f"{where}: a round", before, jax.eval_shape(end, before, number, weights))
+
+
+def _check_same(what: str, before: Any, after: Any) -> None:
+    """Refuses a state whose structure, shapes or dtypes change along the way."""
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        got = f"{jax.tree.structure(before)} and then {jax.tree.structure(after)}"
+        raise refusal(what, "keep the structure of the state", got)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    for (path, old), new in pairs:
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            place = jax.tree_util.keystr(path)
+            got = f"{old.dtype}{list(old.shape)} and then {new.dtype}{list(new.shape)}"
+            raise ValueError(
+                f"{what}: must keep the shapes and dtypes of the state, got {got} at {place}"
+            )

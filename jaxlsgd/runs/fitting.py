@@ -1,0 +1,241 @@
+"""One run of Local SGD with its intervals and tests, for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
+from jaxlsgd.core.keys import check_key
+from jaxlsgd.core.problem import Array, Params, Problem
+from jaxlsgd.core.rows import MethodRows
+from jaxlsgd.engine.statistics import axes_of
+from jaxlsgd.inference import diagnostics, joint
+from jaxlsgd.inference.plug_in import PlugInState, plug_in
+from jaxlsgd.inference.random_scaling import random_scaling
+from jaxlsgd.runs.cell import LOCAL_SGD, Cell, as_tuple
+from jaxlsgd.runs.simulation import Reading, read_cells
+from jaxlsgd.schedules import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """Tests of x_j = null_j, coordinate by coordinate."""
+
+    __test__ = False  # not a test case for pytest
+
+    null: NDArray[np.float64]
+    statistic: NDArray[np.float64]  # (estimate − null)/scale
+    p_value: NDArray[np.float64]  # two-sided
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fit:
+    """The result of one run; `print(fit)` shows it as a table."""
+
+    cell: Cell
+    rows: dict[str, MethodRows]
+    details: dict[str, Any]  # what each method's measurement said besides, after the last round
+    states: dict[str, Any]  # what each method had streamed, after the last round
+
+    @property
+    def save_at(self) -> tuple[int, ...]:
+        """Rounds at which intervals were read."""
+        return self.cell.layout.save_at
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended in something that is not a number."""
+        return not all(rows.ok[-1, 0] for rows in self.rows.values())
+
+    @property
+    def estimate(self) -> Params:
+        """ȳ_T in the shape of the problem's parameters."""
+        for method in self.cell.methods:
+            if not method.contrasts:
+                return _like(self.cell.problem.init, self.rows[method.name].estimate[-1, 0])
+        raise ValueError("estimate: only contrasts were followed; add a method without contrasts")
+
+    def interval(self, method: str, level: float | None = None, save: int = -1) -> Interval:
+        """The interval of a method at a level of the run (its first if None), at a saved round."""
+        rows = self.rows[self._known(method)]
+        level = self.cell.levels[0] if level is None else level
+        if level not in self.cell.levels:
+            raise ValueError(f"level: must be one of {self.cell.levels}, got {level!r}")
+        center = rows.estimate[save, 0]
+        half = rows.half_width[save, self.cell.levels.index(level), 0]
+        return Interval(center, center - half, center + half)  # type: ignore[arg-type]
+
+    def test(self, method: str, null: Params = 0.0) -> Test:
+        """Two-sided tests of x_j = null_j after the last round; one null for all if a number."""
+        estimator = next(m for m in self.cell.methods if m.name == self._known(method))
+        rows = self.rows[method]
+        # By NumPy, which keeps float64 as it is.
+        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(null)])
+        checks.finite("null", flat)
+        null = np.broadcast_to(flat, rows.scale[-1, 0].shape)
+        gap, scale = rows.estimate[-1, 0] - null, rows.scale[-1, 0]
+        # Where nothing varies (scale 0) any gap is infinitely many scales, and none is none.
+        certain = np.where(gap == 0, 0.0, np.copysign(np.inf, gap))
+        statistic = np.where(scale == 0, certain, gap / np.where(scale == 0, 1.0, scale))
+        p = estimator.law.tail(statistic, self.cell.plan, self.details[method])
+        return Test(np.asarray(null, np.float64), statistic, np.asarray(p, np.float64))
+
+    def joint(self, method: str) -> joint.Joint:
+        """Average and matrix for `ellipsoid` and `simultaneous` of `inference.joint`."""
+        estimator = next(m for m in self.cell.methods if m.name == self._known(method))
+        if self.diverged:
+            raise ValueError("method: the run diverged, so there is nothing to test")
+        return joint.joint(estimator, self.states[method], self.cell.plan)
+
+    def joint_test(
+        self,
+        method: str,
+        contrasts: ArrayLike | None = None,
+        null: ArrayLike = 0.0,
+        level: float = 0.95,
+    ) -> joint.JointTest:
+        """Test of Rx* = r after the last round; of all coordinates at once without contrasts R."""
+        return joint.joint_test(self.joint(method), contrasts, null, level)
+
+    def regime(self, tolerance: float = 0.05) -> diagnostics.Regime:
+        """Whether this run is in the asymptotic regime, and what horizon would be."""
+        if self.diverged:
+            raise ValueError("methods: the run diverged, so it has no regime")
+        for states in self.states.values():
+            for state in states:
+                if isinstance(state, PlugInState):
+                    names = self.cell.problem.parameter_names()
+                    return diagnostics.regime(state, self.cell.plan, tolerance, names)
+        raise ValueError("methods: regime() needs Ĝ and Ŝ; add plug_in() to the methods of the fit")
+
+    def _known(self, method: str) -> str:
+        if method not in self.rows:
+            raise ValueError(f"method: must be one of {', '.join(self.rows)}, got {method!r}")
+        return method
+
+    def __str__(self) -> str:
+        return _table(self)
+
+
+def fit(
+    key: Array,
+    problem: Problem,
+    plan: Plan,
+    *,
+    methods: Sequence[Estimator] = (random_scaling(), plug_in(), plug_in("finite")),
+    levels: Sequence[float] = (0.95,),
+    save_at: Sequence[int] | None = None,
+    dtype: str = "float32",
+    algorithm: Algorithm = LOCAL_SGD,
+    replication: int = 0,
+) -> Fit:
+    """Runs Local SGD once and returns the estimate with its intervals and tests.
+
+    Args:
+      key: typed root key, as for `simulate`.
+      problem: what is estimated.
+      plan: how many rounds, of how many steps, of what size.
+      methods: interval methods, fed along the path.
+      levels: confidence levels.
+      save_at: rounds at which to read the intervals; the last is always read.
+      dtype: "float32" or "float64".
+      algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
+      replication: which replication of `simulate` under the same key this is.
+
+    Returns:
+      A `Fit`: `fit.estimate`, `fit.interval("plug_in")`, `fit.test("plug_in")`, `print(fit)`.
+
+    Example::
+
+        import jax, jaxlsgd
+
+        problem = jaxlsgd.problems.linear(3, 4)
+        schedule = jaxlsgd.schedules.power(0.5).with_warmup(0.05)
+        plan = schedule.plan(jaxlsgd.schedules.power_decay(0.5), num_steps=2000)
+        print(jaxlsgd.fit(jax.random.key(0), problem, plan))
+    """
+    key = check_key(key)
+    checks.count("replication", replication, 0)
+    save = None if save_at is None else as_tuple(save_at)
+    cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
+    events = read_cells(key, [cell], replication, 1, shared_draws=False)
+    readings = [event for event in events if isinstance(event, Reading)]
+    saved = [reading.rows(cell) for reading in readings]
+    rows = {name: MethodRows.stacked([one[name] for one in saved]) for name in saved[0]}
+    details = {
+        name: jax.tree.map(lambda leaf: leaf[0], measured.detail)
+        for name, measured in readings[-1].found.items()
+    }
+    return Fit(cell, rows, details, _only(cell, readings[-1].states))
+
+
+def _only(cell: Cell, states: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """States of the one replication there is."""
+
+    def one(part: Accumulator, state: Any) -> Any:
+        axes = axes_of(part, jnp.zeros(cell.problem.dim))
+        return jax.tree.map(
+            lambda axis, leaf: np.asarray(leaf if axis is None else leaf[..., 0]),
+            axes,
+            state,
+            is_leaf=lambda axis: axis is None,
+        )
+
+    return {
+        method.name: tuple(map(one, method.accumulators, states[method.name]))
+        for method in cell.methods
+    }
+
+
+def _like(init: Params, vector: NDArray[np.float64]) -> Params:
+    """A flat vector in the shape of a pytree; by NumPy, which keeps float64 as it is."""
+    leaves, treedef = jax.tree.flatten(init)
+    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
+    return treedef.unflatten(shaped)
+
+
+def _table(result: Fit) -> str:
+    """Estimate and intervals of every method, a row a coordinate."""
+    cell = result.cell
+    plan = cell.plan
+    lines = [
+        f"Local SGD on {cell.problem.name}: {cell.problem.num_clients} clients, schedule {plan.name}, "
+        f"T = {plan.num_rounds} rounds, {plan.num_steps} observations per client",
+    ]
+    if not cell.algorithm.within_theory:
+        lines.append(f"{cell.algorithm.name}: these intervals are outside the theory.")
+    if result.diverged:
+        lines.append("The run diverged: there is no estimate. Try a smaller step size.")
+        return "\n".join(lines)
+    for method in cell.methods:
+        lines += ["", *_method_table(result, method)]
+    return "\n".join(lines)
+
+
+def _method_table(result: Fit, method: Estimator) -> list[str]:
+    level = result.cell.levels[0]
+    center, lower, upper = map(np.asarray, result.interval(method.name))
+    p = result.test(method.name).p_value
+    names = method.coordinates(result.cell.problem)
+    width = max(10, *(len(name) for name in names))
+    floored = (
+        " (a floor on the eigenvalues of G acted)"
+        if result.rows[method.name].floored[-1, 0]
+        else ""
+    )
+    head = f"{'':{width}} {'estimate':>12} {f'{level:.4g} interval':>26} {'p (x = 0)':>11}"
+    body = [
+        f"{name:{width}} {center[i]:>12.6g} {f'[{lower[i]:.6g}, {upper[i]:.6g}]':>26} {p[i]:>11.3g}"
+        for i, name in enumerate(names)
+    ]
+    return [f"{method.name}{floored}", head, *body]

@@ -1,0 +1,30 @@
+"""Communication schedules, step sizes, and the plan made of them."""
+
+from jaxlsgd.schedules.families import (
+    PAPER_SCHEDULES,
+    Schedule,
+    constant,
+    custom,
+    iterated_logarithmic,
+    logarithmic,
+    paper,
+    power,
+)
+from jaxlsgd.schedules.plan import Plan
+from jaxlsgd.schedules.step_size import StepSize, constant_step, custom_step, power_decay
+
+__all__ = [
+    "PAPER_SCHEDULES",
+    "Plan",
+    "Schedule",
+    "StepSize",
+    "constant",
+    "constant_step",
+    "custom",
+    "custom_step",
+    "iterated_logarithmic",
+    "logarithmic",
+    "paper",
+    "power",
+    "power_decay",
+]

@@ -1,0 +1,265 @@
+"""Communication schedules: how many local steps E_m round m takes.
+
+Section, table and assumption numbers in this room are those of "Statistical Estimation and Inference
+via Local SGD in Federated Learning". Everything is NumPy on the host, int64 and float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import LARGEST_INTERVAL, refusal
+from jaxlsgd.schedules.step_size import StepSize
+
+if TYPE_CHECKING:
+    from jaxlsgd.schedules.plan import Plan
+
+PAPER_SCHEDULES = ("C1", "C5", "Log", "P(1/3)", "P(1/2)")
+
+
+def _ceil(x: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Ceiling to an interval, so that 7776**(1/5) = 6.000000000000001 gives 6 and not 7."""
+    # 16 units in the last place cover pow, log and the rounding of the exponent itself, and are
+    # less than the step from a perfect power to the next m, up to m = 1e12.
+    rounded = np.ceil(x * (1.0 - 16 * np.finfo(np.float64).eps))
+    return np.clip(rounded, 1, LARGEST_INTERVAL + 1).astype(np.int64)
+
+
+# A family is its shape s(m, exponent, base), and E'_m = ceil(scale * s): a new one is one line.
+_SHAPES: dict[str, Callable[[NDArray[np.float64], float, float], NDArray[np.float64]]] = {
+    "constant": lambda m, exponent, base: np.ones_like(m),
+    "logarithmic": lambda m, exponent, base: (np.log2(m + 1) / np.log2(base)) ** exponent,
+    "iterated_logarithmic": lambda m, exponent, base: np.log(np.log(m + 2)) ** exponent,
+    "power": lambda m, exponent, base: m**exponent,
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many local steps each round takes; made by the builders below, never by hand.
+
+    E_m = 1 for the warm-up rounds, then E'_1, E'_2, ... with E'_m = max(1, ceil(scale * s(m))).
+    """
+
+    family: str
+    name: str
+    scale: float = 1.0
+    exponent: float = 0.0
+    base: float = 2.0
+    sequence: tuple[int, ...] = ()
+    warmup: float = 0.0
+
+    def __str__(self) -> str:
+        return self.name + (f" with {self.warmup:.3g} warm-up" if self.warmup else "")
+
+    @property
+    def beta(self) -> float | None:
+        """Exponent of g(r) = r**(1/(1-beta)), Section 4.2, for E' alone; None if there is none."""
+        if self.family == "custom" or (self.exponent >= 1 and self.family == "power"):
+            return None
+        return self.exponent if self.family == "power" else 0.0
+
+    @property
+    def nu(self) -> float | None:
+        """The limit nu = 1/(1-beta**2) of Table 1, for E' alone; None if there is none.
+
+        A warm-up that stays a fixed share of the observations moves the limit: see `Plan.check`.
+        """
+        return None if self.beta is None else 1.0 / (1.0 - self.beta**2)
+
+    def intervals(self, num_rounds: int) -> NDArray[np.int64]:
+        """E'_1, ..., E'_n, without warm-up.
+
+        Args:
+            num_rounds: n, at least 1, and at most the length of a custom sequence.
+
+        Returns:
+            int64 array of shape (num_rounds,).
+
+        >>> power(1 / 3).intervals(9).tolist()
+        [1, 2, 2, 2, 2, 2, 2, 2, 3]
+        """
+        E = self._available(checks.count("num_rounds", num_rounds))
+        if len(E) < num_rounds:
+            rule = f"hold at least the {num_rounds} rounds asked for"
+            raise refusal("sequence", rule, f"{len(E)} rounds")
+        return checks.interval_array("E", E)
+
+    def with_warmup(self, fraction: float) -> Schedule:
+        """The same schedule after a warm-up of E = 1 over a share of the *observations*.
+
+        round(fraction * t_T) rounds of E = 1 come first, then E'_1, E'_2, ... (Section 5: "the
+        first 5% observations"; its interval lengths do not agree with 5% of the rounds).
+
+        Args:
+            fraction: in [0, 1); the paper has 0.05. It replaces an earlier warm-up.
+
+        >>> plan = paper("C5").with_warmup(0.05).plan(power_decay(0.5), num_steps=5000)
+        >>> plan.warmup_rounds, plan.num_rounds
+        (250, 1200)
+        """
+        fraction = checks.number("fraction", fraction, "be in [0, 1)")
+        if not 0 <= fraction < 1:
+            raise refusal("fraction", "be in [0, 1)", fraction)
+        return replace(self, warmup=fraction)
+
+    def plan(
+        self, step_size: StepSize, *, num_steps: int | None = None, num_rounds: int | None = None
+    ) -> Plan:
+        """Write the schedule and the step size out for a finite horizon.
+
+        With num_steps = t_T the last round is shortened so that sum E_m = t_T exactly, and
+        eta_T = gamma_T / E_T keeps its effective step. With num_rounds = T the warm-up is the
+        smallest w with w >= round(fraction * t_T) for the t_T that w leads to; where growing
+        intervals step over equality it is that much longer than the fraction.
+
+        Args:
+            step_size: from `power_decay`, `constant_step` or `custom_step`; m counts every round.
+            num_steps: observations per client t_T. Exactly one of the two must be given.
+            num_rounds: rounds T.
+
+        Returns:
+            The `Plan`.
+
+        >>> paper("P(1/2)").plan(power_decay(2.0), num_steps=12).E.tolist()
+        [1, 2, 2, 2, 3, 2]
+        """
+        if not isinstance(step_size, StepSize):
+            raise refusal("step_size", "be a StepSize, as power_decay(0.5)", step_size)
+        if (num_steps is None) == (num_rounds is None):
+            raise refusal(
+                "num_steps", "be given, or num_rounds, and not both", (num_steps, num_rounds)
+            )
+        from jaxlsgd.schedules.plan import Plan
+
+        if num_rounds is None:
+            E, warmup_rounds = self._fill_steps(checks.count("num_steps", num_steps))
+        else:
+            E, warmup_rounds = self._fill_rounds(checks.count("num_rounds", num_rounds))
+        E = np.concatenate([np.ones(warmup_rounds, np.int64), E])
+        return Plan(E, step_size.effective(len(E)) / E, self, step_size, warmup_rounds)
+
+    def _available(self, num_rounds: int) -> NDArray[np.int64]:
+        """E' up to num_rounds: fewer if a custom sequence ends, clipped above LARGEST_INTERVAL."""
+        if self.family == "custom":
+            return np.array(self.sequence[:num_rounds], np.int64)
+        m = np.arange(1, num_rounds + 1, dtype=np.float64)
+        with np.errstate(over="ignore"):
+            return _ceil(self.scale * _SHAPES[self.family](m, self.exponent, self.base))
+
+    def _fill_steps(self, num_steps: int) -> tuple[NDArray[np.int64], int]:
+        warmup_rounds = round(self.warmup * num_steps)
+        left = num_steps - warmup_rounds
+        if left < 1:
+            rule = f"leave at least one observation after a warm-up of {warmup_rounds}"
+            raise refusal("num_steps", rule, num_steps)
+        guess = min(left, 64)
+        while (E := self._available(guess)).sum() < left and guess < left:
+            guess = min(left, 4 * guess)
+        ends = np.cumsum(E)
+        if ends[-1] < left:
+            rule = f"hold at least the {left} local steps asked for"
+            raise refusal("sequence", rule, f"{ends[-1]} local steps")
+        last = int(np.searchsorted(ends, left))
+        E = E[: last + 1].copy()
+        E[last] -= ends[last] - left
+        return E, warmup_rounds
+
+    def _fill_rounds(self, num_rounds: int) -> tuple[NDArray[np.int64], int]:
+        # Where a custom sequence ends the ones are a stand-in, which `intervals` then refuses.
+        E = self._available(num_rounds)
+        ends = np.cumsum(np.concatenate([[0], E, np.ones(num_rounds - len(E), np.int64)]))
+        w = np.arange(num_rounds + 1)
+        num_steps = w + ends[::-1]
+        # w - fraction * t_T increases with w, so the first w that is enough is the answer.
+        warmup_rounds = int(np.argmax(w >= np.rint(self.warmup * num_steps)))
+        if warmup_rounds == num_rounds:
+            rule = f"leave at least one round after a warm-up of {warmup_rounds}"
+            raise refusal("num_rounds", rule, num_rounds)
+        return self.intervals(num_rounds - warmup_rounds), warmup_rounds
+
+
+def constant(E: int) -> Schedule:
+    """E'_m = E (Table 1, rows Base and 1).
+
+    >>> constant(5).name
+    'C5'
+    """
+    E = int(checks.interval_array("E", [checks.count("E", E)])[0])
+    return Schedule("constant", f"C{E}", scale=float(E))
+
+
+def logarithmic(scale: float = 1.0, power: float = 1.0, base: float = 2.0) -> Schedule:
+    """E'_m = ceil(scale * log_base(m + 1)**power) (Table 1, row 3; default: the paper's Log).
+
+    Args:
+        scale: E > 0.
+        power: beta of row 3, > 0. (A power of 0 or less is bounded: use `constant` or `custom`.)
+        base: of the logarithm, > 1; math.e gives ln.
+
+    >>> logarithmic().intervals(8).tolist()
+    [1, 2, 2, 3, 3, 3, 3, 4]
+    """
+    scale, power = checks.positive("scale", scale), checks.positive("power", power)
+    base = checks.number("base", base, "be finite and greater than 1", 1.0)
+    plain = (scale, power, base) == (1.0, 1.0, 2.0)
+    name = "Log" if plain else f"Log({scale:g},{power:g},{'e' if base == math.e else f'{base:g}'})"
+    return Schedule("logarithmic", name, scale, power, base)
+
+
+def iterated_logarithmic(scale: float = 1.0, power: float = 1.0) -> Schedule:
+    """E'_m = ceil(scale * ln(ln(m + 2))**power), scale and power > 0 (Table 1, row 4).
+
+    >>> iterated_logarithmic(scale=3).intervals(6).tolist()
+    [1, 1, 2, 2, 2, 3]
+    """
+    scale, power = checks.positive("scale", scale), checks.positive("power", power)
+    return Schedule("iterated_logarithmic", f"LogLog({scale:g},{power:g})", scale, power)
+
+
+def power(beta: float, scale: float = 1.0, *, allow_outside_theory: bool = False) -> Schedule:
+    """E'_m = ceil(scale * m**beta) (Table 1, row 5).
+
+    Args:
+        beta: in [0, 1). Below 0 the ceiling is 1 in the end: use `constant` or `custom`.
+        scale: E > 0.
+        allow_outside_theory: accept beta >= 1, where nu is infinite and `Plan.check` says so.
+
+    >>> power(1 / 2).name, power(1 / 2).nu
+    ('P(1/2)', 1.3333333333333333)
+    """
+    beta, scale = checks.number("beta", beta), checks.positive("scale", scale)
+    if beta < 0 or (beta >= 1 and not allow_outside_theory):
+        raise refusal("beta", "be in [0, 1)", beta)
+    short = Fraction(beta).limit_denominator(12)
+    name = f"P({short if float(short) == beta else f'{beta:g}'})"
+    return Schedule("power", name if scale == 1 else f"{scale:g}*{name}", scale, beta)
+
+
+def custom(sequence: ArrayLike) -> Schedule:
+    """E'_1, E'_2, ... as given: whole numbers from 1 up (a float array of whole numbers will do).
+
+    >>> custom([1, 1, 4]).intervals(2).tolist()
+    [1, 1]
+    """
+    E = checks.interval_array("sequence", sequence)
+    return Schedule("custom", f"custom[{len(E)}]", sequence=tuple(E.tolist()))
+
+
+def paper(name: str) -> Schedule:
+    """One of the five schedules of Section 5 by its name there, without warm-up.
+
+    >>> [paper(name).intervals(10)[-1].item() for name in PAPER_SCHEDULES]
+    [1, 5, 4, 3, 4]
+    """
+    checks.choice("name", name, PAPER_SCHEDULES)
+    built = (constant(1), constant(5), logarithmic(), power(1 / 3), power(1 / 2))
+    return dict(zip(PAPER_SCHEDULES, built, strict=True))[name]

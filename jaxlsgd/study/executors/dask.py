@@ -1,0 +1,318 @@
+"""Jobs on a Dask cluster: each is a Dask task, and results come back to the one writer.
+
+Dask does the scheduling: it runs the jobs of a lost worker elsewhere, and reconnects. What is
+here bounds how many jobs it holds, and turns its answers into finished tiles.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from jaxlsgd.core.checks import shown
+from jaxlsgd.engine import machine
+from jaxlsgd.study.executors import dask_worker as worker
+from jaxlsgd.study.jobs import Finished, Job
+from jaxlsgd.study.stop import Dropped, Stop
+from jaxlsgd.study.store import codec as files
+
+Client = Any  # distributed.Client: what its methods return depends on how it is used
+
+CONNECT = 5.0  # seconds in which a scheduler must answer at first
+RECONNECT = 60.0  # seconds in which a lost one may come back
+_FETCH = 60.0  # seconds in which the result of a finished job must arrive
+_TICK = 0.05  # seconds between looks while nothing is finished
+_LOOK = 5.0  # seconds between counts of the workers
+_TRIES = 2  # of a tile alone whose worker dies, each with Dask's own retries
+_AHEAD = 3  # jobs a thread that are handed to Dask, so that none waits for us
+_LEAST = 16  # jobs in any case, so that a cluster that grows with demand sees some
+
+
+class ClusterError(ValueError):
+    """A cluster that cannot be used as it is."""
+
+
+class WorkerError(RuntimeError):
+    """What went wrong in a worker, as it told it."""
+
+
+@contextlib.contextmanager
+def connected(address: str, workers: int | None = None) -> Iterator[Client]:
+    """A client of the scheduler at an address, or of worker processes of our own.
+
+    Args:
+      address: "tcp://host:8786", or "local" for a process a core of this machine.
+      workers: so many processes, with "local".
+
+    Example::
+
+        with connected("local") as client:
+            study.run("results", client=client)
+    """
+    try:
+        import distributed
+        from distributed.comm.addressing import get_address_host_port
+    except ImportError as error:
+        raise ClusterError("--dask needs Dask: pip install 'jaxlsgd[cluster]'") from error
+    if address == "local":
+        with _local(workers or machine.cores()) as cluster, distributed.Client(cluster) as client:
+            yield client
+        return
+    for name in ("distributed", "distributed.client"):  # what matters is said here
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        get_address_host_port(address, strict=True)  # a client hangs on nonsense
+        distributed.Client(address, timeout=CONNECT, set_as_default=False).close()
+        client = distributed.Client(address, timeout=RECONNECT, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise ClusterError(
+            f"--dask = {shown(address)}: no Dask scheduler answers there within {CONNECT:g} s; "
+            f"start one with `dask scheduler`, or use --dask local ({_brief(error)})"
+        ) from error
+    try:
+        yield client
+    finally:
+        client.close(timeout=2)
+
+
+def _local(workers: int) -> Any:
+    from distributed import LocalCluster
+
+    options: dict[str, Any] = {"dashboard_address": None, "preload": worker.__name__}
+    return LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        silence_logs=logging.CRITICAL,
+        **options,
+    )
+
+
+def _brief(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().partition("\n")[0][:200]
+
+
+def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """What all workers have in common; refuses those that differ. None if asked to end first."""
+    if client.asynchronous:
+        raise ClusterError("client: must be a synchronous distributed.Client")
+    told = False
+    while not (found := _environments(client)):
+        if stop.draining:
+            return None
+        if not told:
+            told = True
+            say("the cluster has no workers yet; waiting for the first")
+        time.sleep(0.5)
+    expected = None
+    for address, theirs in found.items():
+        if isinstance(theirs, BaseException):
+            cause = _brief(theirs)
+            hint = "install jaxlsgd there" if "No module named 'jaxlsgd'" in cause else ""
+            raise ClusterError(_refusal(address, cause, hint))
+        expected = expected or theirs | {"jaxlsgd": machine.version(), "code": worker.code()}
+        if difference := machine.difference(theirs, expected):
+            raise ClusterError(_refusal(address, difference))
+    return expected
+
+
+def _environments(client: Client) -> dict[str, Any]:
+    """What each worker says of itself; one that dies meanwhile says nothing."""
+    found = client.run(worker.environment, on_error="return")
+    return {address: theirs for address, theirs in found.items() if not isinstance(theirs, OSError)}
+
+
+def _refusal(which: str, cause: str, hint: str = "") -> str:
+    hint = (
+        hint or "give all workers the versions of this process, one kind of machine and XLA_FLAGS"
+    )
+    return f"the worker {which} is refused: {cause}; {hint}"
+
+
+def threads(client: Client) -> int:
+    """Jobs that the cluster runs at once; 0 if it does not say."""
+    with contextlib.suppress(OSError):
+        return sum(client.nthreads().values())
+    return 0
+
+
+def run_jobs(
+    jobs: Iterable[Job],
+    client: Client,
+    expected: dict[str, Any],
+    stop: Stop,
+    say: Callable[[str], None],
+) -> Generator[Finished | None, None, None]:
+    """Yields tiles as their jobs finish, and None now and then while none does.
+
+    Ends early, with a word to `say`, when the scheduler is lost for good or a worker joins that
+    would compute other digits. When the caller leaves early, jobs in flight are cancelled.
+    """
+    fleet = _Fleet(client, expected, iter(jobs), say)
+    try:
+        while not fleet.ended:
+            if stop.dropping:
+                return
+            if stop.draining:
+                fleet.drain()
+            else:
+                fleet.fill()
+            finished = fleet.collect()
+            yield from finished
+            if not finished:
+                yield None
+                time.sleep(_TICK)
+    finally:
+        fleet.cancel()
+
+
+class _Flight(NamedTuple):
+    """A job in flight."""
+
+    job: Job
+    future: Any
+    tries: int
+
+
+class _Fleet:
+    """The jobs that Dask has, and those to hand to it."""
+
+    def __init__(
+        self,
+        client: Client,
+        expected: dict[str, Any],
+        jobs: Iterator[Job],
+        say: Callable[[str], None],
+    ) -> None:
+        from distributed import as_completed
+
+        self.client, self.expected, self.jobs, self.say = client, expected, jobs, say
+        self.flying: dict[str, _Flight] = {}
+        self.again: collections.deque[tuple[Job, int]] = collections.deque()
+        self.done = as_completed(loop=client.loop)
+        self.exhausted = self.draining = self.broken = self.lost = False
+        self._counted = -_LOOK
+        self._threads = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to wait for."""
+        idle = not self.flying and not self.again
+        return self.broken or (idle and (self.exhausted or self.draining))
+
+    def fill(self) -> None:
+        """Hands jobs to Dask, up to a few for each thread."""
+        if not self._connection():
+            return
+        self._count()
+        while len(self.flying) < max(_LEAST, _AHEAD * self._threads):
+            job, tries = self.again.popleft() if self.again else (next(self.jobs, None), 1)
+            if job is None:
+                self.exhausted = True
+                return
+            self._submit(job, tries)
+
+    def _connection(self) -> bool:
+        """Whether there is a scheduler; tells when it is lost, back, or gone."""
+        status = self.client.status
+        if status == "closed":
+            self.broken = True
+            self.say("the scheduler did not come back; what is committed stays")
+        elif (status != "running") != self.lost:
+            self.lost = not self.lost
+            self.say(f"the scheduler is {'lost; waiting for it' if self.lost else 'back'}")
+        return status == "running"
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        if now - self._counted < _LOOK:
+            return
+        before, self._threads, self._counted = self._threads, threads(self.client), now
+        if before and not self._threads:
+            self.say("no worker is left; waiting for one")
+
+    def _submit(self, job: Job, tries: int) -> None:
+        cells = worker.pack([tile.cell for tile in job])
+        future = self.client.submit(
+            worker.run_job, cells, job[0].first, self.expected, pure=False, retries=0
+        )
+        self.flying[future.key] = _Flight(job, future, tries)
+        self.done.add(future)
+
+    def collect(self) -> list[Finished]:
+        """What has come back since the last time."""
+        finished: list[Finished] = []
+        for future in self.done.next_batch(block=False):
+            flight = self.flying.pop(future.key, None)
+            if flight is not None:
+                finished += self._judge(flight)
+        return finished
+
+    def _judge(self, flight: _Flight) -> list[Finished]:
+        try:
+            answer: worker.Answer = flight.future.result(timeout=_FETCH)
+        except (OSError, TimeoutError, concurrent.futures.CancelledError):
+            # The scheduler is lost, and with it what it knew of the job.
+            if not self.draining:
+                self.again.append((flight.job, flight.tries))
+            return []
+        except Exception as error:
+            return self._failed(flight, error)
+        if "tiles" in answer:
+            parts = zip(flight.job, answer["tiles"], strict=True)
+            return [_decoded(tile, part) for tile, part in parts]
+        if "error" in answer:
+            return self._failed(flight, WorkerError(answer["error"]))
+        self.broken = True
+        unlike = machine.difference(answer.get("unlike", {}), self.expected)
+        self.say(_refusal("that joined later", unlike))
+        return []
+
+    def _failed(self, flight: _Flight, error: Exception) -> list[Finished]:
+        from distributed import KilledWorker
+
+        if self.draining:
+            return [Finished(tile, None, Dropped()) for tile in flight.job]
+        if len(flight.job) > 1:
+            self.again.extend(((tile,), 1) for tile in flight.job)
+        elif isinstance(error, KilledWorker) and flight.tries < _TRIES:
+            # It may have died for its neighbour in the same worker.
+            self.again.append((flight.job, flight.tries + 1))
+        else:
+            return [Finished(tile, None, error) for tile in flight.job]
+        return []
+
+    def drain(self) -> None:
+        """Gives up all jobs that have not begun; called often, acts once."""
+        if self.draining:
+            return
+        self.draining = True
+        self.again.clear()
+        futures = {key: flight.future for key, flight in self.flying.items()}
+        begun: set[str] = set()
+        with contextlib.suppress(OSError):
+            stacks = self.client.call_stack(list(futures.values())) or {}
+            begun = {str(key) for stack in stacks.values() for key in stack}
+        self.cancel(key for key in futures if key not in begun and not futures[key].done())
+
+    def cancel(self, keys: Iterable[str] | None = None) -> None:
+        """Gives up jobs in flight, all if None."""
+        dropped = [
+            self.flying.pop(key).future for key in list(self.flying if keys is None else keys)
+        ]
+        if dropped and self.client.status == "running":
+            with contextlib.suppress(OSError):
+                self.client.cancel(dropped, force=True)
+
+
+def _decoded(tile: Any, content: bytes) -> Finished:
+    try:
+        return Finished(tile, files.decode_tile(content, tile.cell, tile.first), None)
+    except files.Damaged as error:
+        return Finished(tile, None, files.Damaged(f"what a worker sent is damaged: {error}"))

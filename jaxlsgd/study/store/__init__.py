@@ -1,0 +1,1 @@
+"""A study's directory: its files, its readers, its one writer."""

@@ -1,0 +1,240 @@
+"""A study's directory: one writer commits tiles, any number of readers look at what is there.
+
+DIR/manifest.json                     the study, its hash, versions, devices and flags
+DIR/lock                              held by the one writer
+DIR/cells/CELL/cell.json              what a reader must know besides the rows
+DIR/cells/CELL/tile-000000512.npz     replications 512, …, 512 + tile_size − 1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import itertools
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.study.grid import Cell
+from jaxlsgd.study.spec import Study
+from jaxlsgd.study.store import codec as files
+from jaxlsgd.study.store.codec import Damaged, StoreError
+
+
+class Count(NamedTuple):
+    """How much of a cell there is."""
+
+    replications: int  # that a reader gets
+    wanted: int
+    tiles: int
+    tiles_wanted: int
+
+
+class Results:
+    """What a study's directory holds, also while it is being written.
+
+    Reads no more than it is asked for, and needs neither jax nor the lock.
+
+    Args:
+      directory: that a study was run in.
+
+    Example::
+
+        results = Results("results")
+        for cell in results.cells():
+            rows = results.read(cell)
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        path = self.directory / "manifest.json"
+        if not path.is_file():
+            raise StoreError(f"{self.directory} holds no study: there is no {path}")
+        self.manifest = files.read_json(path)
+        self.study = study_of(self.manifest, path)
+        self._cells = {cell.id: cell for cell in self.study.cells}
+
+    def cells(self) -> list[str]:
+        """The ids of all cells of the study, whether or not they have rows."""
+        return list(self._cells)
+
+    def cell(self, cell_id: str) -> Cell:
+        """The description of a cell."""
+        if cell_id not in self._cells:
+            raise StoreError(f"{self.directory} has no cell {cell_id!r}")
+        return self._cells[cell_id]
+
+    def tile_path(self, cell_id: str, first: int) -> Path:
+        """Where the tile that begins with replication `first` is kept."""
+        return self.folder(cell_id) / f"tile-{first:09d}.npz"
+
+    def firsts(self) -> range:
+        """The first replication of every tile of a cell."""
+        return range(0, self.study.replications, self.study.tile_size)
+
+    def read(self, cell_id: str) -> CellRows | None:
+        """The rows of a cell, row r being replication r; None if there are none yet.
+
+        Tiles behind a gap wait until it is filled, so that the rows of two cells are paired.
+        """
+        firsts = self._present(cell_id)
+        if not firsts:
+            return None
+        about, parts = self.about(cell_id), [self.read_tile(cell_id, first) for first in firsts]
+        keep = min(self.study.replications, len(firsts) * self.study.tile_size)
+        names = [method.name for method in self.cell(cell_id).methods]
+        rows = {name: MethodRows.joined([part[name] for part in parts], keep) for name in names}
+        for name, found in rows.items():
+            if found.estimate.shape[::2] != (len(about.save_at), len(about.coordinates[name])):
+                folder = self.folder(cell_id)
+                raise Damaged(f"{folder} is damaged: its tiles do not fit its cell.json")
+        return dataclasses.replace(about, methods=rows)
+
+    def read_all(self) -> list[CellRows]:
+        """The rows of every cell that has any, in the order of the study."""
+        return [rows for cell in self.cells() if (rows := self.read(cell)) is not None]
+
+    def read_tile(self, cell_id: str, first: int) -> dict[str, MethodRows]:
+        """The rows of one tile, at full width, checked."""
+        path = self.tile_path(cell_id, first)
+        try:
+            return files.read_tile(path, self.cell(cell_id), first)
+        except Damaged as error:
+            raise Damaged(
+                f"{error}; run the study again to set it aside and recompute it"
+            ) from error
+
+    def complete(self, cell_id: str) -> bool:
+        """Whether all tiles of a cell are there."""
+        return len(self._present(cell_id)) == len(self.firsts())
+
+    def counts(self) -> dict[str, Count]:
+        """How much of each cell there is, by the names of the files alone."""
+        counts = {}
+        for cell in self.cells():
+            tiles = len(self._listed(cell))
+            rows = len(self._present(cell)) * self.study.tile_size
+            wanted = self.study.replications
+            counts[cell] = Count(min(rows, wanted), wanted, tiles, len(self.firsts()))
+        return counts
+
+    def running(self) -> bool:
+        """Whether a writer holds the lock at this moment."""
+        try:
+            handle = os.open(self.directory / "lock", os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        finally:
+            os.close(handle)
+        return False
+
+    def folder(self, cell_id: str) -> Path:
+        """The directory of a cell."""
+        return self.directory / "cells" / self.cell(cell_id).id
+
+    def _present(self, cell_id: str) -> list[int]:
+        """The tiles before the first gap."""
+        listed = self._listed(cell_id)
+        return list(itertools.takewhile(listed.__contains__, self.firsts()))
+
+    def _listed(self, cell_id: str) -> set[int]:
+        """All tiles of a cell, by one look at its directory: a study may ask for 10⁸."""
+        try:
+            with os.scandir(self.folder(cell_id)) as entries:
+                names = [re.fullmatch(r"tile-(\d{9})\.npz", e.name) for e in entries if e.is_file()]
+        except OSError:
+            return set()
+        firsts = self.firsts()
+        return {first for name in names if name and (first := int(name[1])) in firsts}
+
+    def about(self, cell_id: str) -> CellRows:
+        """A cell's plan, coordinates and truth, without rows."""
+        path = self.folder(cell_id) / "cell.json"
+        cell = self.cell(cell_id)
+        try:
+            content = files.read_json(path)
+            if content.get("digest") != cell.digest:
+                raise Damaged(f"{path} is damaged: it describes another cell")
+            return _from_json(content.get("rows"), cell)
+        except _Unfit as error:
+            raise Damaged(f"{path} is damaged: {error}; run the study again") from error
+        except Damaged as error:
+            raise Damaged(f"{error}; run the study again to write it anew") from error
+
+
+def study_of(manifest: dict[str, Any], path: Path) -> Study:
+    """The study in a manifest."""
+    try:
+        return Study.from_dict(manifest["study"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise Damaged(f"{path} is damaged: it holds no study ({error})") from error
+
+
+def about_to_json(about: CellRows) -> dict[str, Any]:
+    """What a reader must know besides the rows."""
+    fields = [field.name for field in dataclasses.fields(about) if field.name != "methods"]
+    content = {name: getattr(about, name) for name in fields}
+    truth = {name: None if x is None else x.tolist() for name, x in about.truth.items()}
+    return content | {"truth": truth}
+
+
+class _Unfit(Exception):
+    """Content that does not describe its cell."""
+
+
+def _from_json(content: Any, cell: Cell) -> CellRows:
+    """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
+    names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
+    if not isinstance(content, dict) or set(content) != set(names):
+        raise _Unfit("it has other fields than a cell")
+    methods = [method.name for method in cell.methods]
+    problem, schedule, _ = cell.coordinates
+    fixed = {"problem": problem, "schedule": schedule, "levels": list(cell.levels)}
+    if any(content[key] != value for key, value in fixed.items()):
+        raise _Unfit("its names or levels are not those of the cell")
+    lengths = [content["num_steps"], content["num_rounds"]]
+    saves, steps = content["save_at"], content["steps_at"]
+    if not _whole(lengths) or not _whole(saves) or not _whole(steps) or len(saves) != len(steps):
+        raise _Unfit("its rounds and steps are not whole numbers")
+    labels, truth = content["coordinates"], content["truth"]
+    if not (isinstance(labels, dict) and list(labels) == methods and _all_labels(labels)):
+        raise _Unfit("its coordinates are not names, method by method")
+    if not (isinstance(truth, dict) and list(truth) == methods):
+        raise _Unfit("its truth is not given method by method")
+    known = {name: _truth(truth[name], len(labels[name])) for name in methods}
+    lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels")}
+    named = {name: tuple(x) for name, x in labels.items()}
+    return CellRows(**{**content, **lists, "coordinates": named, "truth": known, "methods": {}})
+
+
+def _whole(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(x) is int for x in values)
+
+
+def _all_labels(labels: dict[str, Any]) -> bool:
+    return all(
+        isinstance(x, list)
+        and x
+        and all(isinstance(name, str) and name.isprintable() for name in x)
+        for x in labels.values()
+    )
+
+
+def _truth(values: Any, count: int) -> np.ndarray | None:
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(type(x) in (int, float) for x in values):
+        raise _Unfit("its truth is not a list of numbers")
+    if len(values) != count:
+        raise _Unfit("its truth has another length than its coordinates")
+    return np.array(values, np.float64)
