@@ -38,6 +38,7 @@ _WHERE = {
     "plug_in": "jaxlsgd.inference.plug_in",
     "prepare": "jaxlsgd.engine.machine",
     "random_scaling": "jaxlsgd.inference.random_scaling",
+    "register": "jaxlsgd.core.registry",
     "simulate": "jaxlsgd.runs.simulation",
     # rooms
     "algorithms": "jaxlsgd.algorithms:",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     )
     from jaxlsgd.core.forms import OuterProduct, Scaled
     from jaxlsgd.core.problem import Draws, Problem, flatten
+    from jaxlsgd.core.registry import register
     from jaxlsgd.core.rows import CellRows, MethodRows
     from jaxlsgd.engine import distributed
     from jaxlsgd.engine.machine import prepare

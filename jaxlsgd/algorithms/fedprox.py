@@ -8,8 +8,10 @@ from typing import Any
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, Client, Round
 from jaxlsgd.core.problem import Array
+from jaxlsgd.core.registry import register
 
 
+@register("algorithm")
 @functools.cache
 def fedprox(mu: float) -> Algorithm:
     """Local SGD whose clients are held back: d_k = g_k + μ (x_k − x̄).

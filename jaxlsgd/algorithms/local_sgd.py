@@ -26,8 +26,10 @@ from jaxlsgd.core.algorithm import Algorithm, Client, Round
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Sync
 from jaxlsgd.core.problem import Array, Observation, Params
+from jaxlsgd.core.registry import register
 
 
+@register("algorithm")
 @functools.cache
 def local_sgd() -> Algorithm:
     """Local SGD, the paper's Algorithm 1: clients step along their gradients, the server averages."""

@@ -11,6 +11,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, Round
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.problem import Array
+from jaxlsgd.core.registry import register
 
 
 @functools.cache
@@ -39,6 +40,7 @@ def server_optimizer(
     return Algorithm(name, init_server=optimizer.init, receive=receive)
 
 
+@register("algorithm")
 @functools.cache
 def server_momentum(momentum: float = 0.9, rate: float = 1.0) -> Algorithm:
     """FedAvgM: v ← momentum · v − Σ_k p_k (x_k − x̄);  x̄ ← x̄ − rate · v.

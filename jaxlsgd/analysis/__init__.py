@@ -1,1 +1,18 @@
 """Measures of a simulation study, from rows alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxlsgd.core.lazy import attach
+
+_WHERE = {
+    "measures": "jaxlsgd.analysis.measures:",
+    "moments": "jaxlsgd.analysis.moments:",
+    "pairs": "jaxlsgd.analysis.pairs:",
+}
+__getattr__, __dir__ = attach(__name__, _WHERE)
+__all__ = [*_WHERE]
+
+if TYPE_CHECKING:
+    from jaxlsgd.analysis import measures, moments, pairs

@@ -1,7 +1,7 @@
 """Means, variances and proportions over the completed replications, with their standard errors.
 
-x is (..., replications, coordinates) and `ok`, which says who completed, of a shape that broadcasts
-to it; the replications are summed out. Where nothing is known the result is NaN, without a warning.
+x is (..., replications, coordinates); `ok` marks the completed ones and broadcasts to it. The
+replications are summed out. Where nothing is known the result is NaN, without a warning.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+Row = dict[str, Any]
 
 WILSON_LEVEL = 0.95
 

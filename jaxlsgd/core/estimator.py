@@ -6,13 +6,14 @@ Written for one replication; the engine alone adds that dimension.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.problem import Array, Params, Problem
 
 if TYPE_CHECKING:
@@ -42,12 +43,12 @@ class Interval(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What an estimator has learnt: the interval is `estimate ± multiplier(level) · scale`."""
+    """What an estimator has found: the interval is `estimate ± multiplier(level) · scale`."""
 
     estimate: Array  # (d,)
-    scale: Array  # (d,)
-    floored: Array  # () bool: a numerical floor acted, so `scale` is a repaired figure
-    detail: Any = ()  # what a data-dependent multiplier needs, or ()
+    scale: Array  # (d,); infinite where there is too little data for one
+    floored: Any = False  # () bool: a numerical floor acted, so that `scale` is regularised
+    detail: Any = ()  # what a law that depends on the data needs: (d,) or (1,) per leaf
 
 
 class Accumulator(NamedTuple):
@@ -77,16 +78,35 @@ class JointLaw(NamedTuple):
 
 
 class Law(NamedTuple):
-    """The distribution of (estimate − truth)/scale, on the host.
+    """The distribution of (estimate − truth)/scale, on the host, in NumPy.
 
     `multiplier(level, plan, detail) → q` with P(|statistic| ≤ q) = level, and
-    `tail(statistic, plan, detail) → p`, two-sided. `plan` is a `Plan` or None, `detail` that of the
-    measurement. `joint(plan) → JointLaw` where the joint law is known, else None.
+    `tail(statistic, plan, detail) → p`, two-sided. `plan` is the `Plan` up to the round that is read,
+    or None. `detail` is that of the measurement; replications, where there are many, come first, so
+    that q is a number or broadcasts to (..., d). `joint(plan) → JointLaw` where that is known.
+    `from_plan`: whether the multiplier ignores `detail`, so that a level without a critical value is
+    refused before a run.
+
+    Example, Student's t with as many degrees of freedom as the plan has pairs of rounds::
+
+        def multiplier(level, plan, detail):
+            return scipy.stats.t.isf((1 - level) / 2, plan.num_rounds // 2)
+
+        def tail(statistic, plan, detail):
+            return 2 * scipy.stats.t.sf(abs(statistic), plan.num_rounds // 2)
+
+        law = jaxlsgd.Law(multiplier, tail, from_plan=True)  # and needs_plan=True for the estimator
     """
 
     multiplier: Callable[[float, Plan | None, Any], Any]
     tail: Callable[[Any, Plan | None, Any], Any]
     joint: Callable[[Plan | None], JointLaw] | None = None
+    from_plan: bool = False
+
+    def check(self, levels: Iterable[float], plan: Plan) -> None:
+        """Raises ValueError where the law has no critical value for a level under a plan."""
+        for level in levels if self.from_plan else ():
+            self.multiplier(level, plan, ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,24 +122,28 @@ class Estimator:
 
     What tables, studies, joint tests, forecasts and figures need to know of a method, it declares.
 
+    Functions are compared by identity: a builder of accumulators is cached (`functools.cache`) and
+    `measure` is a function of its module, or every call of the builder would compile again.
+
     Attributes:
       name: short, unique among the methods of a run.
       accumulators: the statistics; two methods that name the same one share it in the engine.
-      measure: `(states, horizon) → Measurement`; `horizon` is a `Horizon` of arrays, or None.
+      measure: `(states, horizon) → Measurement`, with one state per accumulator; traced by JAX.
+        `horizon` is a `Horizon` of arrays, or None, which only a method with `needs_plan` may exclude.
       law: the law behind critical values and p-values.
-      matrix: `(states, horizon) → (M, floored)`, the (d, d) matrix M behind the scale, in float64,
-        which joint inference needs, and whether a numerical floor acted; None where there is none.
+      matrix: `(states, horizon) → M`, the (d, d) matrix whose diagonal is the squared scale; joint
+        inference calls it in float64. None where there is none.
       standard_error: whether the scale estimates the standard error of the estimate.
-      needs_plan: whether `measure` cannot do without the plan.
+      needs_plan: whether `measure` or `law` needs the plan.
       contrasts: rows R where the interval is for Rx, or () where it is for x itself.
-      label: how people write the name; the name itself if "".
+      label: the name as people write it, for figures; the name itself if "".
     """
 
     name: str
     accumulators: tuple[Accumulator, ...]
     measure: Callable[[tuple[Any, ...], Horizon | None], Measurement]
     law: Law
-    matrix: Callable[[tuple[Any, ...], Horizon | None], tuple[Any, Any]] | None = None
+    matrix: Callable[[tuple[Any, ...], Horizon | None], Any] | None = None
     standard_error: bool = False
     needs_plan: bool = False
     contrasts: tuple[tuple[float, ...], ...] = ()
@@ -157,11 +181,15 @@ class Estimator:
         pairs = zip(self.accumulators, state, strict=True)
         return tuple(part.update(old, sync) for part, old in pairs)
 
+    def check_plan(self, plan: Plan | None) -> None:
+        """Refuses to do without a plan that the method needs."""
+        if self.needs_plan and plan is None:
+            raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
+
     def interval(self, state: tuple[Any, ...], level: float, plan: Plan | None = None) -> Interval:
         """Returns the two-sided interval of the given level (0.95, not 95)."""
         checks.level(level)
-        if self.needs_plan and plan is None:
-            raise ValueError(f"plan: {self.name} needs the plan that was run, got None")
+        self.check_plan(plan)
         measured = self.measure(state, None if plan is None else Horizon.of(plan))
         half = self.law.multiplier(level, plan, measured.detail) * measured.scale
         return Interval(measured.estimate, measured.estimate - half, measured.estimate + half)

@@ -69,7 +69,7 @@ class Problem:
         `jax.hessian(loss)`.
       G: ∇²f(x*), (d, d), where it is known.
       S: covariance of the averaged gradient at x*, (d, d), where it is known.
-      name: short name for tables and studies.
+      name: short name for tables; studies need one.
       gamma0: γ_0 of the effective step γ_m = γ_0 m^(−α) that suits the problem, for studies that
         give none.
     """
@@ -87,19 +87,19 @@ class Problem:
     hessian: Callable[[Params, Observation], Array | OuterProduct] | None = None
     G: Any = None
     S: Any = None
-    name: str = "problem"
+    name: str = ""
     gamma0: float | None = None
 
     def __post_init__(self) -> None:
         checks.count("num_clients", self.num_clients, 1)
         put = functools.partial(object.__setattr__, self)
         put("weights", checks.weights(self.weights, self.num_clients))
-        _check_finite("init", self.init)
+        check_finite("init", self.init)
         put("init", jax.tree.map(_as_float, self.init))
         if self.dim == 0:
             raise ValueError("init: must have at least one parameter, got none")
         if self.truth is not None:
-            _check_finite("truth", self.truth)
+            check_finite("truth", self.truth)
             if _flat_size(self.truth) != self.dim:
                 raise ValueError(
                     f"truth: must have the {self.dim} parameters of init, "
@@ -111,11 +111,12 @@ class Problem:
                 raise ValueError(
                     f"{name}: must have shape {(self.dim, self.dim)}, got {np.shape(matrix)}"
                 )
-            _check_finite(name, matrix)
+            check_finite(name, matrix)
         if self.clients is None:
             put("clients", np.arange(self.num_clients, dtype=np.int32))
         _check_clients(self.clients, self.num_clients)
-        checks.label("name", self.name)
+        if self.name:
+            checks.label("name", self.name)
         if self.gamma0 is not None:
             checks.positive("gamma0", self.gamma0)
         _check_source(self)
@@ -205,7 +206,8 @@ def flatten(params: Params) -> Array:
     return ravel_pytree(params)[0]
 
 
-def _check_finite(name: str, tree: Any) -> None:
+def check_finite(name: str, tree: Any) -> None:
+    """Refuses a pytree with a NaN or an infinity in it, and says where the first one is."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         checks.finite(name + jax.tree_util.keystr(path), leaf)
 
@@ -226,7 +228,7 @@ def _check_clients(clients: Any, num_clients: int) -> None:
                 f"clients: every leaf must have leading dimension num_clients = {num_clients}, "
                 f"got shape {np.shape(leaf)}"
             )
-    _check_finite("clients", clients)
+    check_finite("clients", clients)
 
 
 def _check_source(problem: Problem) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxlsgd.core import checks
-from jaxlsgd.core.estimator import Estimator
+from jaxlsgd.core.estimator import Accumulator, Estimator
 from jaxlsgd.core.problem import Draws, Problem, abstract_source
-from jaxlsgd.engine.layout import SLOTS
+from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
+from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.engine.xla import UNROLLED_CLIENTS
 
 # A tile's width is a multiple of this where it can be, for full vector registers.
@@ -142,28 +142,58 @@ def replication_bytes(
     client_shards: int = 1,
 ) -> int:
     """Predicted peak bytes a replication of a tile; see `tile_bytes`."""
+    draws = draws_bytes(problem, dtype, sublanes=sublanes, client_shards=client_shards)
+    own = own_bytes(problem, methods, dtype, sublanes=sublanes, client_shards=client_shards)
+    return draws + own
+
+
+def draws_bytes(
+    problem: Problem,
+    dtype: str = "float32",
+    *,
+    sublanes: int = 1,
+    client_shards: int = 1,
+    ahead: bool = False,
+) -> int:
+    """Bytes per replication of keys and draws, which cells that run together share.
+
+    Those of two steps: as they are used, made and handed on. With `ahead`, those of a block as well,
+    where they are few enough to be made before it.
+    """
+    K = -(-problem.num_clients // client_shards)
+    item = jnp.dtype(dtype).itemsize if problem.draws is None else 4
+    step = sum(item * _padded(shape, sublanes) for shape in _observed(problem, K))
+    block = BLOCK_STEPS * step if ahead and problem.draws is not None else 0
+    return 8 + 6 * step + (block if block <= AHEAD_BYTES else 0)
+
+
+def own_bytes(
+    problem: Problem,
+    methods: Iterable[Estimator],
+    dtype: str = "float32",
+    *,
+    sublanes: int = 1,
+    client_shards: int = 1,
+) -> int:
+    """Bytes per replication of what a cell needs besides the draws; see `tile_bytes`."""
     item, d = jnp.dtype(dtype).itemsize, problem.dim
     K = -(-problem.num_clients // client_shards)
     parts = tuple(dict.fromkeys(part for method in methods for part in method.accumulators))
 
-    def size(shapes: Iterable[Shape], item: int = item) -> int:
+    def size(shapes: Iterable[Shape]) -> int:
         return sum(item * _padded(shape, sublanes) for shape in shapes)
 
     clients: list[Shape] = [(K, d)]
-    statistics = [shape for part in parts for shape in _state_shapes(part.init, d, dtype)]
+    statistics = [shape for part in parts for shape in _state_shapes(part, d, dtype)]
     hessians = 0
     if problem.hessian is None and any(part.needs_hessian for part in parts):
         hessians = 2 * size([(K, d, d)])
-    seen = _observed(problem, K)
-    draw_item = item if problem.draws is None else 4
-    keys = 8
     state = size([*clients, (d,), *statistics])
-    draws = 3 * 2 * size(seen, draw_item)
     met = 2 * size([(max(SLOTS) + 1, d)])
     # Sums over many clients are reductions, whose terms a block of steps writes down.
     terms = 3 * clients if K > UNROLLED_CLIENTS and client_shards == 1 else []
     passes = size([*clients, *clients, *terms, (3, K), *statistics])
-    return keys + state + draws + met + passes + hessians
+    return state + met + passes + hessians
 
 
 def _padded(shape: Shape, sublanes: int) -> int:
@@ -173,10 +203,13 @@ def _padded(shape: Shape, sublanes: int) -> int:
     return math.prod(shape[:-1]) * rows
 
 
-def _state_shapes(init: Any, dim: int, dtype: str) -> list[Shape]:
-    """Shapes of what a statistic keeps of each replication; its scalars are shared."""
-    state = jax.eval_shape(init, jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype)))
-    return [leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim]
+def _state_shapes(part: Accumulator, dim: int, dtype: str) -> list[Shape]:
+    """Shapes of what a statistic keeps of each replication."""
+    vector = jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype))
+    state = jax.eval_shape(part.init, vector)
+    axes = jax.tree.leaves(axes_of(part, vector), is_leaf=lambda axis: axis is None)
+    pairs = zip(jax.tree.leaves(state), axes, strict=True)
+    return [leaf.shape or (1,) for leaf, axis in pairs if axis is not None]
 
 
 def _observed(problem: Problem, num_clients: int) -> list[Shape]:

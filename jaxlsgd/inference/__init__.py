@@ -1,5 +1,9 @@
 """Interval methods, one file each, with joint inference, diagnostics, and the laws behind them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from jaxlsgd.core.lazy import attach
 
 _WHERE = {
@@ -14,3 +18,15 @@ _WHERE = {
 }
 __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
+
+if TYPE_CHECKING:
+    from jaxlsgd.inference import (
+        diagnostics,
+        finite_horizon,
+        joint,
+        laws,
+        plug_in,
+        random_scaling,
+    )
+    from jaxlsgd.inference.laws import critical_values
+    from jaxlsgd.inference.laws.normal import NORMAL

@@ -8,8 +8,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
+from jaxlsgd.core.registry import register
 from jaxlsgd.inference.laws.normal import NORMAL
 from jaxlsgd.inference.sums import compensated_add
 
@@ -23,7 +26,7 @@ class PlugInState(NamedTuple):
     G: Array  # (d, d)
     S: Array  # (d, d)
     mean: Array  # (d,) ȳ_m
-    lost: Array  # (d,) what rounding took from ȳ_m so far
+    lost: Array  # (d,) rounding error of ȳ_m so far
     s: Array  # () Σ 1/E_n
     s_lost: Array  # ()
     m: Array  # () int32
@@ -42,7 +45,8 @@ def curvature() -> Accumulator:
 
     def update(state: PlugInState, sync: Sync) -> PlugInState:
         if sync.gradient is None or sync.hessian is None:
-            raise ValueError("sync: plug_in needs gradient and hessian at the average, got None")
+            rule = "have gradient and hessian at the average, which plug_in needs"
+            raise refusal("sync", rule, None)
         x, g = flatten(sync.params), flatten(sync.gradient)
         m = state.m + 1
         share = jnp.asarray(1, x.dtype) / m.astype(x.dtype)
@@ -69,7 +73,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(state: PlugInState) -> Spectrum:
-    """Eigen-decomposition that solves with Ĝ; says when the floor had to act.
+    """Eigendecomposition of Ĝ with a floor on its eigenvalues, and whether that floor acted.
 
     Eigenvalues rather than Cholesky: the finite-horizon formulas need them, a floor can be put on
     them, and `eigh` compiles for every accelerator where a general solve does not.
@@ -105,12 +109,13 @@ def asymptotic_covariance(state: PlugInState) -> tuple[Array, Array]:
     return rotate_back(spec, sandwich(spec)) * (state.s / rounds / rounds), spec.floored
 
 
+@register("method", brief="horizon")
 def plug_in(horizon: str = "asymptotic", *, name: str | None = None) -> Estimator:
     """Plug-in: ȳ_j ± z √Cov(ȳ)_jj with the covariance from running Ĝ and Ŝ.
 
-    "asymptotic" is the paper's Cov(ȳ) = ν̂ Ĝ⁻¹ŜĜ⁻ᵀ/t_T; it is too small at short horizons. "finite"
-    is the covariance of the linearised Local SGD recursion for the plan as it is; see
-    `finite_horizon`. It needs the plan.
+    "asymptotic" is the paper's Cov(ȳ) = ν̂ Ĝ⁻¹ŜĜ⁻ᵀ/t_T, which is too small at short horizons.
+    "finite" is the covariance of the linearised Local SGD recursion under the plan; see
+    `finite_horizon`.
 
     Args:
       horizon: "asymptotic" or "finite".
@@ -128,8 +133,7 @@ def plug_in(horizon: str = "asymptotic", *, name: str | None = None) -> Estimato
 
     Reference: Li, Liang, Chang, Zhang, Section 4.1.
     """
-    if horizon not in HORIZONS:
-        raise ValueError(f"horizon: must be one of {', '.join(HORIZONS)}, got {horizon!r}")
+    checks.choice("horizon", horizon, HORIZONS)
     if horizon == "finite":
         from jaxlsgd.inference import finite_horizon
 
@@ -158,6 +162,6 @@ def _measure(states: tuple[PlugInState, ...], horizon: Horizon | None) -> Measur
     return measurement(states[0], *asymptotic_covariance(states[0]))
 
 
-def _matrix(states: tuple[PlugInState, ...], horizon: Horizon | None) -> tuple[Array, Array]:
+def _matrix(states: tuple[PlugInState, ...], horizon: Horizon | None) -> Array:
     del horizon
-    return asymptotic_covariance(states[0])
+    return asymptotic_covariance(states[0])[0]

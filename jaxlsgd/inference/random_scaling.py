@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
+from jaxlsgd.core.registry import register
 from jaxlsgd.inference.laws import critical_values
 from jaxlsgd.inference.laws.random_scaling import limit_law
 from jaxlsgd.inference.sums import compensated_add
@@ -34,12 +36,12 @@ class RandomScalingState(NamedTuple):
     A: Array  # (d, d), or (d,) in diagonal mode
     b: Array  # (d,)
     mean: Array  # (d,) ȳ_m
-    lost: Array  # (d,) what rounding took from ȳ_m so far
+    lost: Array  # (d,) rounding error of ȳ_m so far
     s: Array  # ()
     q: Array  # ()
     s_lost: Array  # ()
     q_lost: Array  # ()
-    m: Array  # () int32: a float32 counter would stick at 2²⁴
+    m: Array  # () int32: a float32 counter would stop at 2²⁴
 
 
 @functools.cache
@@ -61,10 +63,8 @@ def path_scale(mode: str = "full", contrasts: tuple[tuple[float, ...], ...] = ()
         if mode != "contrasts":
             return vector
         if matrix.shape[1:] != vector.shape:
-            raise ValueError(
-                f"contrasts: must have {vector.size} columns, one a parameter, "
-                f"got shape {matrix.shape}"
-            )
+            rule = f"have {vector.size} columns, one per parameter"
+            raise refusal("contrasts", rule, f"shape {matrix.shape}")
         rows = jnp.asarray(matrix, vector.dtype)
         return jnp.sum(rows * vector[None, :], axis=1)
 
@@ -97,6 +97,7 @@ def path_scale(mode: str = "full", contrasts: tuple[tuple[float, ...], ...] = ()
     return Accumulator(init, update, shared=shared)
 
 
+@register("method", brief="critical")
 def random_scaling(
     mode: str = "full",
     *,
@@ -115,9 +116,8 @@ def random_scaling(
         "contrasts" keeps V̂ of Rx for the rows R given.
       contrasts: R, (number, d); only with (and then required by) mode "contrasts".
       critical: where q comes from: "asymptotic" (t*(β) of the schedule's family, or the plan's own E_m
-        where it has none), "schedule" (the
-        actual E_m of the plan), "paper" (the paper's simulated Table 2), "finite_horizon" (the
-        Gaussian process of the plan with the estimated G and S; needs Hessians).
+        where it has none), "schedule" (the plan's own E_m), "paper" (the paper's simulated Table 2),
+        "finite_horizon" (the Gaussian process of the plan with the estimated G and S; needs Hessians).
       beta: growth exponent of E_m for "asymptotic" and "paper"; taken from the plan if None.
       name: name in tables; made from the arguments if None.
 
@@ -137,7 +137,7 @@ def random_scaling(
     checks.choice("mode", mode, MODES)
     checks.choice("critical", critical, tuple(LABELS))
     if (contrasts is not None) != (mode == "contrasts"):
-        raise ValueError(f"contrasts: go with mode 'contrasts', got mode {mode!r}")
+        raise refusal("contrasts", "be given with mode 'contrasts' and only then", f"mode {mode!r}")
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
     rows = checks.contrasts(contrasts) if contrasts is not None else ()
@@ -177,12 +177,12 @@ def measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> 
     scale = jnp.sqrt(jnp.maximum(diagonal, 0))
     # maximum() would turn a NaN of a diverged path into 0 on some back ends.
     scale = jnp.where(jnp.isnan(diagonal), jnp.nan, scale)
-    # One round has no spread to tell anything from.
+    # One round has no spread to estimate from.
     scale = jnp.where(state.m < 2, jnp.inf, scale)
     return Measurement(state.mean + state.lost, scale, jnp.any(diagonal < 0))
 
 
-def matrix(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> tuple[Array, Array]:
-    """V̂ for joint inference; no floor acts on it."""
+def matrix(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Array:
+    """V̂ for joint inference."""
     del horizon
-    return scaling_matrix(states[0]), jnp.zeros((), bool)
+    return scaling_matrix(states[0])

@@ -1,8 +1,8 @@
-"""Data-generating processes: where the clients' observations come from."""
+"""Data-generating processes: where the clients' observations come from. One file each."""
 
 from jaxlsgd.problems.dataset import dataset
 from jaxlsgd.problems.linear import linear
 from jaxlsgd.problems.logistic import logistic
-from jaxlsgd.problems.paper import PAPER_STEP, paper_problem
+from jaxlsgd.problems.paper import paper_linear, paper_logistic, paper_problem
 
-__all__ = ["PAPER_STEP", "dataset", "linear", "logistic", "paper_problem"]
+__all__ = ["dataset", "linear", "logistic", "paper_linear", "paper_logistic", "paper_problem"]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlsgd.core import checks
+from jaxlsgd.core.problem import check_finite
 
 MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
 
@@ -58,8 +58,8 @@ def check_sizes(features: list[Any], targets: list[Any]) -> np.ndarray:
             raise ValueError(f"targets: client {k} must have {n} rows as in features, got {other}")
         if not 1 <= n <= MAX_ROWS:
             raise ValueError(f"features: client {k} must have 1 to {MAX_ROWS} rows, got {n}")
-    checks.finite("features", features)
-    checks.finite("targets", targets)
+    check_finite("features", features)
+    check_finite("targets", targets)
     return np.array(counts, np.int32)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from jaxlsgd.core import checks
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
+from jaxlsgd.core.registry import register
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, dot, population
 
 # Functions of the module, not closures: equal functions share a compiled program.
@@ -63,6 +64,7 @@ def squared_hessian(params: Any, observation: Any) -> OuterProduct:
     return OuterProduct(a)
 
 
+@register("problem")
 def linear(
     dim: int,
     num_clients: int,
@@ -146,6 +148,7 @@ def linear(
         G=G,
         S=S,
         name="linear",
+        gamma0=0.5,
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
+from jaxlsgd.core.registry import register
 from jaxlsgd.problems import _logistic_moments as moments
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, dot, population
 
@@ -71,6 +72,7 @@ def _sigmoid(z: Array) -> tuple[Array, Array]:
     return jnp.where(z < 0, e, jnp.ones_like(e)) * inverse, e * inverse * inverse
 
 
+@register("problem")
 def logistic(
     dim: int,
     num_clients: int,
@@ -152,6 +154,7 @@ def logistic(
         G=G,
         S=S,
         name="logistic",
+        gamma0=2.0,
     )
 
 

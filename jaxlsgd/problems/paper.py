@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from jaxlsgd.core import checks
 from jaxlsgd.core.problem import Problem
+from jaxlsgd.core.registry import register
 from jaxlsgd.problems.linear import linear
 from jaxlsgd.problems.logistic import logistic
-
-PAPER_STEP = {"linear": 0.5, "logistic": 2.0}  # γ_0 of γ_m = γ_0 m^(−0.505)
 
 _DIM, _NUM_CLIENTS = 5, 10
 # Found by simulation: 16,000 runs each of C1 at t_T = 5,000 gave a mean plug-in length for coordinate 0
@@ -15,32 +15,44 @@ _DIM, _NUM_CLIENTS = 5, 10
 _HETEROGENEITY = 2.1338
 
 
-def paper_problem(name: str) -> Problem:
-    """A problem of the paper's experiments: d = 5, K = 10, equal weights, x_0 = 0.
+@register("problem", "paper-logistic")
+def paper_logistic() -> Problem:
+    """The paper's logistic regression: d = 5, K = 10, equal weights, x_0 = 0, x* = (0, ¼, ½, ¾, 1).
 
-    'logistic' is as stated there: homogeneous, x* = (0, ¼, ½, ¾, 1). 'linear' is as stated up to a
-    scale. With the stated x*_k ~ N(0, I) the asymptotic variance v = (G⁻¹SG⁻ᵀ)₀₀ of the first
-    coordinate is 0.64 on average, whereas the C1 plug-in length of Table 3 at t_T = 5,000,
-    7.857e-2 = 2 z √(v/t_T), means about 2. So x*_k = 2.1338 · N(0, I), drawn once from seed 0: the
-    scale at which the simulated mean length of that one cell is the printed one.
+    Homogeneous clients, as stated there; `gamma0` is the paper's γ_0 = 2.
 
-    Args:
-      name: 'linear' or 'logistic'.
+    Reference:
+      "Statistical Estimation and Inference via Local SGD in Federated Learning", section on
+      numerical simulations, Table 4.
+    """
+    return logistic(_DIM, _NUM_CLIENTS)
 
-    Returns:
-      The problem; `PAPER_STEP[name]` is its γ_0.
+
+@register("problem", "paper-linear")
+def paper_linear() -> Problem:
+    """The paper's linear regression: d = 5, K = 10, equal weights, x_0 = 0, heterogeneous clients.
+
+    As stated there up to a scale; `gamma0` is the paper's γ_0 = 0.5. With the stated x*_k ~ N(0, I) the
+    asymptotic variance v = (G⁻¹SG⁻ᵀ)₀₀ of the first coordinate is 0.64 on average, whereas the C1
+    plug-in length of Table 3 at t_T = 5,000, 7.857e-2 = 2 z √(v/t_T), means about 2. So
+    x*_k = 2.1338 · N(0, I), drawn once from seed 0: the scale at which the simulated mean length of that
+    one cell is the printed one.
 
     Example:
-      >>> problem = paper_problem("linear")
+      >>> problem = paper_linear()
       >>> round(float(problem.S[0, 0]), 2)
       1.99
 
     Reference:
       "Statistical Estimation and Inference via Local SGD in Federated Learning", section on
-      numerical simulations, Tables 3 and 4.
+      numerical simulations, Table 3.
     """
-    if name not in sorted(PAPER_STEP):
-        raise ValueError(f"name: must be one of {sorted(PAPER_STEP)}, got {name!r}")
-    if name == "logistic":
-        return logistic(_DIM, _NUM_CLIENTS)
     return linear(_DIM, _NUM_CLIENTS, heterogeneity=_HETEROGENEITY)
+
+
+_PAPER = {"linear": paper_linear, "logistic": paper_logistic}
+
+
+def paper_problem(name: str) -> Problem:
+    """A problem of the paper's experiments by name: 'linear' or 'logistic'."""
+    return _PAPER[checks.choice("name", name, tuple(_PAPER))]()

@@ -1,1 +1,21 @@
 """Reports: rows of a study as tables and figures, and the paper's own reproduced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxlsgd.core.lazy import attach
+
+_WHERE = {
+    "diagnostics": "jaxlsgd.report.diagnostics:",
+    "drawing": "jaxlsgd.report.drawing:",
+    "figures": "jaxlsgd.report.figures:",
+    "layout": "jaxlsgd.report.layout:",
+    "paper": "jaxlsgd.report.paper:",
+    "tables": "jaxlsgd.report.tables:",
+}
+__getattr__, __dir__ = attach(__name__, _WHERE)
+__all__ = [*_WHERE]
+
+if TYPE_CHECKING:
+    from jaxlsgd.report import diagnostics, drawing, figures, layout, paper, tables

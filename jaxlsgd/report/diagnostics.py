@@ -37,7 +37,7 @@ def save_fclt(check: FcltCheck, stem: str | Path) -> list[Path]:
 
 @drawing.styled
 def regime_figure(regime: Regime) -> Figure:
-    """Excess of the standard error and bias of the start, by coordinate and by horizon.
+    """Standard error and bias at a finite horizon, by coordinate and by horizon.
 
     Above, how far the finite-horizon standard error is from the asymptotic one, in %; below, the bias
     that the start leaves, in standard errors. Left, each coordinate of this run; right, the worst and
@@ -55,9 +55,9 @@ def regime_figure(regime: Regime) -> Figure:
     excess = 100 * (regime.inflation - 1), 100 * (regime.inflation_at - 1)
     _draw_line(axes[0], regime, *excess, 100 * regime.tolerance)
     _draw_line(axes[1], regime, regime.bias, regime.bias_at, regime.tolerance)
-    axes[0][0].set_ylabel("Excess of standard error (%)")
+    axes[0][0].set_ylabel("Finite / asymptotic SE − 1 (%)")
     axes[1][0].set_ylabel("Bias / standard error")
-    axes[0][0].set_title(f"By coordinate, {regime.num_steps:,} observations")
+    axes[0][0].set_title(f"By coordinate, {regime.num_steps:,} observations per client")
     axes[0][1].set_title("By horizon")
     axes[1][0].set_xlabel("Coordinate")
     axes[1][1].set_xlabel("Observations per client")
@@ -106,7 +106,7 @@ def _regime_legend(figure: Figure, regime: Regime) -> None:
     from matplotlib.patches import Patch
 
     entries = {
-        "a coordinate": Line2D([], [], linestyle="none", marker="o", color=_COLOURS[0]),
+        "each coordinate": Line2D([], [], linestyle="none", marker="o", color=_COLOURS[0]),
         "worst": Line2D([], [], marker="v", color=_COLOURS[1]),
         "median": Line2D([], [], marker="^", color=_COLOURS[2]),
         "this run": Line2D([], [], color=drawing.GREY, linestyle=drawing.DASHES, linewidth=1),
@@ -114,7 +114,7 @@ def _regime_legend(figure: Figure, regime: Regime) -> None:
     }
     if regime.needed is not None and not regime.reached:
         needed = Line2D([], [], color=drawing.GREY, linestyle=drawing.DOTS, linewidth=1)
-        entries[f"needed, {regime.needed:,}"] = needed
+        entries[f"needed: {regime.needed:,}"] = needed
     figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=1.8)
 
 
@@ -122,7 +122,7 @@ def _regime_legend(figure: Figure, regime: Regime) -> None:
 def fclt_figure(check: FcltCheck) -> Figure:
     """Left, Cov(φ(r), φ(s)) against r for some s, with min(r, s) in grey; right, quantiles of φ(1).
 
-    The bars are two standard errors of what Brownian motion itself would show.
+    The bars are two standard errors, as they would be for Brownian motion itself.
 
     Args:
       check: from `fclt_check`.

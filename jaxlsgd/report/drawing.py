@@ -24,7 +24,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 GREY, _BAND = "#808080", "#EFEFEF"
 DASHES, DOTS = (0, (4, 3)), (0, (1, 2))
 _PANEL, _LEGEND = (3.3, 2.5), 1.1  # inches
-# Ticks of a decade, for axes that reach from a to less than so many a.
+# Ticks of a decade, by the ratio of an axis's ends that they are for.
 _LOG_TICKS = (
     (7, (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)),
     (50, (1.0, 2.0, 5.0)),
@@ -86,7 +86,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 def looks(schedules: Iterable[str]) -> dict[str, Look]:
-    """Colour and marker by schedule: the paper's five have theirs, others get what is left."""
+    """Colour and marker by schedule: the paper's five have fixed ones, others take the rest."""
     others = [name for name in dict.fromkeys(schedules) if name not in PAPER_SCHEDULES]
     place = {name: i for i, name in enumerate((*PAPER_SCHEDULES, *others))}
     n = len(_COLOURS)
@@ -104,7 +104,7 @@ def grid(rows: int, columns: int, **share: Any) -> tuple[Figure, list[list[Axes]
 
 
 def nominal(axis: Axes, level: float, replications: int | None = None) -> None:
-    """A dashed line at the level promised, and a band where chance alone would put the points."""
+    """A dashed line at the nominal level, and a band for Monte-Carlo error where coverage is exact."""
     from matplotlib.ticker import MaxNLocator
 
     axis.axhline(100 * level, color="black", linestyle=DASHES, linewidth=0.8, zorder=1)
@@ -152,7 +152,7 @@ def legend(
         dashes = Line2D([], [], color="black", linestyle=DASHES, linewidth=0.8)
         entries[f"nominal {100 * level:g} %"] = dashes
     if band:
-        entries["chance, 95 %"] = Patch(color=_BAND)
+        entries["95 % Monte-Carlo band"] = Patch(color=_BAND)
     if warmup:
         entries["end of warm-up"] = Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1)
     figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=1.8)

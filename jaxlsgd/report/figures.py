@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.analysis.measures import Row, summarise
+from jaxlsgd.analysis.measures import LOCAL_SGD, summarise
+from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import drawing
 from jaxlsgd.report.tables import cells_of
@@ -15,23 +16,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_METHODS = {
-    "plug_in": "plug-in",
-    "plug_in[finite]": "plug-in, finite horizon",
-    "random_scaling": "random scaling",
-    "random_scaling[paper]": "random scaling, paper's q",
-    "random_scaling[schedule]": "random scaling, schedule's q",
-    "random_scaling[finite_horizon]": "random scaling, finite horizon",
-}
+Setting = tuple[Any, ...]  # problem and algorithm
 
 
 def save_all(source: Any, directory: str | Path) -> list[Path]:
     """Draws what the rows have and saves every figure as PNG (200 dpi) and PDF.
 
     `coverage` and `length` by schedule, horizon and method; and for cells with more than one saved
-    round `rounds_<problem>_<t_T>`, coverage and length along the communication rounds, and
-    `l2_error`. Of several levels each has its own files. The first coordinate is drawn, as in the
-    tables; what is not known (coverage without a truth) is left out.
+    round `rounds_<problem>_<steps>`, coverage and length along the communication rounds, and
+    `l2_error`. Algorithms other than Local SGD have panels and files of their own, with their name.
+    Each of several levels has its own files. The first coordinate is drawn, as in the tables; what is
+    not known (coverage without a truth) is left out.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
@@ -68,16 +63,21 @@ def _figures(rows: Sequence[Row]) -> Iterable[tuple[str, Figure]]:
             if known:
                 yield measure + suffix, by_schedule(known, measure)
         here = [row for row in paths if row["level"] == level]
-        for (problem, steps), group in _grouped(here, "problem", "num_steps").items():
-            yield f"rounds_{_safe(problem)}_{steps}{suffix}", along_rounds(group)
+        for key, group in _grouped(here, "problem", "algorithm", "num_steps").items():
+            yield _rounds_name(*key) + suffix, along_rounds(group)
     known = [row for row in paths if row["l2_error"] is not None]
     if known:
         yield "l2_error", error_along_rounds(known)
 
 
+def _rounds_name(problem: str, algorithm: str, steps: int) -> str:
+    parts = (problem,) if algorithm == LOCAL_SGD else (problem, algorithm)
+    return "_".join(["rounds", *map(_safe, parts), str(steps)])
+
+
 def _with_path(rows: Sequence[Row]) -> list[Row]:
     """Rows of cells that were read at more than one round."""
-    groups = _grouped(rows, "problem", "schedule", "num_steps").values()
+    groups = _grouped(rows, "problem", "algorithm", "schedule", "num_steps").values()
     return [row for group in groups if len({r["save_round"] for r in group}) > 1 for row in group]
 
 
@@ -101,28 +101,51 @@ def _title(*parts: str) -> str:
     return whole[:1].upper() + whole[1:]
 
 
-def method_name(name: str) -> str:
-    """A method as people write it."""
-    return _METHODS.get(name, name)
+def _settings(rows: Sequence[Row]) -> dict[Setting, list[Row]]:
+    """Rows by problem and algorithm, each of which has panels of its own."""
+    return _grouped(rows, "problem", "algorithm")
+
+
+def _setting_titles(settings: Iterable[Setting], *, problem: bool) -> dict[Setting, str]:
+    """Titles of panels; the algorithm is named where it is not Local SGD, or one of several."""
+    settings = list(settings)
+    plain = all(algorithm == LOCAL_SGD for _, algorithm in settings)
+    return {
+        setting: _title(setting[0] if problem else "", "" if plain else setting[1])
+        for setting in settings
+    }
+
+
+def method_labels(rows: Iterable[Row]) -> dict[str, str]:
+    """Methods as people write them; those with one label between them have their names added."""
+    labels = {row["method"]: row["label"] for row in rows}
+    shared = [label for label in labels.values() if list(labels.values()).count(label) > 1]
+    return {
+        name: f"{label} ({name})" if label in shared and label != name else label
+        for name, label in labels.items()
+    }
 
 
 @drawing.styled
 def by_schedule(rows: Sequence[Row], measure: str) -> Figure:
-    """Coverage or length at the last round: a panel a problem and method, horizons side by side.
+    """Coverage or length at the last round, horizons side by side.
+
+    There is a panel for each problem and algorithm (rows of panels) and method (columns).
 
     Args:
       rows: of `summarise`, last round, one level and one coordinate.
       measure: "coverage", with Wilson intervals, or "length", with standard deviations.
     """
-    problems, methods = _unique(rows, "problem"), _unique(rows, "method")
+    settings, labels = _settings(rows), method_labels(rows)
+    titles = _setting_titles(settings, problem=len(_unique(rows, "problem")) > 1)
     coverage = measure == "coverage"
     share = {"sharex": True, "sharey": "all" if coverage else "row"}
-    figure, axes = drawing.grid(len(problems), len(methods), **share)
-    for line, problem in zip(axes, problems, strict=True):
-        for axis, method in zip(line, methods, strict=True):
-            chosen = [r for r in rows if (r["problem"], r["method"]) == (problem, method)]
+    figure, axes = drawing.grid(len(settings), len(labels), **share)
+    for line, (setting, group) in zip(axes, settings.items(), strict=True):
+        for axis, (method, label) in zip(line, labels.items(), strict=True):
+            chosen = [row for row in group if row["method"] == method]
             _draw_points(axis, chosen, measure, _unique(rows, "num_steps"))
-            axis.set_title(_title(problem if len(problems) > 1 else "", method_name(method)))
+            axis.set_title(_title(titles[setting], label))
             if coverage:
                 drawing.nominal(axis, rows[0]["level"])
         line[0].set_ylabel("Coverage (%)" if coverage else "Length, mean and SD")
@@ -160,25 +183,26 @@ def _point(row: Row, measure: str) -> tuple[float, float, float]:
 
 @drawing.styled
 def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
-    """Coverage (left) and length (right) against communication rounds, a row of panels a method.
+    """Coverage (left) and length (right) against communication rounds, a row of panels per method.
 
     The grey band is where 95 % of the points of a method with exact coverage would be.
 
     Args:
-      rows: of `summarise`, one problem, horizon, level and coordinate, all saved rounds.
+      rows: of `summarise`, one problem, algorithm, horizon, level and coordinate, all saved rounds.
       warmup: rounds of warm-up, to be marked.
     """
-    methods, level = _unique(rows, "method"), rows[0]["level"]
-    figure, axes = drawing.grid(len(methods), 2, sharex=True)
-    for (left, right), method in zip(axes, methods, strict=True):
+    labels, level = method_labels(rows), rows[0]["level"]
+    (where,) = _setting_titles(_settings(rows), problem=False).values()
+    figure, axes = drawing.grid(len(labels), 2, sharex=True)
+    for (left, right), (method, label) in zip(axes, labels.items(), strict=True):
         chosen = [row for row in rows if row["method"] == method]
         _draw_lines(left, chosen, "coverage", 100, warmup)
         drawing.nominal(left, level, max(row["n_ok"] for row in chosen))
         _limit_coverage(left, chosen)
         _draw_lines(right, chosen, "length", 1, warmup)
         drawing.plain_log(right.yaxis)
-        left.set_title(_title(method_name(method)) + ": coverage (%)")
-        right.set_title(_title(method_name(method)) + ": length")
+        left.set_title(_title(where, label) + ": coverage (%)")
+        right.set_title(_title(where, label) + ": length")
     for axis in axes[-1]:
         axis.set_xlabel("Communication rounds")
     names = _unique(rows, "schedule")
@@ -190,28 +214,28 @@ def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
 def error_along_rounds(
     rows: Sequence[Row], warmup: Callable[[str], int | None] = lambda problem: None
 ) -> Figure:
-    """L2 error against communication rounds on logarithmic axes, a panel a problem.
+    """L2 error against communication rounds on logarithmic axes, a panel per problem and algorithm.
 
     Args:
-      rows: of `summarise`, all saved rounds; of a schedule's horizons the longest is drawn.
-      warmup: rounds of warm-up of a problem, to be marked.
+      rows: of `summarise`, all saved rounds; the longest horizon of each schedule is drawn.
+      warmup: rounds of warm-up by problem, to be marked.
     """
-    problems = _unique(rows, "problem")
-    figure, axes = drawing.grid(1, len(problems))
-    for axis, problem in zip(axes[0], problems, strict=True):
-        here = [row for row in rows if row["problem"] == problem]
-        _draw_lines(axis, _longest(here), "l2_error", 1, warmup(problem))
+    settings = _settings(rows)
+    titles = _setting_titles(settings, problem=True)
+    figure, axes = drawing.grid(1, len(settings))
+    for axis, (setting, group) in zip(axes[0], settings.items(), strict=True):
+        _draw_lines(axis, _longest(group), "l2_error", 1, warmup(setting[0]))
         drawing.plain_log(axis.yaxis)
-        axis.set_title(_title(problem))
+        axis.set_title(titles[setting])
         axis.set_xlabel("Communication rounds")
     axes[0][0].set_ylabel("L2 error of the average")
-    marked = any(warmup(problem) for problem in problems)
+    marked = any(warmup(problem) for problem, _ in settings)
     drawing.legend(figure, _unique(rows, "schedule"), warmup=marked)
     return figure
 
 
 def _longest(rows: Sequence[Row]) -> list[Row]:
-    """Of every schedule the longest horizon, once: all methods and levels share the average."""
+    """The longest horizon of each schedule, once: all methods and levels share the average."""
     steps = {
         name: max(r["num_steps"] for r in group)
         for (name,), group in _grouped(rows, "schedule").items()
@@ -230,7 +254,7 @@ def _draw_lines(
         x, y = [r["save_round"] for r in group], [factor * r[measure] for r in group]
         color, marker = look[schedule]
         axis.plot(x, y, color=color)
-        # A line ends where its observations are used up; the marker says which one it was.
+        # A line ends where its observations are used up; the marker tells it from the others.
         axis.plot(x[-1:], y[-1:], color=color, marker=marker, markersize=5)
     if warmup:
         axis.axvline(warmup, color=drawing.GREY, linestyle=drawing.DOTS, linewidth=1, zorder=1)

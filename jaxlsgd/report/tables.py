@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import importlib
 import io
 import json
@@ -13,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxlsgd.analysis import measures as measures_lib
-from jaxlsgd.analysis.measures import COUNTS, IDENTITY, MEASURES, Row
+from jaxlsgd.analysis.measures import COUNTS, IDENTITY, MEASURES, NUMBERS
+from jaxlsgd.analysis.moments import Row
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.core.text import error_decimals, with_error
 from jaxlsgd.report import layout
@@ -23,33 +25,41 @@ SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
 _LAYOUTS = {"text": layout.text, "markdown": layout.markdown, "latex": layout.latex}
 _PERCENT = ("coverage", "coverage_all", "coverage_bias_eliminated", "model_se_error")
 _HEADINGS = {
-    "num_steps": "t_T",
-    "num_rounds": "T",
-    "save_round": "round",
-    "save_steps": "t",
+    "num_steps": "steps",
+    "num_rounds": "rounds",
+    "save_round": "at round",
+    "save_steps": "at step",
     "empirical_se": "empirical SE",
     "model_se": "model SE",
-    "model_se_error": "SE error %",
+    "model_se_error": "SE bias %",
     "rmse": "RMSE",
     "coverage": "coverage %",
-    "coverage_all": "with failures %",
-    "coverage_bias_eliminated": "bias-eliminated %",
+    "coverage_all": "coverage, all runs %",
+    "coverage_bias_eliminated": "bias-eliminated coverage %",
     "length_sd": "length SD",
     "l2_error": "L2 error",
-    "acf": "ACF",
-    "n_ok": "ok",
+    "acf": "rounds per step",
+    "n_ok": "completed",
     "n_diverged": "diverged",
-    "n_floored": "floored",
-    "coverage_difference": "coverage diff. %",
-    "length_difference": "length diff.",
+    "n_floored": "regularised",
+    "coverage_difference": "coverage difference %",
+    "length_difference": "length difference",
     "length_ratio": "length ratio",
-    "reference_schedule": "against schedule",
-    "reference_method": "against method",
+    "reference_schedule": "reference schedule",
+    "reference_method": "reference method",
     "n_pairs": "pairs",
 }
 _COMPARED = ("coverage_difference", "length_difference", "length_ratio")
-_COMPARED_WHERE = ("problem", "num_steps", "level", "coordinate", "schedule", "method")
-_NOTE = "Monte-Carlo standard errors in parentheses."
+_COMPARED_WHERE = ("problem", "algorithm", "num_steps", "level", "coordinate", "schedule", "method")
+_NOTES = {
+    "": "Monte-Carlo standard errors in parentheses.",
+    "model_se_error": "SE bias: the mean standard error of a method over the standard deviation of "
+    "its estimates, less 1.",
+    "coverage_all": "Coverage of all runs counts those that diverged as misses.",
+    "n_floored": "Regularised: completed, but a numerical floor acted on the scale.",
+    "coverage_difference": "Differences and ratios are those of a row from its reference, over "
+    "replications that completed in both.",
+}
 
 
 def cells_of(source: Any) -> list[CellRows]:
@@ -62,7 +72,7 @@ def cells_of(source: Any) -> list[CellRows]:
         source = [source.read(cell) for cell in source.cells()]
     cells = [cell for cell in source if cell is not None]
     if not all(isinstance(cell, CellRows) for cell in cells):
-        raise ValueError(f"cells: must be CellRows or the results of a study, got {source!r}")
+        raise refusal("cells", "be CellRows or the results of a study", source)
     return cells
 
 
@@ -76,9 +86,10 @@ def render(
     """A study's measures as a table.
 
     Text, Markdown and LaTeX are for people: the last saved round, the first coordinate, the usual
-    measures as `value (standard error)`, and counts; coverage with failures as misses joins as soon
-    as there are any. CSV and JSON are for programs: every saved round, coordinate and measure in
-    plain columns, a missing number as an empty field or null.
+    measures as `value (standard error)`, and counts. The algorithm is named where it is not Local
+    SGD, and coverage with failures as misses is added where runs diverged. CSV and JSON are for
+    programs: every saved round, coordinate and measure in plain columns, a missing number as an empty
+    field or null.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
@@ -94,15 +105,15 @@ def render(
         print(render(cells))
         pandas.read_csv(io.StringIO(render(cells, "csv")))
     """
-    _check("format", format, FORMATS)
+    checks.choice("format", format, FORMATS)
     for name in measures or ():
-        _check("measures", name, MEASURES)
+        checks.choice("measures", name, MEASURES)
     people = format in _LAYOUTS
     cells = cells_of(source)
     chosen = coordinate or (None if people else "all")
     rows = [row for cell in cells for row in _selected(cell, chosen, people)]
     if coordinate not in (None, "all") and cells and not rows:
-        raise ValueError(f"coordinate: must be one of {_coordinates(cells)}, got {coordinate!r}")
+        checks.choice("coordinate", coordinate, _coordinates(cells))
     if not people:
         return _machine(rows, _plain_columns(measures), format)
     return _LAYOUTS[format](_people(rows, measures))
@@ -120,7 +131,8 @@ def render_differences(
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
       format: "text", "markdown", "latex", "csv" or "json".
-      reference: schedule and method to compare with; the first of each problem and horizon if None.
+      reference: schedule and method to compare with; the first of each problem, algorithm and horizon
+        if None.
       coordinate: name of the coordinate, or "all"; for people the first one if None.
 
     Returns:
@@ -130,7 +142,7 @@ def render_differences(
 
         print(render_differences(cells, reference=("C1", "plug_in")))
     """
-    _check("format", format, FORMATS)
+    checks.choice("format", format, FORMATS)
     rows = measures_lib.differences(cells_of(source), reference)
     people = format in _LAYOUTS
     wanted = coordinate or (rows[0]["coordinate"] if people and rows else "all")
@@ -139,14 +151,9 @@ def render_differences(
     if not people:
         columns = [c for name in _COMPARED for c in (name, f"{name}_mcse")]
         return _machine(rows, [*where, "n_pairs", *columns], format)
+    hidden = set(IDENTITY) - set(measures_lib.columns_for_people(rows))
+    where = tuple(name for name in where if name not in hidden)
     return _LAYOUTS[format](_table(rows, where, _COMPARED, ("n_pairs",)))
-
-
-def _check(argument: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        near = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{argument}: must be one of {', '.join(known)}, got {name!r}{hint}")
 
 
 def _selected(cell: CellRows, coordinate: str | None, last_only: bool) -> Iterable[Row]:
@@ -156,9 +163,9 @@ def _selected(cell: CellRows, coordinate: str | None, last_only: bool) -> Iterab
             yield row
 
 
-def _coordinates(cells: Sequence[CellRows]) -> str:
-    names = dict.fromkeys(name for cell in cells for c in cell.coordinates.values() for name in c)
-    return ", ".join(names)
+def _coordinates(cells: Sequence[CellRows]) -> list[str]:
+    names = (name for cell in cells for c in cell.coordinates.values() for name in c)
+    return list(dict.fromkeys(names))
 
 
 def _plain_columns(measures: Sequence[str] | None) -> list[str]:
@@ -192,7 +199,7 @@ def _people(rows: Sequence[Row], measures: Sequence[str] | None) -> layout.Table
     shown = tuple(measures or SHOWN)
     if measures is None and failed:
         shown = ("coverage", "coverage_all", *SHOWN[1:])
-    where = tuple(name for name in IDENTITY if not name.startswith("save_"))
+    where = measures_lib.columns_for_people(rows)
     return _table(rows, where, shown, ("n_ok", "n_diverged", *floored))
 
 
@@ -206,12 +213,13 @@ def _table(
     columns += [_number_column(rows, name) for name in shown]
     columns += [[_plain(row[name]) for row in rows] for name in counts]
     title = ", ".join(f"{_HEADINGS.get(name, name)} {_plain(rows[0][name])}" for name in same)
+    notes = [note for name, note in _NOTES.items() if name in ("", *shown, *counts)]
     return layout.Table(
         title=title,
         header=[_HEADINGS.get(name, name) for name in (*keys, *shown, *counts)],
         lines=[list(line) for line in zip(*columns, strict=True)],
-        left=tuple(i for i, name in enumerate(keys) if name not in ("num_steps", "num_rounds")),
-        notes=(_NOTE if rows else "No rows yet.",),
+        left=tuple(i for i, name in enumerate(keys) if name not in NUMBERS),
+        notes=tuple(notes) if rows else ("No rows yet.",),
     )
 
 
@@ -227,7 +235,7 @@ def _number_column(rows: Sequence[Row], name: str) -> list[str]:
 
 
 def _decimals(errors: Sequence[float]) -> int | None:
-    """One number of decimals a column, so that the points stand below one another."""
+    """One number of decimals per column, so that the decimal points line up."""
     if not errors:
         return None
     usual = error_decimals(statistics.median(errors))
@@ -269,7 +277,7 @@ def to_xarray(cell: CellRows) -> Any:
     xarray = _extra("xarray")
     parts = [_dataset(xarray.Dataset, cell, name) for name in cell.methods]
     whole = xarray.concat(parts, dim="method", join="outer", data_vars="all", coords="minimal")
-    facts = ("problem", "schedule", "num_steps", "num_rounds")
+    facts = ("problem", "algorithm", "schedule", "num_steps", "num_rounds")
     return whole.assign_attrs({name: getattr(cell, name) for name in facts})
 
 
@@ -300,4 +308,5 @@ def _extra(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         name = module.split(".")[0]
-        raise ImportError(f"this needs {name}: pip install 'jaxlsgd[tables]'") from error
+        message = f"this format needs {name}: pip install 'jaxlsgd[tables]'"
+        raise ImportError(message) from error

@@ -76,7 +76,7 @@ class Cell:
     def with_rows(self, rows: dict[str, MethodRows]) -> CellRows:
         """Puts rows together with what is known of the cell's truth and plan."""
         return CellRows(
-            problem=self.problem.name,
+            problem=self.problem.name or "problem",
             algorithm=self.algorithm.name,
             schedule=self.plan.name,
             num_steps=self.plan.num_steps,

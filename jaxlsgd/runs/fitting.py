@@ -15,7 +15,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
 from jaxlsgd.core.keys import check_key
-from jaxlsgd.core.problem import Array, Params, Problem
+from jaxlsgd.core.problem import Array, Params, Problem, check_finite
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.inference import diagnostics, joint
@@ -78,9 +78,9 @@ class Fit:
         """Two-sided tests of x_j = null_j after the last round; one null for all if a number."""
         estimator = next(m for m in self.cell.methods if m.name == self._known(method))
         rows = self.rows[method]
+        check_finite("null", null)
         # By NumPy, which keeps float64 as it is.
         flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(null)])
-        checks.finite("null", flat)
         null = np.broadcast_to(flat, rows.scale[-1, 0].shape)
         gap, scale = rows.estimate[-1, 0] - null, rows.scale[-1, 0]
         # Where nothing varies (scale 0) any gap is infinitely many scales, and none is none.

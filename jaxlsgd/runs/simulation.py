@@ -76,12 +76,7 @@ def read_cells(
     Yields:
       `Advanced` now and then, and a `Reading` at each saved round of each cell.
     """
-    shared = cells[0].shared if cells else ()
-    if not cells or any(cell.shared != shared for cell in cells):
-        raise ValueError(
-            "cells: must be one or more of the same problem, methods, algorithm, dtype"
-        )
-    problem, methods, algorithm, dtype = cells[0].shared
+    problem, methods, algorithm, dtype = _shared(cells)
 
     def start() -> tuple[Any, Any, Iterator[Any]]:
         program = make_program(problem, methods, algorithm, dtype, shared_draws)
@@ -110,6 +105,21 @@ def read_cells(
                 return
             told = event if isinstance(event, Advanced) else read(event)
         yield told
+
+
+def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
+    """What all cells have in common; refuses cells that differ in it."""
+    if not cells:
+        raise ValueError("cells: must be one or more, got none")
+    names = ("problem", "methods", "algorithm", "dtype")
+    for i, cell in enumerate(cells):
+        pairs = zip(names, cell.shared, cells[0].shared, strict=True)
+        if differing := [name for name, here, first in pairs if here != first]:
+            what = " and ".join(differing)
+            raise ValueError(
+                f"cells[{i}]: must have the same {', '.join(names)} as the first, got another {what}"
+            )
+    return cells[0].shared
 
 
 class _settings:

@@ -1,6 +1,7 @@
 """Communication schedules, step sizes, and the plan made of them."""
 
 from jaxlsgd.schedules.families import (
+    FAMILIES,
     PAPER_SCHEDULES,
     Schedule,
     constant,
@@ -14,6 +15,7 @@ from jaxlsgd.schedules.plan import Plan
 from jaxlsgd.schedules.step_size import StepSize, constant_step, custom_step, power_decay
 
 __all__ = [
+    "FAMILIES",
     "PAPER_SCHEDULES",
     "Plan",
     "Schedule",

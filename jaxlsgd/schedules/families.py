@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import LARGEST_INTERVAL, refusal
+from jaxlsgd.core.registry import register
 from jaxlsgd.schedules.step_size import StepSize
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _SHAPES: dict[str, Callable[[NDArray[np.float64], float, float], NDArray[np.floa
     "iterated_logarithmic": lambda m, exponent, base: np.log(np.log(m + 2)) ** exponent,
     "power": lambda m, exponent, base: m**exponent,
 }
+FAMILIES = (*_SHAPES, "custom")
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,8 @@ class Schedule:
         if not isinstance(step_size, StepSize):
             raise refusal("step_size", "be a StepSize, as power_decay(0.5)", step_size)
         if (num_steps is None) == (num_rounds is None):
-            raise refusal(
-                "num_steps", "be given, or num_rounds, and not both", (num_steps, num_rounds)
-            )
+            given = {"num_steps": num_steps, "num_rounds": num_rounds}
+            raise refusal("num_steps", "be given, or num_rounds, but not both", given)
         from jaxlsgd.schedules.plan import Plan
 
         if num_rounds is None:
@@ -187,16 +188,18 @@ class Schedule:
         return self.intervals(num_rounds - warmup_rounds), warmup_rounds
 
 
+@register("schedule")
 def constant(E: int) -> Schedule:
     """E'_m = E (Table 1, rows Base and 1).
 
     >>> constant(5).name
     'C5'
     """
-    E = int(checks.interval_array("E", [checks.count("E", E)])[0])
+    E = checks.count("E", E, most=LARGEST_INTERVAL)
     return Schedule("constant", f"C{E}", scale=float(E))
 
 
+@register("schedule")
 def logarithmic(scale: float = 1.0, power: float = 1.0, base: float = 2.0) -> Schedule:
     """E'_m = ceil(scale * log_base(m + 1)**power) (Table 1, row 3; default: the paper's Log).
 
@@ -215,6 +218,7 @@ def logarithmic(scale: float = 1.0, power: float = 1.0, base: float = 2.0) -> Sc
     return Schedule("logarithmic", name, scale, power, base)
 
 
+@register("schedule")
 def iterated_logarithmic(scale: float = 1.0, power: float = 1.0) -> Schedule:
     """E'_m = ceil(scale * ln(ln(m + 2))**power), scale and power > 0 (Table 1, row 4).
 
@@ -225,6 +229,7 @@ def iterated_logarithmic(scale: float = 1.0, power: float = 1.0) -> Schedule:
     return Schedule("iterated_logarithmic", f"LogLog({scale:g},{power:g})", scale, power)
 
 
+@register("schedule")
 def power(beta: float, scale: float = 1.0, *, allow_outside_theory: bool = False) -> Schedule:
     """E'_m = ceil(scale * m**beta) (Table 1, row 5).
 
@@ -244,6 +249,7 @@ def power(beta: float, scale: float = 1.0, *, allow_outside_theory: bool = False
     return Schedule("power", name if scale == 1 else f"{scale:g}*{name}", scale, beta)
 
 
+@register("schedule")
 def custom(sequence: ArrayLike) -> Schedule:
     """E'_1, E'_2, ... as given: whole numbers from 1 up (a float array of whole numbers will do).
 

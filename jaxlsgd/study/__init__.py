@@ -1,9 +1,16 @@
 """Coverage studies: a grid of cells, run in tiles, kept in a directory, resumable."""
 
-from jaxlsgd.study.errors import SpecError
-from jaxlsgd.study.runner import Outcome, run
-from jaxlsgd.study.spec import Study
-from jaxlsgd.study.store.codec import Damaged, StoreError
-from jaxlsgd.study.store.reader import Results
+from jaxlsgd.core.lazy import attach
 
-__all__ = ["Damaged", "Outcome", "Results", "SpecError", "StoreError", "Study", "run"]
+_WHERE = {
+    "Damaged": "jaxlsgd.study.store.codec",
+    "Outcome": "jaxlsgd.study.runner",
+    "Results": "jaxlsgd.study.store.reader",
+    "SpecError": "jaxlsgd.study.errors",
+    "StoreError": "jaxlsgd.study.store.codec",
+    "Study": "jaxlsgd.study.spec",
+    "replay": "jaxlsgd.study.replay",
+    "run": "jaxlsgd.study.runner",
+}
+__getattr__, __dir__ = attach(__name__, _WHERE)
+__all__ = [*_WHERE]

@@ -9,11 +9,10 @@ import numpy as np
 
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS
 from jaxlsgd.schedules import Plan
-from jaxlsgd.study import costs
-from jaxlsgd.study.jobs import Job, Tile, grouped
+from jaxlsgd.study.jobs import Tile, grouped, job_bytes, program_kind, work
 from jaxlsgd.study.spec import Study
 
-RATE = 60e6  # client-steps a second a core, small problems, one recent x86 core
+RATE = 60e6  # client-steps per second and core: small problems, one recent x86 core
 
 
 class Forecast(NamedTuple):
@@ -27,21 +26,22 @@ class Forecast(NamedTuple):
     idle_share: float  # of the work beyond the replications asked for
 
     def seconds(self, rate: float, devices: int) -> float:
-        """Time without compiling, at a rate in client-steps a second a device."""
+        """Time without compiling, at a rate in client-steps per second and device."""
         return self.work / rate / min(devices, self.tiles)
 
 
 def forecast(study: Study) -> Forecast:
-    """Counts a study without running it or importing jax."""
-    tiles, work, programs = study.tiles_per_cell, 0.0, set()
+    """Counts a study without running it."""
+    tiles, total, programs = study.tiles_per_cell, 0.0, set()
     for cell in study.cells:
         plan = cell.plan()
-        work += tiles * costs.work(cell)
-        programs |= {(costs.program_kind(cell), room) for room in _rooms(plan)}
+        total += tiles * work(cell)
+        kind = program_kind(cell)
+        programs |= {(kind, room) for room in _rooms(plan)}
     jobs = grouped((Tile(cell, 0) for cell in study.cells), workers=1)
     largest = max(job_bytes(job) for job in jobs)
     idle = 1 - study.replications / (tiles * study.tile_size)
-    return Forecast(len(study.cells), tiles * len(study.cells), len(programs), largest, work, idle)
+    return Forecast(len(study.cells), tiles * len(study.cells), len(programs), largest, total, idle)
 
 
 def _rooms(plan: Plan) -> set[int]:
@@ -49,11 +49,6 @@ def _rooms(plan: Plan) -> set[int]:
     ends = np.bincount(plan.ends // BLOCK_STEPS)
     rooms = np.array([*SLOTS, BLOCK_STEPS])
     return set(rooms[np.searchsorted(rooms, np.minimum(ends, BLOCK_STEPS))].tolist())
-
-
-def job_bytes(job: Job) -> int:
-    """Memory of a job on its device: draws, and each tile's clients and statistics."""
-    return costs.draw_bytes(job[0].cell) + sum(costs.state_bytes(tile.cell) for tile in job)
 
 
 def standard_error(level: float, replications: int) -> float:
@@ -67,18 +62,20 @@ def replications_for(level: float, error: float) -> int:
 
 
 def measure_rate(study: Study) -> float:
-    """Client-steps a second of one tile of the first cell on one device, once it is compiled."""
+    """Client-steps per second of one tile of the first cell on one device, once it is compiled."""
     import dataclasses
     import time
 
-    from jaxlsgd.study import build
+    from jaxlsgd.study import compute
     from jaxlsgd.study.parts import Extent
 
     cell = study.cells[0]
     steps = min(cell.plan().num_steps, 2_000)
     brief = dataclasses.replace(cell, extent=Extent("num_steps", steps), save_at=())
-    build.compute_job([brief], 0)
+    job = (Tile(brief, 0),)
+    for _ in compute.run_job(job):
+        pass
     began = time.perf_counter()
-    build.compute_job([brief], 0)
-    work = (steps + 1) * cell.problem.num_clients * cell.tile_size
-    return work / (time.perf_counter() - began)
+    for _ in compute.run_job(job):
+        pass
+    return work(brief) / (time.perf_counter() - began)

@@ -11,25 +11,16 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd import schedules
 from jaxlsgd.core import checks
-from jaxlsgd.core.checks import refusal
-from jaxlsgd.schedules import Plan, Schedule
+from jaxlsgd.schedules import Plan, Schedule, power_decay
+from jaxlsgd.study import schedules
 from jaxlsgd.study.errors import SpecError
-from jaxlsgd.study.parts import (
-    MOST_STEPS,
-    Extent,
-    MethodSpec,
-    ProblemSpec,
-    names,
-    plain_schedule,
-    read_schedule,
-)
+from jaxlsgd.study.parts import MOST_STEPS, Extent, Part, ProblemPart, names, read_problem
 
 if TYPE_CHECKING:
     from jaxlsgd.study.spec import Study
 
-_ROUTE = ("problem", "schedule", "num_steps", "num_rounds")
+_ROUTE = ("problem", "algorithm", "schedule", "num_steps", "num_rounds")
 EXCLUDE_KEYS = (*_ROUTE, "method")
 EXTRA_KEYS = (*_ROUTE, "methods")
 
@@ -46,13 +37,14 @@ def digest_of(content: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
-    """One problem under one schedule to one horizon: all that decides its rows but their number."""
+class CellSpec:
+    """One problem under one algorithm and schedule to one horizon: all that decides its rows."""
 
-    problem: ProblemSpec
+    problem: ProblemPart
+    algorithm: Part
     schedule: Schedule
     extent: Extent
-    methods: tuple[MethodSpec, ...]
+    methods: tuple[Part, ...]
     levels: tuple[float, ...]
     save_at: tuple[int | float, ...]
     seed: int
@@ -63,7 +55,8 @@ class Cell:
         """The cell as JSON data."""
         return {
             "problem": self.problem.plain(),
-            "schedule": plain_schedule(self.schedule),
+            "algorithm": self.algorithm.plain(),
+            "schedule": schedules.plain(self.schedule),
             "horizon": self.extent.plain(),
             "methods": [method.plain() for method in self.methods],
             "levels": list(self.levels),
@@ -74,16 +67,23 @@ class Cell:
         }
 
     @classmethod
-    def of(cls, plain: dict[str, Any]) -> Cell:
-        """The cell that `plain` describes."""
+    def read(cls, plain: dict[str, Any]) -> CellSpec:
+        """The cell that `plain` describes, without its objects."""
         return cls(
-            ProblemSpec.of(plain["problem"], "problem"),
-            read_schedule(plain["schedule"], "schedule"),
+            read_problem(plain["problem"]),
+            Part.read("algorithm", plain["algorithm"]),
+            schedules.read(plain["schedule"]),
             Extent.of(plain["horizon"], "horizon"),
-            tuple(MethodSpec.of(method, "methods") for method in plain["methods"]),
+            tuple(Part.read("method", method) for method in plain["methods"]),
             *(tuple(plain["levels"]), tuple(plain["save_at"])),
             *(plain["seed"], plain["dtype"], plain["tile_size"]),
         )
+
+    def built(self) -> CellSpec:
+        """The cell with the objects of all its parts."""
+        methods = tuple(method.built() for method in self.methods)
+        parts = {"problem": self.problem.built(), "algorithm": self.algorithm.built()}
+        return dataclasses.replace(self, methods=methods, **parts)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -98,13 +98,19 @@ class Cell:
         return f"{slug or 'cell'}-{self.digest[:10]}"
 
     @property
-    def coordinates(self) -> tuple[str, str, str]:
-        """Problem, schedule and horizon: no two cells of a study share all three."""
-        return self.problem.name, self.schedule.name, str(self.extent)
+    def coordinates(self) -> tuple[str, ...]:
+        """Problem, schedule, horizon, and an algorithm that is not Local SGD: those of a cell alone."""
+        other = (self.algorithm.name,) if self.algorithm.name != "local_sgd" else ()
+        return self.problem.name, self.schedule.name, str(self.extent), *other
+
+    @functools.cached_property
+    def num_steps(self) -> int:
+        """Local steps of a client, with the one draw more that plug-in needs."""
+        return self.plan().num_steps + 1
 
     def plan(self) -> Plan:
         """The schedule and the step size written out."""
-        step = schedules.power_decay(self.problem.gamma0, self.problem.alpha)
+        step = power_decay(self.problem.gamma0, self.problem.alpha)
         plan = self.schedule.plan(step, **{self.extent.unit: self.extent.count})
         if plan.num_steps > MOST_STEPS:
             raise ValueError(f"num_rounds: takes {plan.num_steps} steps, more than {MOST_STEPS}")
@@ -125,7 +131,7 @@ def read_rules(study: Study, key: str, keys: tuple[str, ...]) -> tuple[Any, ...]
     """Checked tables of `exclude` or `extra`, as sorted pairs."""
     values = getattr(study, key)
     if not isinstance(values, (list, tuple)):
-        raise refusal(key, "be a list of tables", values)
+        raise checks.refusal(key, "be a list of tables", values)
     return tuple(_rule(study, f"{key}[{i}]", value, keys) for i, value in enumerate(values))
 
 
@@ -133,13 +139,18 @@ def _rule(study: Study, where: str, rule: Any, keys: tuple[str, ...]) -> tuple[A
     rule = dict(rule) if isinstance(rule, tuple) else rule
     rule = checks.table(where, rule, f"a table of {', '.join(keys)}")
     checks.known_keys(where, rule, keys)
-    wanted = {"problem": study.problems, "schedule": study.schedules, "method": study.methods}
+    wanted = {
+        "problem": study.problems,
+        "algorithm": study.algorithms,
+        "schedule": study.schedules,
+        "method": study.methods,
+    }
     for key, parts in wanted.items():
         if key in rule:
-            checks.choice(f"{where}.{key}", rule[key], names(parts))
+            checks.choice(f"{where}.{key}", rule[key], tuple(names(parts)))
     if "methods" in rule:
         listed = checks.sequence(f"{where}.methods", rule["methods"], "method")
-        chosen = (checks.choice(f"{where}.methods", x, names(study.methods)) for x in listed)
+        chosen = (checks.choice(f"{where}.methods", x, tuple(names(study.methods))) for x in listed)
         rule["methods"] = tuple(chosen)
     if "methods" in keys and not {"problem", "schedule"} <= rule.keys():
         raise SpecError(
@@ -153,31 +164,33 @@ def _rule(study: Study, where: str, rule: Any, keys: tuple[str, ...]) -> tuple[A
     return tuple(sorted(rule.items()))
 
 
-def expand(study: Study) -> Iterator[Cell]:
+def expand(study: Study) -> Iterator[CellSpec]:
     """The cells: the crossed grid less what is excluded, and the extra ones."""
     rules = [dict(rule) for rule in study.exclude]
-    crossed = itertools.product(study.problems, study.schedules, study.horizons)
-    for problem, schedule, extent in crossed if study.cross else ():
+    crossed = itertools.product(study.problems, study.algorithms, study.schedules, study.horizons)
+    for where in crossed if study.cross else ():
         methods = tuple(
             method
             for method in study.methods
-            if not any(_matches(rule, problem, schedule, extent, method) for rule in rules)
+            if not any(_matches(rule, *where, method) for rule in rules)
         )
         if methods:
-            yield _cell(study, problem, schedule, extent, methods)
+            yield _cell(study, *where, methods)
     for i, pairs in enumerate(study.extra):
         yield _extra(study, dict(pairs), f"extra[{i}]")
 
 
 def _matches(
     rule: dict[str, Any],
-    problem: ProblemSpec,
+    problem: Part,
+    algorithm: Part,
     schedule: Schedule,
     extent: Extent,
-    method: MethodSpec,
+    method: Part,
 ) -> bool:
     coordinates = {
         "problem": problem.name,
+        "algorithm": algorithm.name,
         "schedule": schedule.name,
         extent.unit: extent.count,
         "method": method.name,
@@ -185,21 +198,24 @@ def _matches(
     return all(coordinates.get(key) == value for key, value in rule.items())
 
 
-def _extra(study: Study, rule: dict[str, Any], where: str) -> Cell:
+def _extra(study: Study, rule: dict[str, Any], where: str) -> CellSpec:
     problem = next(part for part in study.problems if part.name == rule["problem"])
+    algorithm = rule.get("algorithm", study.algorithms[0].name)
+    algorithm = next(part for part in study.algorithms if part.name == algorithm)
     schedule = next(part for part in study.schedules if part.name == rule["schedule"])
     lengths = {unit: rule[unit] for unit in ("num_steps", "num_rounds") if unit in rule}
-    wanted = rule.get("methods", names(study.methods))
+    wanted = rule.get("methods", tuple(names(study.methods)))
     methods = tuple(method for method in study.methods if method.name in wanted)
-    return _cell(study, problem, schedule, Extent.of(lengths, where), methods)
+    return _cell(study, problem, algorithm, schedule, Extent.of(lengths, where), methods)
 
 
 def _cell(
     study: Study,
-    problem: ProblemSpec,
+    problem: ProblemPart,
+    algorithm: Part,
     schedule: Schedule,
     extent: Extent,
-    methods: tuple[MethodSpec, ...],
-) -> Cell:
+    methods: tuple[Part, ...],
+) -> CellSpec:
     rest = study.levels, study.save_at, study.seed, study.dtype, study.tile_size
-    return Cell(problem, schedule, extent, methods, *rest)
+    return CellSpec(problem, algorithm, schedule, extent, methods, *rest)

@@ -1,165 +1,245 @@
-"""The parts of a study as plain data: problems, schedules, horizons, methods.
+"""The parts of a study: problems, methods and algorithms, of a registered kind or somebody's own object.
 
-Nothing here imports jax, so that a study can be read, checked and counted in a moment; `build`
-turns the parts into what the engine runs.
+A part that was read from results is plain data; it is built again only to run a replication.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
-from jaxlsgd import schedules
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.schedules import Schedule
-from jaxlsgd.study.errors import SpecError
+from jaxlsgd.study.errors import SpecError, refusing
 
-_POPULATION = (
-    *("dim", "num_clients", "heterogeneity", "weights", "covariance"),
-    *("truth_seed", "client_truths", "center", "init"),
-)
-# Arguments of the builders in `problems`; a new kind of problem is one line.
-PROBLEMS: dict[str, tuple[str, ...]] = {
-    "linear": (*_POPULATION, "noise"),
-    "logistic": _POPULATION,
-    "paper-linear": (),
-    "paper-logistic": (),
-}
-# γ_0 of the paper's experiments, for want of another.
-DEFAULT_GAMMA0 = {"linear": 0.5, "logistic": 2.0, "paper-linear": 0.5, "paper-logistic": 2.0}
-_PAPER_SIZES = {"dim": 5, "num_clients": 10}
-_LARGEST = {"dim": 10**6, "num_clients": 10**7, "truth_seed": 2**63 - 1}
-_MOST_PARAMETERS = 10**8  # dim × num_clients: one replication would pass 400 MB
 MOST_STEPS = 10**8
-
-# The argument that a name in brackets stands for, and its values, the default first.
-METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "plug_in": ("horizon", ("asymptotic", "finite")),
-    "random_scaling": ("critical", ("asymptotic", "schedule", "paper", "finite_horizon")),
-}
-_METHOD_ARGUMENTS = {"plug_in": (), "random_scaling": ("mode", "contrasts", "beta")}
-_MODES = ("full", "diagonal", "contrasts")
-
-FAMILIES = ("constant", "logarithmic", "iterated_logarithmic", "power", "custom")
-# Where a builder's argument is kept in a `Schedule`.
-_FIELDS = {"E": "scale", "beta": "exponent", "power": "exponent"}
+_OBJECTS = {"problem": "Problem", "method": "Estimator", "algorithm": "Algorithm"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ProblemSpec:
-    """A problem by kind and arguments, with the step size γ_m = γ_0 m^(−α) that goes with it."""
+class Part:
+    """A problem, a method or an algorithm under its name in the study."""
 
-    kind: str
+    role: str
     name: str
-    gamma0: float
-    alpha: float
-    arguments: tuple[tuple[str, Any], ...]  # sorted, of numbers and tuples
-
-    @classmethod
-    def of(cls, value: Any, where: str) -> ProblemSpec:
-        """Reads a kind's name, or a table with `kind` and the builder's arguments."""
-        if isinstance(value, cls):
-            return value
-        given = {"kind": value} if isinstance(value, str) else value
-        given = checks.table(where, given, f"one of {', '.join(PROBLEMS)} or a table with `kind`")
-        kind = checks.choice(f"{where}.kind", given.pop("kind", None), PROBLEMS)
-        name = checks.label(f"{where}.name", given.pop("name", kind.removeprefix("paper-")))
-        gamma0 = checks.number(f"{where}.gamma0", given.pop("gamma0", DEFAULT_GAMMA0[kind]))
-        alpha = checks.number(f"{where}.alpha", given.pop("alpha", 0.505))
-        told(where, lambda: schedules.power_decay(gamma0, alpha))
-        checks.known_keys(where, given, (*PROBLEMS[kind], "kind", "name", "gamma0", "alpha"))
-        return cls(kind, name, gamma0, alpha, _problem_arguments(where, kind, given))
-
-    @property
-    def dim(self) -> int:
-        """Number of parameters d."""
-        return dict(self.arguments).get("dim", _PAPER_SIZES["dim"])
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients K."""
-        return dict(self.arguments).get("num_clients", _PAPER_SIZES["num_clients"])
+    kind: str  # registered kind, or "" for an object
+    arguments: tuple[tuple[str, Any], ...]  # sorted, plain
+    identity: str  # digest of arrays and source of what does not come with the package, or ""
+    facts: tuple[tuple[str, int], ...]  # sorted: sizes that readers of results need
+    made: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def plain(self) -> dict[str, Any]:
-        """The table that `of` reads."""
-        steps = {"kind": self.kind, "name": self.name, "gamma0": self.gamma0, "alpha": self.alpha}
-        return steps | {key: thawed(value) for key, value in self.arguments}
+        """JSON data, from which `read` makes an equal part."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "arguments": {key: thawed(value) for key, value in self.arguments},
+            "identity": self.identity,
+            "facts": dict(self.facts),
+        }
 
+    @classmethod
+    def read(cls, role: str, plain: dict[str, Any], **more: Any) -> Self:
+        """The part that `plain` describes, without the object."""
+        texts = {key: plain[key] for key in ("kind", "name", "identity")}
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise ValueError(f"{role}: its kind, name or identity is not a text")
+        checks.label(f"{role}.name", texts["name"])
+        facts = {key: checks.count(f"{role}.{key}", n, 0) for key, n in plain["facts"].items()}
+        arguments = frozen(plain["arguments"])
+        return cls(role, arguments=arguments, facts=tuple(sorted(facts.items())), **texts, **more)
 
-def _problem_arguments(where: str, kind: str, given: dict[str, Any]) -> tuple[Any, ...]:
-    for key in ("dim", "num_clients"):
-        if key in PROBLEMS[kind] and key not in given:
+    def fact(self, key: str) -> int:
+        """One of the sizes."""
+        return dict(self.facts)[key]
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What it is, whatever its name."""
+        return self.kind, self.arguments, self.identity
+
+    def built(self) -> Self:
+        """The part with its object: made anew of its kind, and compared with what it was."""
+        if self.made is not None:
+            return self
+        if not self.kind:
             raise SpecError(
-                f"{where}.{key}: is missing; a {kind} problem needs dim and num_clients"
+                f"{self.role} {self.name}: is an object that was given in Python; give the study as well"
             )
-    arguments = {
-        key: checks.count(f"{where}.{key}", value, 0 if key == "truth_seed" else 1, _LARGEST[key])
-        if key in _LARGEST
-        else checks.numeric(f"{where}.{key}", value)
-        for key, value in given.items()
-    }
-    if arguments and arguments["dim"] * arguments["num_clients"] > _MOST_PARAMETERS:
-        raise refusal(
-            f"{where}.num_clients",
-            f"keep dim × num_clients at most {_MOST_PARAMETERS}",
-            arguments["num_clients"],
-        )
-    return tuple(sorted(arguments.items()))
+        table = {"kind": self.kind, "name": self.name} | {k: thawed(v) for k, v in self.arguments}
+        anew = _of_kind(self.role, table, f"{self.role} {self.name}")
+        if anew.identity != self.identity:
+            raise SpecError(changed(self))
+        return dataclasses.replace(self, made=anew.made)
 
 
-def read_schedule(value: Any, where: str, warmup: float = 0.0) -> Schedule:
-    """Reads a paper name, a table with `family` and the builder's arguments, or a `Schedule`.
+def changed(part: Part) -> str:
+    """What is said where code or data differ from those that made the rows."""
+    return (
+        f"{part.role} {part.name}: its code or data changed since its rows were made; bring the old "
+        "code back, or choose a new directory"
+    )
 
-    Args:
-      value: "C5", or {family = "power", beta = 0.25, scale = 2}, with `name` and `warmup` at will.
-      where: key, for messages.
-      warmup: share of the observations, where the schedule has none of its own.
+
+@dataclasses.dataclass(frozen=True)
+class ProblemPart(Part):
+    """A problem with the effective step γ_m = γ_0 m^(−α) that it is run with."""
+
+    gamma0: float = 0.0
+    alpha: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """JSON data, from which `read` makes an equal part."""
+        return super().plain() | {"gamma0": self.gamma0, "alpha": self.alpha}
+
+
+def read_problem(plain: dict[str, Any]) -> ProblemPart:
+    """The part that `ProblemPart.plain` describes."""
+    steps = {key: checks.number(key, plain[key]) for key in ("gamma0", "alpha")}
+    return ProblemPart.read("problem", plain, **steps)
+
+
+def problems(value: Any, where: str) -> list[ProblemPart]:
+    """Reads a kind's name, a `Problem`, or a table of a kind and its arguments, γ_0 and α.
+
+    In a table, `problem` may stand for an object in place of `kind`. Lists of `gamma0` and `alpha` make
+    one problem of each combination.
     """
-    if isinstance(value, Schedule):
-        return value if value.warmup else value.with_warmup(warmup)
-    if isinstance(value, str):
-        known = schedules.PAPER_SCHEDULES
-        if value not in known:
-            table = '{family = "power", beta = 0.25}'
-            rule = f"be one of {', '.join(known)}, or a table such as {table}"
-            raise refusal(where, rule, value, checks.nearest(value, known))
-        return schedules.paper(value).with_warmup(warmup)
-    given = checks.table(where, value, "a schedule's name or a table with `family`")
-    family = checks.choice(f"{where}.family", given.pop("family", None), FAMILIES)
-    share, name = given.pop("warmup", warmup), given.pop("name", None)
-    builder = getattr(schedules, family)
-    arguments = tuple(inspect.signature(builder).parameters)
-    checks.known_keys(where, given, (*arguments, "family", "warmup", "name"))
-    given = {key: _fraction(part) for key, part in given.items()}
-    made = told(where, lambda: builder(**given).with_warmup(share))
-    if name is not None:
-        made = dataclasses.replace(made, name=checks.label(f"{where}.name", name))
-    return made
+    if isinstance(value, ProblemPart):
+        return [value]
+    table = _as_table("problem", value, where)
+    steps = {key: table.pop(key, None) for key in ("gamma0", "alpha")}
+    part = _of_table("problem", table, where)
+    gammas = _steps(f"{where}.gamma0", steps["gamma0"], part.made.gamma0, part.name)
+    alphas = _steps(f"{where}.alpha", steps["alpha"], 0.505, part.name)
+    found = []
+    for gamma0 in gammas:
+        for alpha in alphas:
+            name = part.name
+            name += f" gamma0={gamma0:g}" if isinstance(steps["gamma0"], (list, tuple)) else ""
+            name += f" alpha={alpha:g}" if isinstance(steps["alpha"], (list, tuple)) else ""
+            found.append(
+                _with_step(part, checks.label(f"{where}.name", name), gamma0, alpha, where)
+            )
+    return found
 
 
-def _fraction(value: Any) -> Any:
-    """1/3 from "1/3": TOML has no fractions."""
-    try:
-        return float(Fraction(value)) if isinstance(value, str) else value
-    except (ValueError, ZeroDivisionError):
+def _steps(where: str, value: Any, default: float | None, name: str) -> list[float]:
+    value = default if value is None else value
+    if value is None:
+        raise SpecError(
+            f"{where}: is missing; give gamma0 of the step gamma0 / m^alpha in a table with {name}, or "
+            "Problem(gamma0=...)"
+        )
+    listed = (
+        checks.sequence(where, value, "number") if isinstance(value, (list, tuple)) else [value]
+    )
+    return [checks.number(where, fraction(part)) for part in listed]
+
+
+def _with_step(part: Part, name: str, gamma0: float, alpha: float, where: str) -> ProblemPart:
+    from jaxlsgd.schedules import power_decay
+
+    with refusing(where):
+        power_decay(gamma0, alpha)
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    fields |= {"name": name, "made": dataclasses.replace(part.made, name=name)}
+    return ProblemPart(**fields, gamma0=gamma0, alpha=alpha)
+
+
+def part(role: str, value: Any, where: str) -> Part:
+    """Reads a method or an algorithm: a name such as "plug_in[finite]", an object, or a table."""
+    if isinstance(value, Part):
         return value
+    return _of_table(role, _as_table(role, value, where), where)
 
 
-def plain_schedule(schedule: Schedule) -> dict[str, Any]:
-    """The table that `read_schedule` reads."""
-    table: dict[str, Any] = {"family": schedule.family, "name": schedule.name}
-    for argument in inspect.signature(getattr(schedules, schedule.family)).parameters:
-        if argument == "allow_outside_theory":
-            table[argument] = schedule.exponent >= 1
-        else:
-            table[argument] = thawed(getattr(schedule, _FIELDS.get(argument, argument)))
-    if schedule.family == "constant":
-        table["E"] = int(table["E"])
-    return table | {"warmup": schedule.warmup}
+def _as_table(role: str, value: Any, where: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        kind, bracket, rest = value.partition("[")
+        return {"kind": kind} | ({"[": rest.removesuffix("]")} if bracket else {})
+    if _is_object(role, value):
+        return {role: value}
+    what = f"a kind's name, a table with `kind`, or a jaxlsgd.{_OBJECTS[role]}"
+    return checks.table(where, value, what)
+
+
+def _is_object(role: str, value: Any) -> bool:
+    import jaxlsgd
+
+    return isinstance(value, getattr(jaxlsgd, _OBJECTS[role]))
+
+
+def _of_table(role: str, table: dict[str, Any], where: str) -> Part:
+    if role in table:
+        return _of_object(role, table, where)
+    return _of_kind(role, table, where)
+
+
+def _of_object(role: str, table: dict[str, Any], where: str) -> Part:
+    checks.known_keys(where, table, (role, "name"))
+    made = table[role]
+    if not _is_object(role, made):
+        raise refusal(f"{where}.{role}", f"be a jaxlsgd.{_OBJECTS[role]}", made)
+    name = table.get("name", made.name)
+    if not name:
+        raise SpecError(f"{where}: needs a name in a study; give {_OBJECTS[role]}(..., name=...)")
+    return _finished(role, made, name, "", (), where, own=True)
+
+
+def _of_kind(role: str, table: dict[str, Any], where: str) -> Part:
+    from jaxlsgd.study import kinds
+
+    table = dict(table)
+    kind = kinds.find(role, table.pop("kind", None), f"{where}.kind")
+    if "[" in table:
+        option = table.pop("[")
+        if not kind.brief:
+            raise SpecError(f"{where}: {kind.name} takes no brackets, got [{option}]")
+        table[kind.brief] = option
+    name = table.pop("name", None)
+    given = {key: _data(f"{where}.{key}", fraction(value)) for key, value in table.items()}
+    made = kinds.make(kind, {key: thawed(value) for key, value in given.items()}, where)
+    if not _is_object(role, made):
+        raise refusal(where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made)
+    arguments = tuple(sorted(given.items()))
+    name = name or made.name or kind.name
+    return _finished(role, made, name, kind.name, arguments, where, own=kind.own)
+
+
+def _finished(
+    role: str, made: Any, name: Any, kind: str, arguments: Any, where: str, own: bool
+) -> Part:
+    from jaxlsgd.core import identity
+
+    name = checks.label(f"{where}.name", name)
+    digest = identity.digest(made) if own else ""
+    made = made if made.name == name else dataclasses.replace(made, name=name)
+    return Part(role, name, kind, arguments, digest, _FACTS[role](made), made)
+
+
+# Sizes that bound what a reader of results must expect.
+_FACTS: dict[str, Any] = {
+    "problem": lambda made: (("dim", made.dim), ("num_clients", made.num_clients)),
+    "method": lambda made: (("contrasts", len(made.contrasts)),),
+    "algorithm": lambda made: (),
+}
+
+
+def _data(where: str, value: Any) -> Any:
+    """Plain data as an argument: text, truth values, numbers and lists of numbers."""
+    return value if isinstance(value, (str, bool)) else checks.numeric(where, value)
+
+
+def fraction(value: Any) -> Any:
+    """1/3 from "1/3": TOML has no fractions."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}/\d{1,9}", value):
+        top, _, bottom = value.partition("/")
+        return value if int(bottom) == 0 else float(Fraction(int(top), int(bottom)))
+    return value
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -190,53 +270,13 @@ class Extent:
         return str(self.count) if self.unit == "num_steps" else f"{self.count} rounds"
 
 
-@dataclasses.dataclass(frozen=True)
-class MethodSpec:
-    """An interval method by kind and arguments."""
+def frozen(table: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """A table of plain data as sorted pairs, lists as tuples."""
 
-    kind: str
-    name: str
-    arguments: tuple[tuple[str, Any], ...]  # sorted
+    def freeze(value: Any) -> Any:
+        return tuple(freeze(part) for part in value) if isinstance(value, list) else value
 
-    @classmethod
-    def of(cls, value: Any, where: str) -> MethodSpec:
-        """Reads "plug_in", "random_scaling[schedule]", or a table with `kind`."""
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, str):
-            return _method_by_name(value, where)
-        given = checks.table(where, value, "a method's name or a table with `kind`")
-        kind = checks.choice(f"{where}.kind", given.pop("kind", None), METHODS)
-        main, values = METHODS[kind]
-        checks.known_keys(where, given, (*_METHOD_ARGUMENTS[kind], main, "kind", "name"))
-        option = checks.choice(f"{where}.{main}", given.pop(main, values[0]), values)
-        name = checks.label(f"{where}.name", given.pop("name", _method_name(kind, option)))
-        arguments = {key: _method_argument(f"{where}.{key}", key, v) for key, v in given.items()}
-        return cls(kind, name, tuple(sorted((arguments | {main: option}).items())))
-
-    def plain(self) -> dict[str, Any]:
-        """The table that `of` reads."""
-        arguments = {key: thawed(value) for key, value in self.arguments}
-        return {"kind": self.kind, "name": self.name} | arguments
-
-
-def _method_by_name(value: str, where: str) -> MethodSpec:
-    known = [_method_name(kind, option) for kind in METHODS for option in METHODS[kind][1]]
-    if value not in known:
-        raise refusal(where, f"be one of {', '.join(known)}", value, checks.nearest(value, known))
-    kind, _, option = value.removesuffix("]").partition("[")
-    main, values = METHODS[kind]
-    return MethodSpec(kind, value, ((main, option or values[0]),))
-
-
-def _method_name(kind: str, option: str) -> str:
-    return kind if option == METHODS[kind][1][0] else f"{kind}[{option}]"
-
-
-def _method_argument(where: str, key: str, value: Any) -> Any:
-    if key == "mode":
-        return checks.choice(where, value, _MODES)
-    return checks.numeric(where, _fraction(value))
+    return tuple(sorted((key, freeze(value)) for key, value in table.items()))
 
 
 def thawed(value: Any) -> Any:
@@ -244,6 +284,6 @@ def thawed(value: Any) -> Any:
     return [thawed(part) for part in value] if isinstance(value, tuple) else value
 
 
-def names(parts: Iterable[Any]) -> list[str]:
+def names(parts: Iterable[Any]) -> Iterator[str]:
     """The names of problems, schedules or methods."""
-    return [part.name for part in parts]
+    return (part.name for part in parts)

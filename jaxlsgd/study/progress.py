@@ -1,4 +1,4 @@
-"""Progress of a study: cells, replications a second, time left, peak memory."""
+"""Progress of a study: cells, replications per second, time left, peak memory."""
 
 from __future__ import annotations
 

@@ -8,8 +8,10 @@ import jax
 import numpy as np
 
 from jaxlsgd.core.rows import CellRows
-from jaxlsgd.runs.simulation import cell_rows, run_replications
-from jaxlsgd.study import build
+from jaxlsgd.runs.simulation import Finished, run_cells
+from jaxlsgd.study import compute
+from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store.codec import StoreError
 from jaxlsgd.study.store.reader import Results
 
@@ -25,27 +27,46 @@ class Replay(NamedTuple):
     agrees: bool | None
 
 
-def replay(results: Results, cell_id: str, replication: int, rounds: int = 20) -> Replay:
-    """Runs one replication again and holds its last round against the stored row.
+def replay(
+    results: Results,
+    cell_id: str,
+    replication: int,
+    rounds: int = 20,
+    study: Study | None = None,
+) -> Replay:
+    """Runs one replication again and compares its last round with the stored row.
 
     Args:
-      results: the study.
+      results: the study's results.
       cell_id: the cell.
       replication: its number, from 0; one that is not stored is run all the same.
       rounds: how many rounds of the path to show, about.
+      study: the study, where it has parts that were given as objects; else they are built again.
     """
-    cell = results.cell(cell_id)
+    spec = _spec(results, cell_id, study)
     if not 0 <= replication < 2**32:
         raise StoreError(f"replication: must be in 0..2³² − 1, got {replication}")
-    num_rounds = cell.plan().num_rounds
+    num_rounds = spec.plan().num_rounds
     wanted = np.unique(np.linspace(1, num_rounds, min(rounds, num_rounds)).round().astype(int))
-    saves = sorted({*wanted.tolist(), *cell.saved_rounds(num_rounds)})
-    task = build.task(cell, tuple(saves))
-    rows = run_replications(jax.random.key(cell.seed), task, replication, 1)
-    path = cell_rows(task, rows)
+    saves = sorted({*wanted.tolist(), *spec.saved_rounds(num_rounds)})
+    cell = compute.cell(spec, tuple(saves))
+    key = jax.random.key(spec.seed)
+    for event in run_cells(key, [cell], replication, 1, shared_draws=False):
+        if isinstance(event, Finished):
+            path = cell.with_rows(event.rows)
     difference = _difference(results, cell_id, replication, path)
-    agrees = None if difference is None else difference <= TOLERANCE[cell.dtype]
+    agrees = None if difference is None else difference <= TOLERANCE[spec.dtype]
     return Replay(path, difference, agrees)
+
+
+def _spec(results: Results, cell_id: str, study: Study | None) -> CellSpec:
+    stored = results.cell(cell_id)
+    if study is None:
+        return stored.built()
+    for spec in study.cells:
+        if spec.digest == stored.digest:
+            return spec
+    raise StoreError(f"study: must be the one that was run, got one without the cell {cell_id}")
 
 
 def _difference(results: Results, cell_id: str, replication: int, path: CellRows) -> float | None:

@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.study import costs
-from jaxlsgd.study.executors import threads as local
-from jaxlsgd.study.grid import Cell
-from jaxlsgd.study.jobs import Finished, Job, Tile, grouped
+from jaxlsgd.study import compute
+from jaxlsgd.study.compute import Done, Worked
+from jaxlsgd.study.executors.base import Event, Events, Executor, Failed
+from jaxlsgd.study.executors.threads import Threads
+from jaxlsgd.study.jobs import Job, Tile, grouped, work
 from jaxlsgd.study.progress import Silent, Totals
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.stop import Dropped, Stop
@@ -75,32 +75,30 @@ def run(
         outcome = run(Study.from_toml("study.toml"), "results", max_time=3600)
         outcome = run(study, "results", client=dask.distributed.Client("tcp://scheduler:8786"))
     """
-    from jaxlsgd.study import build
-
     began = time.monotonic()
-    build.check(study)
+    compute.check(study)
     stop, progress = stop or Stop(max_time), progress or Silent()
     if distributed:
         if client is not None:
             raise ValueError("client: must be None where the run is distributed, got one")
         return _run_with_others(study, directory, devices, stop, progress, fresh)
-    place = _here(devices) if client is None else _there(client, stop, progress)
-    if place is None:
+    executor = _here(devices) if client is None else _there(client, stop, progress)
+    if executor is None:
         return Outcome(0, len(study.cells) * study.tiles_per_cell, {}, time.monotonic() - began)
-    return _run_at(place, study, directory, stop, progress, fresh)
+    return _run_on(executor, study, directory, stop, progress, fresh)
 
 
-def _run_at(
-    place: _Place, study: Study, directory: Any, stop: Stop, progress: Silent, fresh: bool
+def _run_on(
+    executor: Executor, study: Study, directory: Any, stop: Stop, progress: Silent, fresh: bool
 ) -> Outcome:
     began = time.monotonic()
-    with Writer(directory, study, place.environment, fresh=fresh) as writer:
+    with Writer(directory, study, executor.environment, fresh=fresh) as writer:
         todo = [Tile(*tile) for tile in writer.missing()]
         for warning in writer.warnings:
             progress.say(warning)
         run = _Run(writer, todo, stop, progress)
         run.describe_anew()
-        run.all(place.stream(run, grouped(todo, place.size)))
+        run.all(executor.run(run.wanted(grouped(todo, executor.size)), stop))
     return Outcome(run.count, len(todo) - run.count, run.errors, time.monotonic() - began)
 
 
@@ -110,62 +108,30 @@ def _run_with_others(
     """Runs a study as one of several processes; only the leader's outcome tells of all of it."""
     import jax
 
-    from jaxlsgd.engine import machine
-    from jaxlsgd.study.executors import joined as processes
+    from jaxlsgd.study.executors import joined
 
     began = time.monotonic()
     chosen = list(devices or jax.local_devices())
-    counts = processes.meet(study, chosen)
-    if jax.process_index() != processes.LEADER:
-        return Outcome(processes.follow(study, chosen), 0, {}, time.monotonic() - began)
-
-    def stream(run: _Run, jobs: list[Job]) -> Stream:
-        theirs = lambda tile: run.advance(tile.cell, costs.steps(tile.cell))  # noqa: E731
-        return processes.lead(run.wanted(jobs), counts, run.compute, chosen, stop, theirs)
-
-    with processes.leading():
-        place = _Place(machine.describe(chosen[0]), sum(counts), stream)
-        return _run_at(place, study, directory, stop, progress, fresh)
+    counts = joined.meet(study, chosen)
+    if jax.process_index() != joined.LEADER:
+        return Outcome(joined.follow(study, chosen), 0, {}, time.monotonic() - began)
+    with joined.leading():
+        leader = joined.Leader(chosen, counts)
+        return _run_on(leader, study, directory, stop, progress, fresh)
 
 
-Stream = Generator[Finished | None, None, None]
-
-
-class _Place(NamedTuple):
-    """Where jobs run."""
-
-    environment: dict[str, Any]  # what may move digits there
-    size: int  # jobs at once
-    stream: Callable[[_Run, list[Job]], Stream]
-
-
-def _here(devices: Sequence[Any] | None) -> _Place:
+def _here(devices: Sequence[Any] | None) -> Executor:
     import jax
 
-    from jaxlsgd.engine import machine
-
-    chosen = list(devices or jax.local_devices())
-
-    def stream(run: _Run, jobs: list[Job]) -> Stream:
-        return local.run_jobs(run.wanted(jobs), run.compute, chosen, run.stop)
-
-    return _Place(machine.describe(chosen[0]), len(chosen), stream)
+    return Threads(list(devices or jax.local_devices()))
 
 
-def _there(client: Any, stop: Stop, progress: Silent) -> _Place | None:
+def _there(client: Any, stop: Stop, progress: Silent) -> Executor | None:
     """The workers of a cluster; None if the run is asked to end before there are any."""
-    from jaxlsgd.study.executors import dask as cluster
+    from jaxlsgd.study.executors import dask
 
-    expected = cluster.environment(client, stop, progress.say)
-    if expected is None:
-        return None
-
-    def stream(run: _Run, jobs: list[Job]) -> Stream:
-        run.whole_tiles = True
-        return cluster.run_jobs(run.wanted(jobs), client, expected, run.stop, progress.say)
-
-    recorded = {key: value for key, value in expected.items() if key != "code"}
-    return _Place(recorded, max(1, cluster.threads(client)), stream)
+    expected = dask.environment(client, stop, progress.say)
+    return None if expected is None else dask.Dask(client, expected, progress.say)
 
 
 class _Run:
@@ -175,37 +141,33 @@ class _Run:
         self.writer, self.stop, self.progress = writer, stop, progress
         self.todo = todo
         self.count = 0
-        self.whole_tiles = False  # whether work is heard of only when a tile is finished
         self.errors: dict[str, str] = {}
         self._described: set[str] = set()
         self._left = {cell.id: 0 for cell in writer.study.cells}
         for tile in todo:
             self._left[tile.cell.id] += 1
 
-    def all(self, stream: Stream) -> None:
+    def all(self, events: Events) -> None:
         """Commits every tile as it finishes."""
         self.progress.start(self._totals())
         told = False
         try:
             # Closed at once when a commit fails, so that jobs in flight drop before the lock goes.
-            with contextlib.closing(stream):
-                for finished in stream:
+            with contextlib.closing(events):
+                for event in events:
                     self.progress.tick()
                     if self.stop.draining and not told:
                         told = True
                         self.progress.say(_STOPPING)
-                    if finished is not None:
-                        self._take(finished)
+                    self._take(event)
         finally:
             self.progress.close()
 
     def describe_anew(self) -> None:
         """Puts right the descriptions of complete cells; those of others come with their tiles."""
-        from jaxlsgd.study import build
-
         for cell in self.writer.study.cells:
             if not self._left[cell.id] and not self.writer.described(cell):
-                self.writer.describe(cell, build.about(cell))
+                self.writer.describe(cell, compute.about(cell))
 
     def wanted(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """The jobs to do, without the tiles of a cell that has failed meanwhile."""
@@ -213,44 +175,30 @@ class _Run:
             if left := tuple(tile for tile in job if tile.cell.id not in self.errors):
                 yield left
 
-    def compute(self, job: Job, device: Any, on_tile: local.OnTile) -> None:
-        """Runs a job on a device of this process."""
-        from jaxlsgd.study import build
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Worked):
+            cell, done = event.tile.cell, event.tile.cell.tile_size * event.steps
+            clients = cell.problem.fact("num_clients")
+            self.progress.advance(done / cell.num_steps, done * clients)
+        elif isinstance(event, Failed):
+            self._fail(event)
+        elif isinstance(event, Done):
+            self._commit(event)
 
-        def on_call(index: int, steps: int) -> None:
-            if self.stop.dropping:
-                raise Dropped
-            self.advance(job[index].cell, steps)
-
-        def on_rows(index: int, rows: dict[str, MethodRows]) -> None:
-            on_tile(job[index], rows)
-
-        cells = [tile.cell for tile in job]
-        build.compute_job(cells, job[0].first, device, on_call, on_rows)
-
-    def advance(self, cell: Cell, steps: int) -> None:
-        """So many steps more of a tile are made."""
-        done = cell.tile_size * steps
-        self.progress.advance(done / costs.steps(cell), done * cell.problem.num_clients)
-
-    def _take(self, finished: Finished) -> None:
-        from jaxlsgd.study import build
-
-        cell = finished.tile.cell
-        if isinstance(finished.error, Dropped):
+    def _fail(self, event: Failed) -> None:
+        cell = event.tile.cell
+        if isinstance(event.error, Dropped) or cell.id in self.errors:
             return
-        if finished.rows is None:
-            if cell.id not in self.errors:
-                self.errors[cell.id] = f"{type(finished.error).__name__}: {finished.error}"
-                brief = self.errors[cell.id].partition("\n")[0][:300]
-                self.progress.say(f"cell {cell.id} failed and is left out: {brief}")
-            return
+        self.errors[cell.id] = f"{type(event.error).__name__}: {event.error}"
+        brief = self.errors[cell.id].partition("\n")[0][:300]
+        self.progress.say(f"cell {cell.id} failed and is left out: {brief}")
+
+    def _commit(self, event: Done) -> None:
+        cell = event.tile.cell
         if cell.id not in self._described:
             self._described.add(cell.id)
-            self.writer.describe(cell, build.about(cell))
-        self.writer.commit(cell, finished.tile.first, finished.rows)
-        if self.whole_tiles:
-            self.advance(cell, costs.steps(cell))
+            self.writer.describe(cell, compute.about(cell))
+        self.writer.commit(cell, event.tile.first, event.rows)
         self.count += 1
         self._left[cell.id] -= 1
         if not self._left[cell.id]:
@@ -258,6 +206,6 @@ class _Run:
 
     def _totals(self) -> Totals:
         study = self.writer.study
-        work = sum(costs.work(tile.cell) for tile in self.todo)
+        total = sum(work(tile.cell) for tile in self.todo)
         done = sum(not left for left in self._left.values())
-        return Totals(len(study.cells), done, len(self.todo) * study.tile_size, work)
+        return Totals(len(study.cells), done, len(self.todo) * study.tile_size, total)

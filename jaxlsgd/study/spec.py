@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 import tomllib
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.study.errors import SpecError
-from jaxlsgd.study.grid import EXCLUDE_KEYS, EXTRA_KEYS, Cell, digest_of, expand, read_rules
+from jaxlsgd.study import schedules as schedules_lib
+from jaxlsgd.study.errors import SpecError, refusing
+from jaxlsgd.study.grid import EXCLUDE_KEYS, EXTRA_KEYS, CellSpec, digest_of, expand, read_rules
 from jaxlsgd.study.parts import (
     MOST_STEPS,
     Extent,
-    MethodSpec,
-    ProblemSpec,
+    Part,
     names,
-    plain_schedule,
-    read_schedule,
+    part,
+    problems,
+    read_problem,
     thawed,
 )
 
@@ -40,16 +42,19 @@ MOST_DOTS = 200  # of a key: the time that TOML takes grows with their square
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A grid problems × schedules × horizons, with methods, levels and replications.
+    """A grid problems × algorithms × schedules × horizons, with methods, levels and replications.
 
-    Values may be given as they stand in a study file (names, tables as dicts); they are checked at
-    once and kept as a frozen tree of plain data.
+    Values may be given as they stand in a study file (names, tables as dicts) or as objects. They are
+    checked at once and kept as a frozen tree of named parts.
 
     Args:
-      problems: kinds ("paper-linear") or tables {kind, name, gamma0, alpha, builder's arguments}.
+      problems: kinds ("paper-linear"), `Problem`s with a name, or tables {kind or problem, name, gamma0,
+        alpha, builder's arguments}; lists of gamma0 and alpha make one problem of each combination.
       schedules: paper names ("C5"), tables {family, arguments, name, warmup} or `Schedule`s.
       horizons: observations per client t_T, or tables {num_steps} or {num_rounds}.
-      methods: names ("plug_in", "random_scaling[schedule]") or tables {kind, arguments, name}.
+      methods: names ("plug_in", "random_scaling[schedule]"), `Estimator`s, or tables {kind, arguments,
+        name}.
+      algorithms: names ("local_sgd"), `Algorithm`s, or tables {kind, arguments, name}.
       replications: independent runs of every cell; more of them later extend a study.
       seed: root of all draws; the same data for every cell (common random numbers).
       levels: confidence levels in (0, 1).
@@ -59,23 +64,25 @@ class Study:
       tile_size: replications that run side by side and are committed together.
       dtype: "float32" or "float64".
       cross: whether the grid is crossed; if not, `extra` alone lists the cells.
-      exclude: tables of problem, schedule, num_steps or num_rounds, and method: what matches all
-        the values given is left out.
-      extra: tables {problem, schedule, num_steps or num_rounds, methods} of cells beside the grid.
+      exclude: tables of problem, algorithm, schedule, num_steps or num_rounds, and method: what matches
+        all the values given is left out.
+      extra: tables {problem, algorithm, schedule, num_steps or num_rounds, methods} of cells beside the
+        grid.
 
     Example::
 
         study = Study(
-            problems=["paper-logistic"], schedules=["C1", "C5"], horizons=[5000], warmup=0.05,
-            methods=["plug_in", "random_scaling"], replications=1000, seed=0,
+            problems=[my_problem, "paper-logistic"], schedules=["C1", "C5"], horizons=[5000],
+            methods=["plug_in", my_method], warmup=0.05, replications=1000, seed=0,
         )
         study.run("results")
     """
 
-    problems: Any  # tuple[ProblemSpec, ...] once made, and so on
+    problems: Any  # tuple[ProblemPart, ...] once made, and so on
     schedules: Any  # tuple[Schedule, ...]
     horizons: Any = ()  # tuple[Extent, ...]
-    methods: Any = ()  # tuple[MethodSpec, ...]
+    methods: Any = ()  # tuple[Part, ...]
+    algorithms: Any = ("local_sgd",)  # tuple[Part, ...]
     replications: int = 1000
     seed: int = 0
     levels: Any = (0.95,)  # tuple[float, ...]
@@ -88,16 +95,22 @@ class Study:
     extra: Any = ()
 
     def __post_init__(self, warmup: float) -> None:
+        with refusing():
+            self._settle(warmup)
+
+    def _settle(self, warmup: float) -> None:
         put = functools.partial(object.__setattr__, self)
-        put("problems", _each("problems", self.problems, ProblemSpec.of, "problem"))
+        found = _each("problems", self.problems, problems, "problem")
+        put("problems", tuple(itertools.chain.from_iterable(found)))
         share = checks.number("warmup", warmup)
         if not 0 <= share < 1:
             raise refusal("warmup", "be a share of the observations in [0, 1)", warmup)
-        read = functools.partial(read_schedule, warmup=share)
+        read = functools.partial(schedules_lib.of, warmup=share)
         put("schedules", _each("schedules", self.schedules, read, "schedule"))
-        put("methods", _each("methods", self.methods, MethodSpec.of, "method"))
-        put("levels", _each("levels", self.levels, _level, "level"))
-        for key in ("problems", "schedules", "methods"):
+        for key, role in (("methods", "method"), ("algorithms", "algorithm")):
+            put(key, _each(key, getattr(self, key), functools.partial(part, role), role))
+        put("levels", _each("levels", self.levels, checks.level, "level"))
+        for key in ("problems", "schedules", "methods", "algorithms"):
             checks.distinct(key, names(getattr(self, key)))
         checks.distinct("levels", self.levels)
         if len(self.levels) > MOST_LEVELS:
@@ -119,9 +132,10 @@ class Study:
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Study:
         """A study from the contents of a study file."""
-        table = checks.table("study", table, "a table of problems, schedules, methods and more")
-        known = [field.name for field in dataclasses.fields(cls)] + ["warmup"]
-        checks.known_keys("", table, known)
+        with refusing():
+            table = checks.table("study", table, "a table of problems, schedules, methods and more")
+            known = [field.name for field in dataclasses.fields(cls)] + ["warmup"]
+            checks.known_keys("", table, known)
         for key in ("problems", "schedules", "methods"):
             if key not in table:
                 raise SpecError(f"{key}: is missing; a study needs problems, schedules and methods")
@@ -135,10 +149,25 @@ class Study:
         except SpecError as error:
             raise SpecError(f"{os.fspath(path)}: {error}") from error
 
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Study:
+        """The study that `plain` describes; its parts are names and digests, not objects."""
+        with refusing():
+            table = checks.table("study", plain, "the content of a manifest")
+            parts = {
+                "problems": tuple(map(read_problem, table.pop("problems"))),
+                "schedules": tuple(map(schedules_lib.read, table.pop("schedules"))),
+                "methods": tuple(Part.read("method", x) for x in table.pop("methods")),
+                "algorithms": tuple(Part.read("algorithm", x) for x in table.pop("algorithms")),
+            }
+            checks.known_keys("study", table, [field.name for field in dataclasses.fields(cls)])
+            return cls(**parts, **table)
+
     @functools.cached_property
-    def cells(self) -> tuple[Cell, ...]:
-        """The cells in the order of the study: problems, then schedules, then horizons."""
-        most = len(self.problems) * len(self.schedules) * max(1, len(self.horizons))
+    def cells(self) -> tuple[CellSpec, ...]:
+        """The cells in order: problems, then algorithms, then schedules, then horizons."""
+        most = len(self.problems) * len(self.algorithms) * len(self.schedules)
+        most *= max(1, len(self.horizons))
         if most + len(self.extra) > MOST_CELLS:
             raise SpecError(f"the grid has {most + len(self.extra)} cells, at most {MOST_CELLS}")
         if most * len(self.methods) * len(self.exclude) > MOST_RULES:
@@ -156,12 +185,13 @@ class Study:
         return -(-self.replications // self.tile_size)
 
     def plain(self) -> dict[str, Any]:
-        """The study as JSON data, from which `from_dict` makes an equal one."""
+        """The study as JSON data, from which `read` makes an equal one."""
         return {
             "problems": [problem.plain() for problem in self.problems],
-            "schedules": [plain_schedule(schedule) for schedule in self.schedules],
+            "schedules": [schedules_lib.plain(schedule) for schedule in self.schedules],
             "horizons": [extent.plain() for extent in self.horizons],
             "methods": [method.plain() for method in self.methods],
+            "algorithms": [algorithm.plain() for algorithm in self.algorithms],
             "levels": list(self.levels),
             "save_at": list(self.save_at),
             "replications": self.replications,
@@ -239,10 +269,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _each(key: str, values: Any, read: Any, what: str) -> tuple[Any, ...]:
     parts = enumerate(checks.sequence(key, values, what))
     return tuple(read(value, f"{key}[{i}]") for i, value in parts)
-
-
-def _level(value: Any, where: str) -> float:
-    return checks.level(value, where)
 
 
 def _count(key: str, value: Any, most: int) -> int:

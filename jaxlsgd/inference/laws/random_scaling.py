@@ -58,7 +58,8 @@ def limit_law(critical: str, beta: float | None) -> Law:
 
         return JointLaw(quantile, joint_tail)
 
-    return Law(multiplier, tail, joint)
+    # The law of a schedule is an integral that takes its time, and exists for every schedule.
+    return Law(multiplier, tail, joint, from_plan=critical != "schedule")
 
 
 def _growth(beta: float | None, plan: Plan | None) -> float:

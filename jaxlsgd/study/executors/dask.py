@@ -11,15 +11,17 @@ import concurrent.futures
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jaxlsgd.core.checks import shown
 from jaxlsgd.engine import machine
+from jaxlsgd.study.compute import Done, Worked
 from jaxlsgd.study.executors import dask_worker as worker
-from jaxlsgd.study.jobs import Finished, Job
+from jaxlsgd.study.executors.base import Event, Events, Failed
+from jaxlsgd.study.jobs import Job, Tile
 from jaxlsgd.study.stop import Dropped, Stop
-from jaxlsgd.study.store import codec as files
+from jaxlsgd.study.store import codec
 
 Client = Any  # distributed.Client: what its methods return depends on how it is used
 
@@ -142,34 +144,43 @@ def threads(client: Client) -> int:
     return 0
 
 
-def run_jobs(
-    jobs: Iterable[Job],
-    client: Client,
-    expected: dict[str, Any],
-    stop: Stop,
-    say: Callable[[str], None],
-) -> Generator[Finished | None, None, None]:
-    """Yields tiles as their jobs finish, and None now and then while none does.
+class Dask:
+    """The workers of a cluster.
 
-    Ends early, with a word to `say`, when the scheduler is lost for good or a worker joins that
-    would compute other digits. When the caller leaves early, jobs in flight are cancelled.
+    Ends early, with a word to `say`, when the scheduler is lost for good or a worker joins that would
+    compute other digits.
+
+    Args:
+      client: a synchronous `distributed.Client`.
+      expected: of `environment`.
+      say: told what must not be missed.
     """
-    fleet = _Fleet(client, expected, iter(jobs), say)
-    try:
-        while not fleet.ended:
-            if stop.dropping:
-                return
-            if stop.draining:
-                fleet.drain()
-            else:
-                fleet.fill()
-            finished = fleet.collect()
-            yield from finished
-            if not finished:
-                yield None
-                time.sleep(_TICK)
-    finally:
-        fleet.cancel()
+
+    def __init__(
+        self, client: Client, expected: dict[str, Any], say: Callable[[str], None]
+    ) -> None:
+        self._client, self._expected, self._say = client, expected, say
+        self.environment = {key: value for key, value in expected.items() if key != "code"}
+        self.size = max(1, threads(client))
+
+    def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
+        """See `Executor.run`; when the caller leaves early, jobs in flight are cancelled."""
+        fleet = _Fleet(self._client, self._expected, iter(jobs), self._say)
+        try:
+            while not fleet.ended:
+                if stop.dropping:
+                    return
+                if stop.draining:
+                    fleet.drain()
+                else:
+                    fleet.fill()
+                events = fleet.collect()
+                yield from events
+                if not events:
+                    yield None
+                    time.sleep(_TICK)
+        finally:
+            fleet.cancel()
 
 
 class _Flight(NamedTuple):
@@ -238,23 +249,21 @@ class _Fleet:
             self.say("no worker is left; waiting for one")
 
     def _submit(self, job: Job, tries: int) -> None:
-        cells = worker.pack([tile.cell for tile in job])
-        future = self.client.submit(
-            worker.run_job, cells, job[0].first, self.expected, pure=False, retries=0
-        )
+        packed = worker.pack([tile.cell for tile in job], job[0].first)
+        future = self.client.submit(worker.work, packed, self.expected, pure=False, retries=0)
         self.flying[future.key] = _Flight(job, future, tries)
         self.done.add(future)
 
-    def collect(self) -> list[Finished]:
+    def collect(self) -> list[Event]:
         """What has come back since the last time."""
-        finished: list[Finished] = []
+        events: list[Event] = []
         for future in self.done.next_batch(block=False):
             flight = self.flying.pop(future.key, None)
             if flight is not None:
-                finished += self._judge(flight)
-        return finished
+                events += self._judge(flight)
+        return events
 
-    def _judge(self, flight: _Flight) -> list[Finished]:
+    def _judge(self, flight: _Flight) -> list[Event]:
         try:
             answer: worker.Answer = flight.future.result(timeout=_FETCH)
         except (OSError, TimeoutError, concurrent.futures.CancelledError):
@@ -266,7 +275,7 @@ class _Fleet:
             return self._failed(flight, error)
         if "tiles" in answer:
             parts = zip(flight.job, answer["tiles"], strict=True)
-            return [_decoded(tile, part) for tile, part in parts]
+            return [event for tile, part in parts for event in _decoded(tile, part)]
         if "error" in answer:
             return self._failed(flight, WorkerError(answer["error"]))
         self.broken = True
@@ -274,18 +283,18 @@ class _Fleet:
         self.say(_refusal("that joined later", unlike))
         return []
 
-    def _failed(self, flight: _Flight, error: Exception) -> list[Finished]:
+    def _failed(self, flight: _Flight, error: Exception) -> list[Event]:
         from distributed import KilledWorker
 
         if self.draining:
-            return [Finished(tile, None, Dropped()) for tile in flight.job]
+            return [Failed(tile, Dropped()) for tile in flight.job]
         if len(flight.job) > 1:
             self.again.extend(((tile,), 1) for tile in flight.job)
         elif isinstance(error, KilledWorker) and flight.tries < _TRIES:
             # It may have died for its neighbour in the same worker.
             self.again.append((flight.job, flight.tries + 1))
         else:
-            return [Finished(tile, None, error) for tile in flight.job]
+            return [Failed(tile, error) for tile in flight.job]
         return []
 
     def drain(self) -> None:
@@ -311,8 +320,10 @@ class _Fleet:
                 self.client.cancel(dropped, force=True)
 
 
-def _decoded(tile: Any, content: bytes) -> Finished:
+def _decoded(tile: Tile, content: bytes) -> list[Event]:
     try:
-        return Finished(tile, files.decode_tile(content, tile.cell, tile.first), None)
-    except files.Damaged as error:
-        return Finished(tile, None, files.Damaged(f"what a worker sent is damaged: {error}"))
+        rows = codec.decode_tile(content, tile.cell, tile.first)
+    except codec.Damaged as error:
+        return [Failed(tile, codec.Damaged(f"what a worker sent is damaged: {error}"))]
+    # A worker says nothing on the way: all of its steps come with the rows.
+    return [Worked(tile, tile.cell.num_steps), Done(tile, rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import json
@@ -14,12 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
-from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import machine
-from jaxlsgd.study.grid import Cell, canonical
-from jaxlsgd.study.store import codec as files
+from jaxlsgd.study import kinds
+from jaxlsgd.study.grid import CellSpec, canonical
+from jaxlsgd.study.jobs import Tile
+from jaxlsgd.study.store import codec
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _lock = threading.Lock()
 
@@ -44,9 +46,22 @@ def code() -> str:
     return total.hexdigest()[:12]
 
 
-def pack(cells: list[Cell]) -> bytes:
-    """Cells as plain data, so that no class of ours is pickled."""
-    return canonical([cell.plain() for cell in cells])
+def pack(cells: list[CellSpec], first: int) -> bytes:
+    """A job for a worker: cells as plain data, with the objects and imported sources behind them.
+
+    What comes with the package, or from an imported file, is built anew by the worker; only objects
+    that were given in Python are pickled, by value as far as cloudpickle can.
+    """
+    import cloudpickle
+
+    parts = {part for c in cells for part in (c.problem, c.algorithm, *c.methods) if not part.kind}
+    content = {
+        "cells": [cell.plain() for cell in cells],
+        "first": first,
+        "imports": kinds.loaded(),
+        "objects": {(part.role, part.name, part.identity): part.made for part in parts},
+    }
+    return cloudpickle.dumps(content)
 
 
 class Answer(TypedDict, total=False):
@@ -57,12 +72,11 @@ class Answer(TypedDict, total=False):
     unlike: dict[str, Any]  # the environment of a worker that would compute other digits
 
 
-def run_job(cells: bytes, first: int, expected: dict[str, Any]) -> Answer:
+def work(packed: bytes, expected: dict[str, Any]) -> Answer:
     """Runs a job.
 
     Args:
-      cells: made by `pack`.
-      first: the first replication.
+      packed: made by `pack`.
       expected: the environment that the run was begun with.
     """
     from distributed import get_worker
@@ -71,22 +85,58 @@ def run_job(cells: bytes, first: int, expected: dict[str, Any]) -> Answer:
     if machine.difference(found, expected):
         return {"unlike": found}
     try:
-        return {"tiles": _tiles([Cell.of(plain) for plain in json.loads(cells)], first)}
+        return {"tiles": _tiles(*_unpack(packed))}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _tiles(cells: list[Cell], first: int) -> list[bytes]:
-    from jaxlsgd.study import build
+def _unpack(packed: bytes) -> tuple[list[CellSpec], int]:
+    import cloudpickle
 
-    tiles = [b""] * len(cells)
+    content = cloudpickle.loads(packed)
+    for name, source in content["imports"].items():
+        kinds.load_source(name, source)
+    with _lock:
+        cells = [_built(canonical(plain), content["objects"]) for plain in content["cells"]]
+    return cells, content["first"]
 
-    def on_rows(index: int, rows: dict[str, MethodRows]) -> None:
-        tiles[index] = files.encode_tile(cells[index], first, rows)
 
+_cells: dict[bytes, CellSpec] = {}  # those of the last jobs: built once, compiled once
+
+
+def _built(plain: bytes, objects: dict[tuple[str, str, str], Any]) -> CellSpec:
+    if plain not in _cells:
+        spec = CellSpec.read(json.loads(plain))
+
+        def part(given: Any) -> Any:
+            key = (given.role, given.name, given.content)
+            if key not in _parts:
+                made = objects.get((given.role, given.name, given.identity))
+                _parts[key] = (dataclasses.replace(given, made=made) if made else given).built()
+            return dataclasses.replace(given, made=_parts[key].made)
+
+        methods = tuple(map(part, spec.methods))
+        parts = {"problem": part(spec.problem), "algorithm": part(spec.algorithm)}
+        if len(_cells) > _MOST_CELLS:
+            _cells.clear()
+        _cells[plain] = dataclasses.replace(spec, methods=methods, **parts)
+    return _cells[plain]
+
+
+_parts: dict[Any, Any] = {}
+_MOST_CELLS = 1_000
+
+
+def _tiles(cells: list[CellSpec], first: int) -> list[bytes]:
+    from jaxlsgd.study.compute import Done, run_job
+
+    tiles: dict[CellSpec, bytes] = {}
+    job = tuple(Tile(cell, first) for cell in cells)
     with _device() as device:
-        build.compute_job(cells, first, device, on_rows=on_rows)
-    return tiles
+        for event in run_job(job, device):
+            if isinstance(event, Done):
+                tiles[event.tile.cell] = codec.encode_tile(event.tile.cell, first, event.rows)
+    return [tiles[cell] for cell in cells]
 
 
 def _environment(threads: int) -> dict[str, Any]:

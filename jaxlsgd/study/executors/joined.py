@@ -10,25 +10,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import distributed, machine
-from jaxlsgd.study import build
-from jaxlsgd.study.executors import threads as local
-from jaxlsgd.study.grid import Cell, canonical
-from jaxlsgd.study.jobs import Finished, Job, Tile
+from jaxlsgd.study.compute import Done, Worked
+from jaxlsgd.study.executors.base import Event, Events, Failed
+from jaxlsgd.study.executors.threads import Threads
+from jaxlsgd.study.grid import canonical
+from jaxlsgd.study.jobs import Job, Tile
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.stop import Stop
-from jaxlsgd.study.store import codec as files
+from jaxlsgd.study.store import codec
 
 LEADER = 0
 _ROWS, _ERROR = b"+", b"-"  # what a tile's content begins with
 
 
 def meet(study: Study, devices: Sequence[Any]) -> list[int]:
-    """Makes sure that all processes run the same thing alike; returns how many devices each has."""
+    """Makes sure that all processes run the same study in the same way; returns their device counts."""
     import jax
 
     about = [study.digest, study.replications, machine.describe(devices[0])]
@@ -46,47 +46,40 @@ def leading() -> Iterator[None]:
         _order(b"")
 
 
-def lead(
-    jobs: Iterable[Job],
-    counts: Sequence[int],
-    compute: local.Compute,
-    devices: Sequence[Any],
-    stop: Stop,
-    on_theirs: Callable[[Tile], None],
-) -> Generator[Finished | None, None, None]:
-    """Yields tiles as they finish here, and those of the others when a wave is over.
+class Leader:
+    """The devices of all processes, seen from the first.
 
     Args:
-      jobs: what is to be done; taken wave by wave.
-      counts: devices of each process, by `meet`.
-      compute: runs a job here.
       devices: of this process.
-      stop: ends the run with the wave.
-      on_theirs: hears of each tile that another process has computed.
+      counts: devices of each process, by `meet`.
     """
-    import jax
 
-    here, left = jax.process_index(), iter(jobs)
-    # One process after another, so that a wave that is not full is spread over all of them.
-    rounds = range(max(counts))
-    places = [process for i in rounds for process, count in enumerate(counts) if i < count]
-    while not stop.draining and (wave := list(itertools.islice(left, len(places)))):
-        owners = places[: len(wave)]
-        named = [[(tile.cell.id, tile.first) for tile in job] for job in wave]
-        _order(canonical({"owners": owners, "jobs": named}))
-        shares = list(zip(owners, wave, strict=True))
-        theirs = [(owner, tile) for owner, job in shares if owner != here for tile in job]
-        found: list[bytes] = []
-        try:
-            mine = (job for owner, job in shares if owner == here)
-            yield from local.run_jobs(mine, compute, devices, stop)
-        finally:
-            # The others wait to hand over, whatever has happened here.
-            if theirs:
-                found = distributed.share({}, [owner for owner, _ in theirs])
-        for (_, tile), content in zip(theirs, found, strict=True):
-            on_theirs(tile)
-            yield _finished(tile, content)
+    def __init__(self, devices: Sequence[Any], counts: Sequence[int]) -> None:
+        self._here = Threads(devices)
+        self.environment, self.size = self._here.environment, sum(counts)
+        # One process after another, so that a wave that is not full is spread over all of them.
+        rounds = range(max(counts))
+        self._places = [who for i in rounds for who, count in enumerate(counts) if i < count]
+
+    def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
+        """See `Executor.run`; tiles of other processes come when a wave is over."""
+        left = iter(jobs)
+        while not stop.draining and (wave := list(itertools.islice(left, len(self._places)))):
+            shares = list(zip(self._places[: len(wave)], wave, strict=True))
+            named = [[(tile.cell.id, tile.first) for tile in job] for job in wave]
+            _order(canonical({"owners": [owner for owner, _ in shares], "jobs": named}))
+            theirs = [(owner, tile) for owner, job in shares if owner != LEADER for tile in job]
+            found: list[bytes] = []
+            try:
+                mine = (job for owner, job in shares if owner == LEADER)
+                yield from self._here.run(mine, stop)
+            finally:
+                # The others wait to hand over, whatever has happened here.
+                if theirs:
+                    found = distributed.share({}, [owner for owner, _ in theirs])
+            for (_, tile), content in zip(theirs, found, strict=True):
+                yield Worked(tile, tile.cell.num_steps)
+                yield _event(tile, content)
 
 
 def follow(study: Study, devices: Sequence[Any]) -> int:
@@ -94,6 +87,7 @@ def follow(study: Study, devices: Sequence[Any]) -> int:
     import jax
 
     cells, here, count = {cell.id: cell for cell in study.cells}, jax.process_index(), 0
+    threads = Threads(devices)
     while order := _order():
         wave = json.loads(order)
         jobs = [tuple(Tile(cells[name], first) for name, first in job) for job in wave["jobs"]]
@@ -101,9 +95,9 @@ def follow(study: Study, devices: Sequence[Any]) -> int:
         theirs = [(owner, tile) for owner, job in shares if owner != LEADER for tile in job]
         contents: dict[Tile, bytes] = {}
         mine = (job for owner, job in shares if owner == here)
-        for finished in local.run_jobs(mine, _compute, devices, Stop()):
-            if finished is not None:
-                contents[finished.tile] = _content(finished)
+        for event in threads.run(mine, Stop()):
+            if isinstance(event, (Done, Failed)):
+                contents[event.tile] = _content(event)
         if theirs:
             found = {i: contents[tile] for i, (who, tile) in enumerate(theirs) if who == here}
             distributed.share(found, [owner for owner, _ in theirs])
@@ -116,23 +110,14 @@ def _order(content: bytes | None = None) -> bytes:
     return distributed.share({} if content is None else {LEADER: content}, [LEADER])[0]
 
 
-def _compute(job: Job, device: Any, on_tile: local.OnTile) -> None:
-    def on_rows(index: int, rows: dict[str, MethodRows]) -> None:
-        on_tile(job[index], rows)
-
-    cells: list[Cell] = [tile.cell for tile in job]
-    build.compute_job(cells, job[0].first, device, on_rows=on_rows)
+def _content(event: Done | Failed) -> bytes:
+    if isinstance(event, Failed):
+        return _ERROR + f"{type(event.error).__name__}: {event.error}".encode()
+    return _ROWS + codec.encode_tile(event.tile.cell, event.tile.first, event.rows)
 
 
-def _content(finished: Finished) -> bytes:
-    tile, rows, error = finished
-    if rows is None:
-        return _ERROR + f"{type(error).__name__}: {error}".encode()
-    return _ROWS + files.encode_tile(tile.cell, tile.first, rows)
-
-
-def _finished(tile: Tile, content: bytes) -> Finished:
+def _event(tile: Tile, content: bytes) -> Event:
     kind, content = content[:1], content[1:]
     if kind == _ERROR:
-        return Finished(tile, None, RuntimeError(content.decode()))
-    return Finished(tile, files.decode_tile(content, tile.cell, tile.first), None)
+        return Failed(tile, RuntimeError(content.decode()))
+    return Done(tile, codec.decode_tile(content, tile.cell, tile.first))

@@ -1,105 +1,108 @@
-"""Jobs on the devices of this process: one thread a device, results handed to the one writer."""
+"""Jobs on the devices of this process: one thread per device, results handed to the one writer."""
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.study.jobs import Finished, Job, Tile
+from jaxlsgd.engine import machine
+from jaxlsgd.study.compute import Done, run_job
+from jaxlsgd.study.executors.base import Event, Events, Failed
+from jaxlsgd.study.jobs import Job
 from jaxlsgd.study.stop import Dropped, Stop
 
-_TICK = 0.2  # seconds between looks at the clock while nothing is finished
-
-OnTile = Callable[[Tile, dict[str, MethodRows]], None]
-Compute = Callable[[Job, Any, OnTile], None]
+_TICK = 0.2  # seconds between looks at the clock while nothing happens
 
 
-def run_jobs(
-    jobs: Iterable[Job], compute: Compute, devices: Sequence[Any], stop: Stop
-) -> Generator[Finished | None, None, None]:
-    """Yields tiles as they finish, and None now and then while none does.
+class Threads:
+    """Devices of this process."""
 
-    A job is taken only when a device is free, so that `stop` (or an error that the caller learns
-    of) keeps all later ones from beginning. When the caller leaves early, jobs in flight drop.
-    """
-    feed = _Feed(jobs, stop)
-    # Bounded, so that devices wait for a slow disk and little is lost when the process is killed.
-    finished: queue.Queue[Finished | None] = queue.Queue(len(devices))
-    work = [_worker(feed, compute, device, finished, stop) for device in devices]
-    try:
-        busy = len(work)
-        while busy:
-            try:
-                result = finished.get(timeout=_TICK)
-            except queue.Empty:
-                yield None
-                continue
-            if result is None:
-                busy -= 1
-            else:
-                yield result
-    except BaseException:
-        stop()
-        stop()
-        raise
-    finally:
-        while any(thread.is_alive() for thread in work):
-            with contextlib.suppress(queue.Empty):
-                finished.get(timeout=_TICK / 10)
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self.devices = list(devices)
+        self.environment = machine.describe(self.devices[0])
+        self.size = len(self.devices)
 
-
-class _Feed:
-    """Hands jobs to threads, one at a time."""
-
-    def __init__(self, jobs: Iterable[Job], stop: Stop) -> None:
-        self._jobs, self._stop, self._lock = iter(jobs), stop, threading.Lock()
-
-    def __iter__(self) -> Iterator[Job]:
-        while not self._stop.draining:
-            with self._lock:
-                job = next(self._jobs, None)
-            if job is None:
-                return
-            yield job
-
-
-def _worker(
-    feed: _Feed,
-    compute: Compute,
-    device: Any,
-    finished: queue.Queue[Finished | None],
-    stop: Stop,
-) -> threading.Thread:
-    def attempt(job: Job) -> list[Job]:
-        """Runs a job; returns what is to be tried again, tile by tile."""
-        left = dict.fromkeys(job)
-
-        def on_tile(tile: Tile, rows: dict[str, MethodRows]) -> None:
-            del left[tile]
-            finished.put(Finished(tile, rows, None))
-
+    def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
+        """See `Executor.run`."""
+        crew = _Crew(jobs, self.devices, stop)
         try:
-            compute(job, device, on_tile)
+            while crew.busy:
+                yield from crew.events()
+        except BaseException:
+            stop()
+            stop()
+            raise
+        finally:
+            crew.leave()
+
+
+class _Crew:
+    """The threads, and what they have to tell."""
+
+    def __init__(self, jobs: Iterable[Job], devices: Sequence[Any], stop: Stop) -> None:
+        self._jobs, self._stop, self._lock = iter(jobs), stop, threading.Lock()
+        self._told: queue.SimpleQueue[Event | threading.Thread] = queue.SimpleQueue()
+        # Bounded, so that devices wait for a slow disk and little is lost when the process is killed.
+        self._room = threading.Semaphore(len(devices))
+        self._left = False
+        self.busy = {
+            threading.Thread(target=self._work, args=(d,), name=f"jaxlsgd-{d}", daemon=True)
+            for d in devices
+        }
+        for thread in self.busy:
+            thread.start()
+
+    def events(self) -> Iterator[Event]:
+        """The next event; a tile's rows make room for others when the caller comes back for more."""
+        try:
+            event = self._told.get(timeout=_TICK)
+        except queue.Empty:
+            yield None
+            return
+        if isinstance(event, threading.Thread):
+            self.busy.discard(event)
+            return
+        yield event
+        if isinstance(event, Done):
+            self._room.release()
+
+    def leave(self) -> None:
+        """Waits for the threads, whatever they still have to tell."""
+        self._left = True
+        for thread in list(self.busy):
+            while thread.is_alive():
+                self._room.release()
+                thread.join(timeout=_TICK / 10)
+
+    def _work(self, device: Any) -> None:
+        try:
+            while not self._stop.draining and (job := self._next()) is not None:
+                for tile in self._attempt(job, device):
+                    self._attempt((tile,), device)
+        finally:
+            self._told.put(threading.current_thread())
+
+    def _next(self) -> Job | None:
+        with self._lock:
+            return next(self._jobs, None)
+
+    def _attempt(self, job: Job, device: Any) -> list[Any]:
+        """Runs a job; returns the tiles that are to be tried again, one by one."""
+        left = dict.fromkeys(job)
+        try:
+            for event in run_job(job, device):
+                if self._stop.dropping:
+                    raise Dropped
+                if isinstance(event, Done):
+                    self._room.acquire()
+                    del left[event.tile]
+                self._told.put(event)
         except Exception as error:  # told by the caller, tile by tile
-            if len(job) > 1 and not stop.draining:
-                return [(tile,) for tile in left]
+            if len(job) > 1 and not self._stop.draining:
+                return list(left)
             cause = error if len(job) == 1 else Dropped()
             for tile in left:
-                finished.put(Finished(tile, None, cause))
+                self._told.put(Failed(tile, cause))
         return []
-
-    def work() -> None:
-        try:
-            for job in feed:
-                for tile in attempt(job):
-                    attempt(tile)
-        finally:
-            finished.put(None)
-
-    thread = threading.Thread(target=work, name=f"jaxlsgd-{device}", daemon=True)
-    thread.start()
-    return thread

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.study.grid import Cell, canonical, digest_of
+from jaxlsgd.study.grid import CellSpec, canonical, digest_of
 
-FORMAT = 1
+FORMAT = 2
 MOST_JSON = 64_000_000  # bytes
 _TEMPORARY = ".writing"
 _ARRAYS = {"estimate": "<f8", "scale": "<f8", "half_width": "<f8", "floored": "|b1"}
@@ -136,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def encode_tile(cell: Cell, first: int, rows: dict[str, MethodRows]) -> bytes:
+def encode_tile(cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> bytes:
     """One tile as an npz file: a header, each method's arrays, and a checksum of them all.
 
     The bytes are a function of the arguments alone: `numpy.savez` writes no times.
@@ -151,7 +151,7 @@ def encode_tile(cell: Cell, first: int, rows: dict[str, MethodRows]) -> bytes:
     return buffer.getvalue()
 
 
-def _header(cell: Cell, first: int) -> bytes:
+def _header(cell: CellSpec, first: int) -> bytes:
     names = [method.name for method in cell.methods]
     return canonical({"format": FORMAT, "cell": cell.digest, "first": first, "methods": names})
 
@@ -164,7 +164,7 @@ def _checksum(arrays: dict[str, np.ndarray]) -> bytes:
     return total.digest()
 
 
-def read_tile(path: Path, cell: Cell, first: int) -> dict[str, MethodRows]:
+def read_tile(path: Path, cell: CellSpec, first: int) -> dict[str, MethodRows]:
     """Reads a tile of a cell; raises `Damaged` unless it is exactly what was written."""
     most = _most_bytes(cell)
     try:
@@ -181,16 +181,16 @@ def read_tile(path: Path, cell: Cell, first: int) -> dict[str, MethodRows]:
         raise Damaged(f"{path} is damaged: {error}") from error
 
 
-def _most_bytes(cell: Cell) -> int:
+def _most_bytes(cell: CellSpec) -> int:
     """More than any tile of a cell takes."""
-    coordinates, saves = cell.problem.dim, len(cell.save_at) + 1
+    coordinates, saves = cell.problem.fact("dim"), len(cell.save_at) + 1
     for method in cell.methods:
-        coordinates = max(coordinates, len(dict(method.arguments).get("contrasts", ())))
+        coordinates = max(coordinates, method.fact("contrasts"))
     row = coordinates * 8 * (2 + len(cell.levels)) + 1
     return len(cell.methods) * saves * cell.tile_size * row + 1_000_000
 
 
-def decode_tile(content: bytes, cell: Cell, first: int) -> dict[str, MethodRows]:
+def decode_tile(content: bytes, cell: CellSpec, first: int) -> dict[str, MethodRows]:
     """Rows from what `encode_tile` made; raises `Damaged` unless it is exactly that."""
     arrays = _arrays(content, len(cell.methods))
     claimed = arrays.pop("sha256")
@@ -207,7 +207,7 @@ def decode_tile(content: bytes, cell: Cell, first: int) -> dict[str, MethodRows]
     return rows
 
 
-def _fits(parts: list[Any], cell: Cell) -> bool:
+def _fits(parts: list[Any], cell: CellSpec) -> bool:
     if parts[0].ndim != 3:
         return False
     saves, count, coordinates = parts[0].shape

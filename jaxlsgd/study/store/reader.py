@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxlsgd.core.rows import CellRows, MethodRows
-from jaxlsgd.study.grid import Cell
+from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.spec import Study
-from jaxlsgd.study.store import codec as files
+from jaxlsgd.study.store import codec
 from jaxlsgd.study.store.codec import Damaged, StoreError
 
 
@@ -54,7 +54,7 @@ class Results:
         path = self.directory / "manifest.json"
         if not path.is_file():
             raise StoreError(f"{self.directory} holds no study: there is no {path}")
-        self.manifest = files.read_json(path)
+        self.manifest = codec.read_json(path)
         self.study = study_of(self.manifest, path)
         self._cells = {cell.id: cell for cell in self.study.cells}
 
@@ -62,7 +62,7 @@ class Results:
         """The ids of all cells of the study, whether or not they have rows."""
         return list(self._cells)
 
-    def cell(self, cell_id: str) -> Cell:
+    def cell(self, cell_id: str) -> CellSpec:
         """The description of a cell."""
         if cell_id not in self._cells:
             raise StoreError(f"{self.directory} has no cell {cell_id!r}")
@@ -102,7 +102,7 @@ class Results:
         """The rows of one tile, at full width, checked."""
         path = self.tile_path(cell_id, first)
         try:
-            return files.read_tile(path, self.cell(cell_id), first)
+            return codec.read_tile(path, self.cell(cell_id), first)
         except Damaged as error:
             raise Damaged(
                 f"{error}; run the study again to set it aside and recompute it"
@@ -162,7 +162,7 @@ class Results:
         path = self.folder(cell_id) / "cell.json"
         cell = self.cell(cell_id)
         try:
-            content = files.read_json(path)
+            content = codec.read_json(path)
             if content.get("digest") != cell.digest:
                 raise Damaged(f"{path} is damaged: it describes another cell")
             return _from_json(content.get("rows"), cell)
@@ -175,7 +175,7 @@ class Results:
 def study_of(manifest: dict[str, Any], path: Path) -> Study:
     """The study in a manifest."""
     try:
-        return Study.from_dict(manifest["study"])
+        return Study.read(manifest["study"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Damaged(f"{path} is damaged: it holds no study ({error})") from error
 
@@ -192,14 +192,18 @@ class _Unfit(Exception):
     """Content that does not describe its cell."""
 
 
-def _from_json(content: Any, cell: Cell) -> CellRows:
+def _from_json(content: Any, cell: CellSpec) -> CellRows:
     """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
     names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
     if not isinstance(content, dict) or set(content) != set(names):
         raise _Unfit("it has other fields than a cell")
     methods = [method.name for method in cell.methods]
-    problem, schedule, _ = cell.coordinates
-    fixed = {"problem": problem, "schedule": schedule, "levels": list(cell.levels)}
+    fixed = {
+        "problem": cell.problem.name,
+        "algorithm": cell.algorithm.name,
+        "schedule": cell.schedule.name,
+        "levels": list(cell.levels),
+    }
     if any(content[key] != value for key, value in fixed.items()):
         raise _Unfit("its names or levels are not those of the cell")
     lengths = [content["num_steps"], content["num_rounds"]]
@@ -212,9 +216,22 @@ def _from_json(content: Any, cell: Cell) -> CellRows:
     if not (isinstance(truth, dict) and list(truth) == methods):
         raise _Unfit("its truth is not given method by method")
     known = {name: _truth(truth[name], len(labels[name])) for name in methods}
+    errors, shown = content["standard_error"], content["labels"]
+    if not (_by_method(errors, methods, bool) and _by_method(shown, methods, str)):
+        raise _Unfit("it does not say of each method what it is")
+    if not all(text.isprintable() for text in shown.values()):
+        raise _Unfit("its methods' names are not printable")
     lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels")}
     named = {name: tuple(x) for name, x in labels.items()}
     return CellRows(**{**content, **lists, "coordinates": named, "truth": known, "methods": {}})
+
+
+def _by_method(values: Any, methods: list[str], kind: type) -> bool:
+    return (
+        isinstance(values, dict)
+        and list(values) == methods
+        and all(type(value) is kind for value in values.values())
+    )
 
 
 def _whole(values: Any) -> bool:

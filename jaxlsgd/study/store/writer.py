@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxlsgd.core.rows import CellRows, MethodRows
-from jaxlsgd.study.grid import Cell
+from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.study.parts import Part, changed
 from jaxlsgd.study.spec import Study, differences
-from jaxlsgd.study.store import codec as files
+from jaxlsgd.study.store import codec
 from jaxlsgd.study.store.codec import FORMAT, Damaged, StoreError
 from jaxlsgd.study.store.reader import Results, about_to_json, study_of
 
@@ -45,8 +46,9 @@ class Writer:
         _check_place(self.directory, fresh)
         self._lock = _lock(self.directory)
         try:
-            files.remove_unfinished(self.directory)
-            self._settle(study, environment)
+            codec.remove_unfinished(self.directory)
+            # With the largest number of replications that was ever asked for.
+            self.study = self._settle(study, environment)
             self.results = Results(self.directory)
         except BaseException:
             self._lock.close()
@@ -63,20 +65,15 @@ class Writer:
     ) -> None:
         self._lock.close()
 
-    @property
-    def study(self) -> Study:
-        """The study as the manifest has it: with the largest number of replications asked for."""
-        return self.results.study
-
-    def missing(self) -> Iterator[tuple[Cell, int]]:
+    def missing(self) -> Iterator[tuple[CellSpec, int]]:
         """The tiles to compute; damaged ones are set aside on the way, with a warning."""
         for cell in self.study.cells:
-            files.remove_unfinished(self._folder(cell))
+            codec.remove_unfinished(self._folder(cell))
             for first in self.results.firsts():
                 if not self._intact(cell, first):
                     yield cell, first
 
-    def described(self, cell: Cell) -> bool:
+    def described(self, cell: CellSpec) -> bool:
         """Whether readers find what they need besides the rows."""
         try:
             self.results.about(cell.id)
@@ -84,55 +81,55 @@ class Writer:
             return False
         return True
 
-    def describe(self, cell: Cell, about: CellRows) -> None:
+    def describe(self, cell: CellSpec, about: CellRows) -> None:
         """Writes what readers need besides the rows, unless it is there."""
         folder = self._folder(cell)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            files.sync_directory(folder.parent)
-            files.sync_directory(self.directory)
+            codec.sync_directory(folder.parent)
+            codec.sync_directory(self.directory)
         except OSError as error:
-            raise files.cannot("make", folder, error) from error
+            raise codec.cannot("make", folder, error) from error
         if not self.described(cell):
             content = {"format": FORMAT, "digest": cell.digest, "cell": cell.plain()}
-            files.write_json(folder / "cell.json", content | {"rows": about_to_json(about)})
+            codec.write_json(folder / "cell.json", content | {"rows": about_to_json(about)})
 
-    def commit(self, cell: Cell, first: int, rows: dict[str, MethodRows]) -> None:
+    def commit(self, cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> None:
         """Puts one finished tile in place; a tile is there whole or not at all."""
         path = self.results.tile_path(cell.id, first)
-        files.write_whole(path, files.encode_tile(cell, first, rows))
+        codec.write_whole(path, codec.encode_tile(cell, first, rows))
 
-    def _folder(self, cell: Cell) -> Path:
+    def _folder(self, cell: CellSpec) -> Path:
         """The directory of a cell, which is truly within ours."""
         folder = self.directory / "cells" / cell.id
-        files.refuse_link(folder.parent)
-        files.refuse_link(folder)
+        codec.refuse_link(folder.parent)
+        codec.refuse_link(folder)
         return folder
 
-    def _intact(self, cell: Cell, first: int) -> bool:
+    def _intact(self, cell: CellSpec, first: int) -> bool:
         path = self.results.tile_path(cell.id, first)
         if not path.is_file():
             return False
         try:
-            files.read_tile(path, cell, first)
+            codec.read_tile(path, cell, first)
         except Damaged as error:
             aside = _unused(path.with_name(path.name + ".damaged"))
             try:
                 os.replace(path, aside)
             except OSError as problem:
-                raise files.cannot("set aside", path, problem) from problem
+                raise codec.cannot("set aside", path, problem) from problem
             self.warnings.append(f"{error}; it is set aside as {aside.name} and computed again")
             return False
         return True
 
-    def _settle(self, study: Study, environment: dict[str, Any]) -> None:
-        """Writes the manifest, or holds the study against the one that is there."""
+    def _settle(self, study: Study, environment: dict[str, Any]) -> Study:
+        """Writes the manifest, or compares the study with the one that is there."""
         path = self.directory / "manifest.json"
         if not path.exists():
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            files.write_json(path, _manifest(study, [environment], now))
-            return
-        manifest = files.read_json(path)
+            codec.write_json(path, _manifest(study, [environment], now))
+            return study
+        manifest = codec.read_json(path)
         old = study_of(manifest, path)
         if old.digest != study.digest:
             raise StoreError(_changed(self.directory, old, study))
@@ -151,7 +148,8 @@ class Writer:
             study = dataclasses.replace(study, replications=old.replications)
         content = _manifest(study, environments, str(manifest.get("created", "")))
         if content != manifest:
-            files.write_json(path, content)
+            codec.write_json(path, content)
+        return study
 
 
 def _environments(manifest: dict[str, Any], path: Path) -> list[dict[str, Any]]:
@@ -172,11 +170,19 @@ def _manifest(study: Study, environments: list[dict[str, Any]], created: str) ->
 
 
 def _changed(directory: Path, old: Study, new: Study) -> str:
+    for before, after in zip(_parts(old), _parts(new), strict=False):
+        same = dataclasses.replace(before, identity=after.identity) == after
+        if same and before.identity != after.identity:
+            return f"{directory}: {changed(after)}"
     lines = differences(old.plain() | {"replications": 0}, new.plain() | {"replications": 0})
     shown = lines[:20] + ([f"and {len(lines) - 20} more"] if len(lines) > 20 else [])
     return f"{directory} holds another study; choose a new directory. What changed:\n  " + (
         "\n  ".join(shown)
     )
+
+
+def _parts(study: Study) -> tuple[Part, ...]:
+    return (*study.problems, *study.methods, *study.algorithms)
 
 
 def _unused(path: Path) -> Path:
@@ -202,8 +208,8 @@ def _check_place(directory: Path, fresh: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         there = os.listdir(directory)
     except OSError as error:
-        raise files.cannot("make", directory, error) from error
-    foreign = [name for name in there if name != "lock" and not files.is_unfinished(name)]
+        raise codec.cannot("make", directory, error) from error
+    foreign = [name for name in there if name != "lock" and not codec.is_unfinished(name)]
     if foreign:
         raise StoreError(
             f"{directory} is not empty and holds no study (there is {foreign[0]!r}); "
@@ -214,13 +220,13 @@ def _check_place(directory: Path, fresh: bool) -> None:
 def _lock(directory: Path) -> Any:
     """Takes the writer's lock, which ends with the process whatever happens to it."""
     path = directory / "lock"
-    files.refuse_link(path)
+    codec.refuse_link(path)
     try:
         # A link put there meanwhile is refused too: the file is emptied below.
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         file = open(os.open(path, flags, 0o666), "a+")  # noqa: SIM115
     except OSError as error:
-        raise files.cannot("write", path, error) from error
+        raise codec.cannot("write", path, error) from error
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
