@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+import jaxlsgd
 from jaxlsgd.cli import results, studies, values
 
 USAGE = 2
@@ -46,6 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    version = f"jaxlsgd {jaxlsgd.__version__}"
+    parser.add_argument("--version", action="version", version=version)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for group in (studies, results, values):
         group.add_verbs(verbs)

@@ -26,6 +26,27 @@ def add_verb(
     return parser
 
 
+def add_import(parser: argparse.ArgumentParser) -> None:
+    """Lets a verb bring in own kinds; a study file alone never runs code."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a Python file that registers own kinds (@jaxlsgd.register); may be given several times",
+    )
+
+
+def load_imports(arguments: argparse.Namespace) -> None:
+    """Runs the files that `--import` names."""
+    if arguments.imports:
+        from jaxlsgd.study import kinds
+
+        for path in arguments.imports:
+            kinds.load(path)
+
+
 def seconds(text: str) -> float:
     """Reads 90, 90s, 15m, 8h or 1h30m."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.cli._common import add_verb
+from jaxlsgd.cli._common import add_import, add_verb, load_imports
 
 if TYPE_CHECKING:
     from jaxlsgd.core.rows import CellRows
@@ -48,7 +48,7 @@ def _add_plot(verbs: Any) -> None:
 
 def _add_replay(verbs: Any) -> None:
     text = (
-        "run one replication again and show its path\n\nIts last round is held against the stored "
+        "run one replication again and show its path\n\nIts last round is compared with the stored "
         "row; exit code 1 if they disagree."
     )
     examples = (
@@ -61,6 +61,7 @@ def _add_replay(verbs: Any) -> None:
     parser.add_argument("--replication", required=True, type=int, help="its number, from 0")
     parser.add_argument("--coordinate", type=int, default=0, help="which to show (default: 0)")
     parser.add_argument("--rounds", type=int, default=20, help="how many, about (default: 20)")
+    add_import(parser)
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -130,6 +131,7 @@ def _rows(directory: str) -> list[CellRows]:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Runs one replication again."""
+    load_imports(arguments)
     from jaxlsgd.engine import machine
     from jaxlsgd.study.store.reader import Results
 

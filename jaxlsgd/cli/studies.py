@@ -11,19 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.cli._common import add_verb, positive, seconds, share
+from jaxlsgd.cli import _reproduction as reproduction
+from jaxlsgd.cli._common import add_import, add_verb, load_imports, positive, seconds, share
 
 if TYPE_CHECKING:
     from jaxlsgd.study.runner import Outcome
     from jaxlsgd.study.stop import Stop
 
-VERBS = ("init", "plan", "run", "reproduce")
+VERBS = ("init", "kinds", "plan", "run", "reproduce")
 _TEMPLATES = {False: "template.toml", True: "paper.toml"}
 
 
 def add_verbs(verbs: Any) -> None:
     """Declares the verbs."""
     _add_init(verbs)
+    _add_kinds(verbs)
     _add_plan(verbs)
     _add_run(verbs)
     _add_reproduce(verbs)
@@ -47,11 +49,14 @@ def _add_plan(verbs: Any) -> None:
     parser = add_verb(verbs, "plan", plan, text, examples)
     parser.add_argument("study", help="study file (TOML)")
     parser.add_argument("--mcse", type=share, help="replications needed for this standard error")
-    parser.add_argument("--devices", type=positive, help="devices to reckon with (default: cores)")
     parser.add_argument(
-        "--rate", type=positive, help="client-steps a second a device, if you know it"
+        "--devices", type=positive, help="number of devices to plan for (default: the cores here)"
+    )
+    parser.add_argument(
+        "--rate", type=positive, help="client-steps per second and device, if you know it"
     )
     parser.add_argument("--measure", action="store_true", help="measure the rate (some seconds)")
+    add_import(parser)
 
 
 def _add_run(verbs: Any) -> None:
@@ -67,20 +72,25 @@ def _add_run(verbs: Any) -> None:
         "jaxlsgd run study.toml --out results\n"
         "jaxlsgd run study.toml --out results --max-time 8h\n"
         "jaxlsgd run study.toml --out results --devices 1 --quiet\n"
+        "jaxlsgd run study.toml --out results --import mine.py\n"
         "jaxlsgd run study.toml --out results --dask tcp://scheduler:8786\n"
         "srun jaxlsgd run study.toml --out results --distributed"
     )
     parser = add_verb(verbs, "run", run, text, examples)
     parser.add_argument("study", help="study file (TOML)")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the results")
-    parser.add_argument("--max-time", type=seconds, help="begin no tile after this: 90, 15m, 8h")
+    parser.add_argument(
+        "--max-time",
+        type=seconds,
+        help="start no new tile after this long (90, 15m, 8h); running ones are finished",
+    )
     parser.add_argument(
         "--devices", type=positive, help="use so many devices, or local workers (default: all)"
     )
     parser.add_argument(
         "--dask",
         metavar="WHERE",
-        help="run on Dask workers: a scheduler's address, or 'local' for a process a core",
+        help="run on Dask workers: a scheduler's address, or 'local' for one process per core",
     )
     parser.add_argument(
         "--distributed",
@@ -91,16 +101,24 @@ def _add_run(verbs: Any) -> None:
     parser.add_argument("--replications", type=positive, help="in place of the study file's")
     parser.add_argument("--fresh", action="store_true", help="refuse a DIR that holds a study")
     parser.add_argument("--quiet", action="store_true", help="no progress, only warnings")
+    add_import(parser)
+
+
+def _add_kinds(verbs: Any) -> None:
+    text = (
+        "list the kinds of problems, methods, algorithms and schedules that a study file may name\n\n"
+        "Each with its arguments, as its builder has them. Own kinds are registered by\n"
+        "@jaxlsgd.register in a Python file that --import runs."
+    )
+    parser = add_verb(verbs, "kinds", kinds, text, "jaxlsgd kinds\njaxlsgd kinds --import mine.py")
+    add_import(parser)
 
 
 def _add_reproduce(verbs: Any) -> None:
     text = "reproduce the paper's tables and figures, ours beside them"
     examples = "jaxlsgd reproduce all --out paper\njaxlsgd reproduce table4 --replications 200"
     parser = add_verb(verbs, "reproduce", reproduce, text, examples)
-    if "reproduce" in sys.argv[1:2]:
-        from jaxlsgd.report.paper import reproduce as target
-
-        target.add_arguments(parser)
+    reproduction.add_arguments(parser)
 
 
 def init(arguments: argparse.Namespace) -> int:
@@ -118,8 +136,28 @@ def init(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def kinds(arguments: argparse.Namespace) -> int:
+    """Prints what a study file may name."""
+    import textwrap
+
+    load_imports(arguments)
+    from jaxlsgd.core import registry
+    from jaxlsgd.study import kinds as known  # noqa: F401  registers those of the package
+
+    for role in registry.ROLES:
+        print(f"{role}s")
+        for kind in registry.kinds(role).values():
+            print(f"  {kind.name}: {kind.summary}")
+            if takes := kind.signature():
+                print(
+                    textwrap.fill(takes, 100, initial_indent="      ", subsequent_indent="      ")
+                )
+    return 0
+
+
 def plan(arguments: argparse.Namespace) -> int:
     """Prints a forecast."""
+    load_imports(arguments)
     from jaxlsgd.engine import machine
     from jaxlsgd.study import forecast
     from jaxlsgd.study.spec import Study
@@ -161,12 +199,12 @@ def _plan_lines(
     yield "tiles", f"{found.tiles:,} of {study.tile_size} replications"
     if found.idle_share > 0.1:
         full = study.tiles_per_cell * study.tile_size
-        yield "", f"({found.idle_share:.0%} idle: {full:,} replications would take no longer)"
+        yield "", f"({full:,} replications would take no longer: tiles are run at full width)"
     yield "compiled programs", f"about {found.programs}"
     yield "memory", f"about {found.job_bytes / 1e6:,.0f} MB on each of {devices} devices"
     yield "work", f"{found.work:.3g} client-steps"
     time = duration(found.seconds(rate, devices))
-    yield "time", f"about {time} at {rate / 1e6:.3g} M client-steps/s a device ({source})"
+    yield "time", f"about {time} at {rate / 1e6:.3g} million client-steps/s per device ({source})"
     for level in study.levels:
         got = forecast.standard_error(level, study.replications)
         yield f"MC error of {level:g}", f"{got:.4f} with {study.replications:,} replications"
@@ -176,6 +214,7 @@ def _plan_lines(
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs a study."""
+    load_imports(arguments)
     import dataclasses
 
     from jaxlsgd.study import progress

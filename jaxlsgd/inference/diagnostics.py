@@ -1,4 +1,4 @@
-"""Am I in the asymptotic regime? What the horizon of a run does to its intervals."""
+"""Whether a run is long enough for asymptotic intervals, and what horizon would be."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.inference import finite_horizon, plug_in
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
-_LONGEST = 2**20  # rounds that the search goes to; some seconds
-_CLOSE = 1.02  # the horizon needed is found up to this factor
+_LONGEST = 2**20  # rounds at which the search ends; some seconds
+_CLOSE = 1.02  # the search finds the horizon needed up to this factor
 
 
 class Figures(NamedTuple):
@@ -33,16 +35,16 @@ class Figures(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
-    """How far a run is from its asymptotics; `print(regime)` says it in one sentence."""
+    """How far a run is from its asymptotics; `print(regime)` sums it up in one sentence."""
 
     inflation: FloatArray  # (d,) finite-horizon over asymptotic standard error
     bias: FloatArray  # (d,) bias that the start leaves, over the standard error
     tolerance: float
-    num_steps: int  # observations a client that were used
-    needed: int | None  # observations that would bring both under the tolerance, if it can be told
-    why_not: str  # why it cannot, or ""
+    num_steps: int  # observations per client that were used
+    needed: int | None  # observations per client that bring both under the tolerance, if known
+    why_not: str  # why it is not known, or ""
     names: tuple[str, ...]  # of the coordinates
-    steps: NDArray[np.int64]  # (horizons,) observations of the horizons that were looked at
+    steps: NDArray[np.int64]  # (horizons,) observations per client of the horizons that were tried
     inflation_at: FloatArray  # (horizons, d)
     bias_at: FloatArray  # (horizons, d)
 
@@ -58,7 +60,7 @@ class Regime:
         if self.needed is None:
             return f"Not in the asymptotic regime: {facts}; {self.why_not}."
         return (
-            f"Not in the asymptotic regime: {facts}; about {self.needed:,} observations a client "
+            f"Not in the asymptotic regime: {facts}; about {self.needed:,} observations per client "
             f"(now {self.num_steps:,}) would bring both under {self.tolerance:g}."
         )
 
@@ -74,7 +76,8 @@ class Regime:
     def _start(self) -> str:
         j = int(np.argmax(np.abs(self.bias)))
         return (
-            f"the start's bias is up to {abs(self.bias[j]):.2g} standard errors ({self.names[j]})"
+            f"the bias from the start is up to {abs(self.bias[j]):.2g} standard errors "
+            f"({self.names[j]})"
         )
 
 
@@ -86,14 +89,14 @@ def regime(
 ) -> Regime:
     """Compares a run's finite-horizon standard errors with the asymptotic ones.
 
-    Looks at longer horizons with this run's Ĝ, Ŝ and start, the same schedule and the same step
-    size, and doubles and halves until it has the shortest, to 2 %, where both figures of all
-    coordinates are within the tolerance. Of a sequence that was given it cannot be told how it goes on.
-    All figures are those of the recursion linearised at ȳ. Where the loss curves more at the start, as
-    logistic loss does, the start fades faster, and its bias is less than is said here.
+    Tries longer horizons with this run's Ĝ, Ŝ, start, schedule and step size: doubles, then bisects
+    to the shortest one, to 2 %, at which both figures of all coordinates are within the tolerance. A
+    sequence that was given cannot be extended, so that no such horizon is known for it. All figures
+    are those of the recursion linearised at ȳ. Where the loss curves more at the start, as logistic
+    loss does, the start fades faster, and its bias is smaller than stated here.
 
     Args:
-      state: of `plug_in(...)`, after the run; one replication. (A tuple of states will do.)
+      state: of `plug_in(...)`, after the run, one replication; or a tuple of states with it.
       plan: the plan that was run, of at least two rounds.
       tolerance: what counts as small, for |SE ratio − 1| and for |bias|/SE alike.
       names: of the coordinates, for the sentence.
@@ -106,19 +109,18 @@ def regime(
         result = jaxlsgd.fit(key, problem, plan)
         print(result.regime(tolerance=0.05))
     """
-    if isinstance(tolerance, bool) or not (np.isfinite(tolerance) and 0 < tolerance < 1):
-        raise ValueError(f"tolerance: must be in (0, 1), got {tolerance!r}")
+    tolerance = checks.level(tolerance, "tolerance")
     if plan.num_rounds < 2:
-        raise ValueError(f"plan: must have at least 2 rounds, got {plan.num_rounds}")
+        raise refusal("plan", "have at least 2 rounds", plan.num_rounds)
     source = _Source.of(_plug_in_state(state))
     seen = {plan.num_steps: _figures(source, plan)}
     here, needed, why_not = seen[plan.num_steps], plan.num_steps, ""
     if _is_given(plan):
-        needed, why_not = None, "what horizon would do cannot be told of a given sequence"
+        needed, why_not = None, "the horizon needed is not known for a given sequence"
     else:
         needed = _search(source, plan, tolerance, seen)
         longest = max(seen)
-        why_not = "" if needed else f"even {longest:,} observations a client would not be enough"
+        why_not = "" if needed else f"even {longest:,} observations per client are not enough"
     steps = sorted(seen)
     return Regime(
         *here,
@@ -142,7 +144,7 @@ def _plug_in_state(state: Any) -> plug_in.PlugInState:
     for one in state if type(state) is tuple else (state,):
         if isinstance(one, plug_in.PlugInState):
             return one
-    raise ValueError(f"state: must be the state of plug_in(...), got {type(state).__name__}")
+    raise ValueError(f"state: must be that of plug_in(...), got {type(state).__name__}")
 
 
 def _is_given(plan: Plan) -> bool:
@@ -163,16 +165,16 @@ class _Source(NamedTuple):
             **{name: np.asarray(getattr(state, name), np.float64) for name in ("G", "S")}
         )
         if wide.G.ndim != 2:
-            raise ValueError(f"state: must be of one replication, got G of shape {wide.G.shape}")
+            raise ValueError(f"state: must be of one replication, got Ĝ of shape {wide.G.shape}")
         with jax.enable_x64(True):
             spec = plug_in.spectrum(wide)
         if bool(spec.floored):
-            raise ValueError("state: Ĝ is singular, a floor on its eigenvalues had to act")
+            raise ValueError("state: must have a regular Ĝ, got one that is singular")
         move = np.asarray(state.start, np.float64) - np.asarray(state.mean, np.float64)
         values, vectors, S = map(np.asarray, (spec.eigenvalues, spec.vectors, spec.S))
         finite = all(np.isfinite(part).all() for part in (values, vectors, S, move))
         if int(state.m) < 1 or not finite:
-            raise ValueError("state: must be finite; the run has diverged or has no rounds yet")
+            raise ValueError("state: must be finite, got a run that diverged or has no rounds yet")
         return cls(values, vectors, S, vectors.T @ move)
 
 
@@ -186,8 +188,8 @@ def _figures(source: _Source, plan: Plan) -> Figures:
     bias = Q @ (np.asarray(factors.start) * source.move)
     if not (np.all(finite > 0) and np.all(limit > 0) and np.isfinite(bias).all()):
         raise ValueError(
-            "state: every coordinate must have a positive, finite variance under the plan; is Ŝ "
-            "singular, or are the first steps too long (η_1 λ > 2)?"
+            "state: must give every coordinate a positive, finite variance under the plan, got "
+            "another; Ŝ may be singular, or the first steps too long (η_1 λ > 2)"
         )
     return Figures(np.sqrt(finite / limit), bias / np.sqrt(finite))
 
@@ -196,10 +198,10 @@ _factors = jax.jit(finite_horizon.horizon_factors)
 
 
 def _search(source: _Source, plan: Plan, tolerance: float, seen: dict[int, Figures]) -> int | None:
-    """Doubles the horizon until both are small, then halves the bracket; keeps what it saw."""
+    """Doubles the horizon until both are small, then bisects; keeps all figures in `seen`."""
 
     def good(num_steps: int) -> bool | None:
-        """None beyond the longest horizon that is looked at."""
+        """None beyond the longest horizon that is tried."""
         if num_steps not in seen:
             longer = plan.schedule.plan(plan.step_size, num_steps=num_steps)
             if longer.num_rounds > max(_LONGEST, plan.num_rounds):

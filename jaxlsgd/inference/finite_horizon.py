@@ -104,9 +104,7 @@ def plug_in_estimator(name: str, part: Accumulator) -> Estimator:
     )
 
 
-def _plug_in_matrix(
-    states: tuple[plug_in_lib.PlugInState, ...], horizon: Horizon | None
-) -> Array:
+def _plug_in_matrix(states: tuple[plug_in_lib.PlugInState, ...], horizon: Horizon | None) -> Array:
     assert horizon is not None
     middle, spec, _ = finite_covariance(states[0], horizon)
     return plug_in_lib.rotate_back(spec, middle)

@@ -1,13 +1,14 @@
 """Joint inference: tests, ellipsoids and simultaneous intervals for several coordinates at once.
 
-Both methods give a matrix M for the average ȳ: random scaling its V̂, plug-in its covariance. With
+A method gives a matrix M for the average ȳ: random scaling its V̂, plug-in its covariance. With
 contrasts R of rank q the statistic is
 
     W = (Rȳ − r)ᵀ (R M Rᵀ)⁻¹ (Rȳ − r),
 
-which under Rx* = r tends to χ²_q for plug-in, and for random scaling to a law that depends on the
-schedule alone. For q = 1 that law is known exactly; where E_m grows no faster than a logarithm it is
-tabulated for q up to 20 (`critical_values.wald_critical_value`); else it is simulated (`wald_law`).
+whose law under Rx* = r the method declares: χ²_q in the limit for plug-in, and for random scaling a law
+that depends on the schedule alone. For q = 1 that one is exact; where E_m grows no faster than a
+logarithm it is tabulated for q up to 20 (`critical_values.wald_critical_value`); else it is simulated
+(`wald_law`).
 """
 
 from __future__ import annotations
@@ -20,22 +21,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator, Horizon, Interval, JointLaw
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
 SIMULTANEOUS = ("bonferroni", "sidak", "sup_t")
 _SUP_T_DRAWS = 200_000
+_EPS = float(np.finfo(np.float64).eps)
 
 
 class Joint(NamedTuple):
-    """What joint inference needs of a run: the average, its matrix, and the laws of both."""
+    """What joint inference needs of a run: the average, its matrix, and their laws."""
 
     estimate: FloatArray  # (d,)
     matrix: FloatArray  # (d, d)
     multiplier: Callable[[float], Any]  # level → critical value of one coordinate, or of each
     law: JointLaw | None  # of W, where it is known
-    precision: float = float(np.finfo(np.float64).eps)  # rounding error of the matrix
+    precision: float = _EPS  # relative rounding error of the matrix
 
 
 class JointTest(NamedTuple):
@@ -60,20 +63,21 @@ class Ellipsoid(NamedTuple):
         """Whether points (..., q) are in the set: a bool, or an array of them."""
         checks.finite("x", x)
         if np.shape(x)[-1:] != self.center.shape:
-            raise ValueError(f"x: must have {len(self.center)} entries, got shape {np.shape(x)}")
+            raise refusal("x", f"have shape (..., {len(self.center)})", np.shape(x))
         gap = np.asarray(x, np.float64) - self.center
         inside = np.sum(gap * np.linalg.solve(self.matrix, gap[..., None])[..., 0], axis=-1)
         return inside <= self.radius**2 if gap.ndim > 1 else bool(inside <= self.radius**2)
 
 
 def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) -> Joint:
-    """Reads average and matrix off a method's states of one run.
+    """Average and matrix of one run, from a method's states.
 
     Args:
-      method: `plug_in(...)`, or `random_scaling(...)` in mode "full" or "contrasts".
+      method: one with a `matrix`, such as `plug_in(...)` or `random_scaling(...)` in mode "full" or
+        "contrasts".
       states: what its `init` and `update` returned.
-      plan: the plan that was run. Needed by plug_in("finite"), and by random scaling except for
-        schedules that grow no faster than a logarithm, which are assumed without it.
+      plan: the plan that was run. `plug_in("finite")` needs it. Random scaling without it assumes an
+        E_m that grows no faster than a logarithm.
 
     Returns:
       A `Joint`, for `joint_test`, `ellipsoid` and `simultaneous`.
@@ -84,21 +88,22 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
         found = joint(method, state)
         joint_test(found, contrasts=[[1.0, -1.0, 0.0]], null=0.0).p_value
     """
-    if method.needs_plan and plan is None:
-        raise ValueError(f"plan: {method.name} needs the plan that was run, got None")
+    method.check_plan(plan)
     if method.matrix is None:
-        raise ValueError(f"method: {method.name} keeps only a diagonal; use mode 'full'")
+        hint = "; random_scaling in mode 'diagonal' has none, in mode 'full' it has"
+        raise refusal("method", "have a matrix for joint inference", method.name, hint)
     precision = _precision(states)
     wide = jax.tree.map(_as_float64, states)
     with jax.enable_x64(True):
         horizon = None if plan is None else Horizon.of(plan, np.float64)
         measured = method.measure(wide, horizon)
-        matrix, floored = method.matrix(wide, horizon)
-    if bool(floored):
-        raise ValueError("state: Ĝ is singular, a floor on its eigenvalues had to act")
+        matrix = method.matrix(wide, horizon)
+    if bool(measured.floored):
+        what = "one in which a numerical floor acted, as where Ĝ is singular"
+        raise ValueError(f"state: must be regular for {method.name}, got {what}")
     estimate, matrix = np.asarray(measured.estimate, np.float64), _symmetric(matrix)
     if not (np.isfinite(estimate).all() and np.isfinite(matrix).all()):
-        raise ValueError("state: must be finite; the run has diverged or has no rounds yet")
+        raise ValueError("state: must be finite, got a run that diverged or has no rounds yet")
     return Joint(
         estimate=estimate,
         matrix=matrix,
@@ -109,9 +114,10 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
 
 
 def _precision(states: Any) -> float:
-    """Rounding error of the coarsest numbers in a state."""
+    """Relative rounding error of the coarsest numbers in a state."""
     dtypes = [np.asarray(leaf).dtype for leaf in jax.tree.leaves(states)]
-    return max(float(np.finfo(kind).eps) for kind in dtypes if np.issubdtype(kind, np.floating))
+    floats = [kind for kind in dtypes if np.issubdtype(kind, np.floating)]
+    return max((float(np.finfo(kind).eps) for kind in floats), default=_EPS)
 
 
 def _as_float64(leaf: Any) -> Any:
@@ -142,7 +148,7 @@ def joint_test(
     checks.finite("null", null)
     r = np.asarray(null, np.float64)
     if r.ndim > 1 or (r.ndim == 1 and r.size != q):
-        raise ValueError(f"null: must be a number or have {q} entries, got shape {r.shape}")
+        raise refusal("null", f"be a number or have shape ({q},)", r.shape)
     gap = view.center - r
     statistic = float(gap @ np.linalg.solve(view.matrix, gap))
     threshold = critical(found, q, level)
@@ -170,9 +176,9 @@ def simultaneous(
       level: the joint confidence level.
       how: "bonferroni", q intervals of level 1 − (1 − level)/q, always valid; "sidak", of level
         level^(1/q), a little shorter: exact for independent estimates and, by Šidák's inequality,
-        on the safe side for any jointly normal ones, which covers plug-in, but for the ratios of
-        random scaling it is not proven; "sup_t", the quantile of max_j |N(0, corr)_j|, the
-        shortest, for plug-in only, from 200,000 draws: a standard error of 0.2 % at 95 %.
+        conservative for any jointly normal ones such as plug-in, but not proven for the ratios of
+        random scaling; "sup_t", the quantile of max_j |N(0, corr)_j|, the shortest, for jointly normal
+        estimates only, from 200,000 draws: a standard error of 0.2 % at 95 %.
       contrasts: R, (q, d); the coordinates if None.
       seed: of those draws.
 
@@ -180,19 +186,18 @@ def simultaneous(
       An `Interval`, (q,).
     """
     checks.level(level)
-    if how not in SIMULTANEOUS:
-        raise ValueError(f"how: must be one of {', '.join(SIMULTANEOUS)}, got {how!r}")
+    checks.choice("how", how, SIMULTANEOUS)
     if how == "sup_t" and not (found.law is not None and found.law.normal):
-        raise ValueError("how: sup_t is for plug-in; use bonferroni or sidak with random scaling")
+        rule = "be bonferroni or sidak unless the estimate is jointly normal, as plug_in's is"
+        raise refusal("how", rule, how)
     view = _view(found, contrasts, invertible=False)
     q, scale = len(view.center), np.sqrt(np.diagonal(view.matrix))
     each = 1 - (1 - level) / q if how == "bonferroni" else level ** (1 / q)
     multiplier = np.asarray(found.multiplier(each), np.float64)
     if contrasts is not None and multiplier.ndim:
-        raise ValueError(
-            "contrasts: finite-horizon critical values belong to the coordinates that were followed;"
-            " follow these with random_scaling('contrasts', contrasts=...)"
-        )
+        rule = "be None for critical values of each coordinate, as at a finite horizon"
+        hint = "; use random_scaling('contrasts', contrasts=...) for the run"
+        raise refusal("contrasts", rule, contrasts, hint)
     if how == "sup_t":
         found_t = _sup_t(view.matrix / np.outer(scale, scale), level, seed)
         # Šidák's inequality bounds it from above, one coordinate alone from below.
@@ -210,8 +215,8 @@ def critical(found: Joint, constraints: int, level: float) -> float:
 def _known(found: Joint) -> JointLaw:
     if found.law is None:
         raise ValueError(
-            "method: the joint law of random scaling is known in the limit only; use "
-            "random_scaling(critical='schedule') or plug_in('finite'), or simultaneous intervals"
+            "method: must have a joint law, got one without; random_scaling(critical='schedule') and "
+            "plug_in('finite') have one, and simultaneous intervals need none"
         )
     return found.law
 
@@ -222,14 +227,14 @@ def _view(found: Joint, contrasts: ArrayLike | None, invertible: bool = True) ->
     if contrasts is not None:
         rows = np.asarray(checks.contrasts(contrasts), np.float64)
     if rows.shape[1] != len(found.estimate):
-        raise ValueError(f"contrasts: must have {len(found.estimate)} columns, got {rows.shape[1]}")
+        raise refusal("contrasts", f"have {len(found.estimate)} columns", rows.shape[1])
     matrix = rows @ found.matrix @ rows.T
     variances = np.diagonal(matrix)
     if not np.all(variances > 0):
-        raise ValueError(f"matrix: must have a positive diagonal, got {variances}")
+        raise refusal("matrix", "have a positive diagonal", variances)
     correlation = matrix / np.sqrt(np.outer(variances, variances))
     smallest = float(np.linalg.eigvalsh(correlation)[0])
-    # Where rounding alone could make an eigenvalue of that size, the statistic is noise.
+    # An eigenvalue of the size of rounding errors would make the statistic noise.
     if invertible and smallest < 10 * len(rows) * found.precision:
         raise ValueError(
             "matrix: must be positive definite for these contrasts, got a smallest eigenvalue of "

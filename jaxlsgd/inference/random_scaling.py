@@ -63,8 +63,7 @@ def path_scale(mode: str = "full", contrasts: tuple[tuple[float, ...], ...] = ()
         if mode != "contrasts":
             return vector
         if matrix.shape[1:] != vector.shape:
-            rule = f"have {vector.size} columns, one per parameter"
-            raise refusal("contrasts", rule, f"shape {matrix.shape}")
+            raise refusal("contrasts", f"have shape (number, {vector.size})", matrix.shape)
         rows = jnp.asarray(matrix, vector.dtype)
         return jnp.sum(rows * vector[None, :], axis=1)
 
@@ -137,7 +136,7 @@ def random_scaling(
     checks.choice("mode", mode, MODES)
     checks.choice("critical", critical, tuple(LABELS))
     if (contrasts is not None) != (mode == "contrasts"):
-        raise refusal("contrasts", "be given with mode 'contrasts' and only then", f"mode {mode!r}")
+        raise refusal("mode", "be 'contrasts' where contrasts are given, and only there", mode)
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
     rows = checks.contrasts(contrasts) if contrasts is not None else ()

@@ -1,4 +1,4 @@
-"""Sums that keep what rounding takes."""
+"""Sums that make up for their rounding errors."""
 
 from __future__ import annotations
 
