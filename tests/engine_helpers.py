@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -10,23 +11,27 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from jaxlsgd.core.estimator import Accumulator, Estimator, Measurement, Sync
+from jaxlsgd import Algorithm, algorithms, problems
+from jaxlsgd.core.estimator import Accumulator, Estimator, Law, Measurement, Sync
 from jaxlsgd.core.problem import Draws, Problem
+from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine.draws import draw_block, replication_keys, stream_keys
 from jaxlsgd.inference.plug_in import curvature
 from jaxlsgd.inference.random_scaling import path_scale, scaling_matrix
-from jaxlsgd.runs.simulation import Task, run_replications
+from jaxlsgd.runs.cell import Cell
+from jaxlsgd.runs.simulation import Finished, Reading, read_cells, run_cells
 from jaxlsgd.schedules import Plan, paper, power_decay
 
 ROUNDS = 200
 
 
 class Recorded(NamedTuple):
-    """A buffer of all averages; scalar leaves are shared by all replications."""
+    """A buffer of all averages."""
 
     path: Any  # (rounds, d)
-    m: Any  # ()
+    m: Any  # (), the same in all replications
 
 
 @functools.cache
@@ -39,7 +44,7 @@ def recorder(rounds: int = ROUNDS) -> Accumulator:
     def update(state: Recorded, sync: Sync) -> Recorded:
         return Recorded(state.path.at[state.m].set(sync.params), state.m + 1)
 
-    return Accumulator(init, update)
+    return Accumulator(init, update, shared=("m",))
 
 
 class Inside(NamedTuple):
@@ -59,13 +64,20 @@ def _measure_inside(states: Any, horizon: Any) -> Measurement:
     return Measurement(estimate, jnp.zeros_like(estimate), jnp.zeros((), bool), detail)
 
 
-INSIDE = Estimator(
-    "inside",
-    (path_scale(), curvature(), recorder()),
-    _measure_inside,
-    lambda level, plan, detail: 1.0,
-    lambda statistic, plan, detail: 1.0,
-)
+# Of a method whose measurement is all that a test looks at.
+NO_LAW = Law(lambda level, plan, detail: 1.0, lambda statistic, plan, detail: 1.0)
+INSIDE = Estimator("inside", (path_scale(), curvature(), recorder()), _measure_inside, NO_LAW)
+PAPER_PROBLEMS = {"linear": problems.paper_linear, "logistic": problems.paper_logistic}
+PAPER_STEPS = {"linear": 0.5, "logistic": 2.0}
+
+
+@functools.cache
+def momenta() -> Algorithm:
+    """Momentum at the clients and at the server: an algorithm with `begin`, `direction` and `receive`."""
+    server = algorithms.server_momentum(0.5)
+    local = algorithms.local_optimizer(optax.sgd(1.0, momentum=0.9))
+    parts = {"init_server": server.init_server, "receive": server.receive}
+    return dataclasses.replace(local, name="momenta", **parts)
 
 
 def paper_plan(name: str, gamma0: float = 0.5, **horizon: int) -> Plan:
@@ -79,10 +91,22 @@ def run_inside(
     key: jax.Array, problem: Problem, plan: Plan, count: int, dtype: str = "float32"
 ) -> Inside:
     """Runs replications 0, …, count − 1 and returns everything of each."""
-    found: list[dict[str, Measurement]] = []
-    task = Task(problem, plan, (INSIDE,), dtype=dtype)
-    run_replications(key, task, 0, count, on_measure=found.append)
-    return found[-1]["inside"].detail
+    cell = Cell(problem, plan, (INSIDE,), dtype=dtype)
+    return last_reading(key, cell, count).found["inside"].detail
+
+
+def last_reading(key: jax.Array, cell: Cell, count: int) -> Reading:
+    """What replications 0, …, count − 1 of a cell say after the last round."""
+    events = read_cells(key, [cell], 0, count, shared_draws=False)
+    return [event for event in events if isinstance(event, Reading)][-1]
+
+
+def rows_of(
+    key: jax.Array, cells: list[Cell], first: int, count: int, shared_draws: bool = True
+) -> dict[int, dict[str, MethodRows]]:
+    """The rows of each cell, by its index, in the order in which the cells were finished."""
+    events = run_cells(key, cells, first, count, shared_draws=shared_draws)
+    return {event.cell: event.rows for event in events if isinstance(event, Finished)}
 
 
 def numpy_draws(

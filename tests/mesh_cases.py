@@ -77,7 +77,7 @@ def problem(case: Case) -> Problem:
 
 def plan(case: Case) -> schedules.Plan:
     """A schedule of the paper with its warm-up."""
-    step = schedules.power_decay(problems.PAPER_STEP.get(case.model, 0.5))
+    step = schedules.power_decay(2.0 if case.model == "logistic" else 0.5)
     return schedules.paper(case.schedule).with_warmup(0.05).plan(step, num_rounds=ROUNDS)
 
 
@@ -88,8 +88,8 @@ def mesh(shape: dict[str, int]) -> Mesh:
 
 
 def rows(case: Case, **where: Any) -> tuple[CellRows, list[float]]:
-    """A case's rows, and what the progress callback heard."""
-    heard: list[float] = []
+    """A case's rows, and the shares that the progress callback was called with."""
+    shares: list[float] = []
     found = simulate(
         jax.random.key(20),
         problem(case),
@@ -99,10 +99,10 @@ def rows(case: Case, **where: Any) -> tuple[CellRows, list[float]]:
         methods=case.methods,
         save_at=SAVE_AT,
         dtype=case.dtype,
-        progress=heard.append,
+        progress=shares.append,
         **where,
     )
-    return found, heard
+    return found, shares
 
 
 def arrays(name: str, found: CellRows) -> dict[str, np.ndarray]:
@@ -122,9 +122,9 @@ def main(out: str, names: list[str]) -> None:
         if jax.process_index() == 0:
             alone = rows(CASES[name], devices=jax.local_devices()[:1])[0]
             results |= arrays(f"{name}/alone", alone)
-        found, heard = rows(CASES[name], mesh=mesh(CASES[name].mesh))
+        found, shares = rows(CASES[name], mesh=mesh(CASES[name].mesh))
         results |= arrays(f"{name}/mesh", found)
-        results[f"{name}/progress"] = np.asarray(heard)
+        results[f"{name}/progress"] = np.asarray(shares)
     np.savez(f"{out}-{jax.process_index()}.npz", **results)
 
 

@@ -81,9 +81,9 @@ TABLE: dict[str, Refusal] = {
     # weights
     "weights sum": Refusal(lambda: problem(weights=[0.5, 0.5, 0.5]), "weights", "sum to 1", "1.5"),
     "weights negative": Refusal(
-        lambda: problem(weights=[1.5, -0.25, -0.25]), "weights", "not negative", "-0.25"
+        lambda: problem(weights=[1.5, -0.25, -0.25]), "weights[1]", "not be negative", "-0.25"
     ),
-    "weights NaN": Refusal(lambda: problem(weights=[NAN, 0.5, 0.5]), "weights", "finite", "nan"),
+    "weights NaN": Refusal(lambda: problem(weights=[NAN, 0.5, 0.5]), "weights[0]", "finite", "nan"),
     "weights of another length": Refusal(
         lambda: problem(weights=[0.5, 0.5]), "weights", "shape (3,)", "(2,)"
     ),
@@ -91,14 +91,17 @@ TABLE: dict[str, Refusal] = {
         lambda: problems.linear(2, 2, weights=[0.2, 0.2]), "weights", "sum to 1", "0.4"
     ),
     "weights of logistic": Refusal(
-        lambda: problems.logistic(2, 2, weights=[1.2, -0.2]), "weights", "not negative", "-0.2"
+        lambda: problems.logistic(2, 2, weights=[1.2, -0.2]),
+        "weights[1]",
+        "not be negative",
+        "-0.2",
     ),
     # sizes
     "no clients": Refusal(lambda: problem(num_clients=0), "num_clients", "at least 1", "0"),
     "half a client": Refusal(lambda: problem(num_clients=2.5), "num_clients", "integer", "2.5"),
-    "linear, no clients": Refusal(lambda: problems.linear(3, 0), "num_clients", "at least 1", "0"),
-    "linear, no dimension": Refusal(lambda: problems.linear(0, 3), "dim", "at least 1", "0"),
-    "logistic, no dimension": Refusal(lambda: problems.logistic(0, 3), "dim", "at least 1", "0"),
+    "linear, no clients": Refusal(lambda: problems.linear(3, 0), "num_clients", "from 1 to", "0"),
+    "linear, no dimension": Refusal(lambda: problems.linear(0, 3), "dim", "from 1 to", "0"),
+    "logistic, no dimension": Refusal(lambda: problems.logistic(0, 3), "dim", "from 1 to", "0"),
     "no parameters": Refusal(
         lambda: problem(init=np.zeros(0)), "init", "at least one parameter", "none"
     ),
@@ -132,7 +135,7 @@ TABLE: dict[str, Refusal] = {
         "4",
     ),
     "num_steps of 0": Refusal(
-        lambda: constant(5).plan(power_decay(0.5), num_steps=0), "num_steps", "from 1", "0"
+        lambda: constant(5).plan(power_decay(0.5), num_steps=0), "num_steps", "at least 1", "0"
     ),
     "num_rounds smaller than the warm-up": Refusal(
         lambda: constant(5).with_warmup(0.99).plan(power_decay(0.5), num_rounds=3),
@@ -141,17 +144,17 @@ TABLE: dict[str, Refusal] = {
         "3",
     ),
     # NaN in what a problem is made of
-    "init NaN": Refusal(lambda: problem(init=np.array([0, NAN, 0])), "init", "finite", "nan"),
-    "init infinite": Refusal(lambda: problem(init=np.full(3, np.inf)), "init", "finite", "inf"),
-    "truth NaN": Refusal(lambda: problem(truth=np.full(3, NAN)), "truth", "finite", "nan"),
+    "init NaN": Refusal(lambda: problem(init=np.array([0, NAN, 0])), "init[1]", "finite", "nan"),
+    "init infinite": Refusal(lambda: problem(init=np.full(3, np.inf)), "init[0]", "finite", "inf"),
+    "truth NaN": Refusal(lambda: problem(truth=np.full(3, NAN)), "truth[0]", "finite", "nan"),
     "truth of another length": Refusal(
         lambda: problem(truth=np.zeros(2)), "truth", "3 parameters", "2"
     ),
-    "clients NaN": Refusal(lambda: problem(clients=np.full(3, NAN)), "clients", "finite", "nan"),
+    "clients NaN": Refusal(lambda: problem(clients=np.full(3, NAN)), "clients[0]", "finite", "nan"),
     "clients of another number": Refusal(
         lambda: problem(clients=np.zeros(2)), "clients", "num_clients = 3", "(2,)"
     ),
-    "G NaN": Refusal(lambda: problem(G=np.full((3, 3), NAN)), "G", "finite", "nan"),
+    "G NaN": Refusal(lambda: problem(G=np.full((3, 3), NAN)), "G[0, 0]", "finite", "nan"),
     "S of another shape": Refusal(lambda: problem(S=np.eye(2)), "S", "shape (3, 3)", "(2, 2)"),
     "noise NaN": Refusal(lambda: problems.linear(3, 3, noise=NAN), "noise", "finite", "nan"),
     "heterogeneity NaN": Refusal(
@@ -159,20 +162,20 @@ TABLE: dict[str, Refusal] = {
     ),
     "client_truths NaN": Refusal(
         lambda: problems.linear(1, 2, client_truths=[[0.0], [NAN]]),
-        "client_truths",
+        "client_truths[1, 0]",
         "finite",
         "nan",
     ),
     "covariance NaN": Refusal(
-        lambda: problems.linear(1, 2, covariance=[[NAN]]), "covariance", "finite", "nan"
+        lambda: problems.linear(1, 2, covariance=[[NAN]]), "covariance[0, 0]", "finite", "nan"
     ),
     "features NaN": Refusal(
         lambda: problems.dataset([np.full((3, 2), NAN)], [np.zeros(3)], loss="squared"),
-        "features",
+        "features[0][0, 0]",
         "finite",
         "nan",
     ),
-    "contrasts NaN": Refusal(lambda: contrasts([[1.0, NAN]]), "contrasts", "finite", "nan"),
+    "contrasts NaN": Refusal(lambda: contrasts([[1.0, NAN]]), "contrasts[0, 1]", "finite", "nan"),
     "null NaN": Refusal(
         lambda: run_once(methods=plug_in()).test("plug_in", NAN), "null", "finite", "nan"
     ),
@@ -228,11 +231,16 @@ TABLE: dict[str, Refusal] = {
     ),
     # levels
     **{
-        f"level {level!r}": Refusal(lambda x=level: run(levels=(x,)), "level", "(0, 1)", f"{level}")
+        f"level {level!r}": Refusal(
+            lambda x=level: run(levels=(x,)), "level", "between 0 and 1", f"{level}"
+        )
         for level in (0.0, 1.0, -0.1, 95, NAN, True, "0.95")
     },
     "level of an interval": Refusal(
-        lambda: plug_in().interval(plug_in().init(jnp.zeros(2)), 1.5), "level", "(0, 1)", "1.5"
+        lambda: plug_in().interval(plug_in().init(jnp.zeros(2)), 1.5),
+        "level",
+        "between 0 and 1",
+        "1.5",
     ),
     "level that was not run": Refusal(
         lambda: run_once(methods=plug_in()).interval("plug_in", 0.5), "level", "0.95", "0.5"
@@ -303,13 +311,13 @@ TABLE: dict[str, Refusal] = {
 @pytest.mark.parametrize("case", TABLE)
 def test_refused(case: str):
     attempt, argument, rule, value = TABLE[case]
-    with pytest.raises((ValueError, TypeError)) as caught:
+    with pytest.raises(ValueError) as caught:
         attempt()
     message = str(caught.value)
-    assert re.match(re.escape(argument) + r"(:| must)", message), message
+    assert message.startswith(f"{argument}: "), message
     assert rule in message, message
     # The value stands at the end, behind the rule, so that neither is taken for the other.
-    received = re.split(r"got |received |\(", message, maxsplit=1)[-1]
+    received = re.split(r"got |\(", message, maxsplit=1)[-1]
     assert value in received, message
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from engine_helpers import numpy_draws, paper_plan
+from engine_helpers import NO_LAW, last_reading, numpy_draws, paper_plan
 from jax.extend.random import threefry_2x32
 
 from jaxlsgd import Draws, Problem, problems
@@ -30,7 +30,7 @@ from jaxlsgd.engine.draws import (
     uniform,
 )
 from jaxlsgd.engine.layout import BLOCK_STEPS, lay_out
-from jaxlsgd.runs.simulation import Task, run_replications
+from jaxlsgd.runs.cell import Cell
 
 SPEC = Draws(normal=3, uniform=2)
 EXTREME = np.array([0, 1, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF])
@@ -208,13 +208,9 @@ def _seen(name: str) -> tuple[np.ndarray, np.ndarray]:
         weights=(1.0, 0.0),
     )
     plan = paper_plan(name, num_steps=300)
-    estimator = Estimator(
-        "data", (_data_recorder(300),), _measure_data, lambda *_: 1.0, lambda *_: 1.0
-    )
-    found: list[dict[str, Measurement]] = []
-    task = Task(problem, plan, (estimator,))
-    run_replications(key(), task, 0, 3, on_measure=found.append)
-    seen = np.asarray(found[-1]["data"].detail)[:, : plan.num_rounds]
+    estimator = Estimator("data", (_data_recorder(300),), _measure_data, NO_LAW)
+    reading = last_reading(key(), Cell(problem, plan, (estimator,)), 3)
+    seen = np.asarray(reading.found["data"].detail)[:, : plan.num_rounds]
     return np.moveaxis(seen, 0, -1).astype(np.float32), plan.ends
 
 

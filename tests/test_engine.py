@@ -8,14 +8,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import oracle
 import pytest
-from engine_helpers import Inside, counted_compilations, numpy_draws, paper_plan, run_inside
+from engine_helpers import (
+    PAPER_STEPS,
+    Inside,
+    counted_compilations,
+    numpy_draws,
+    paper_plan,
+    run_inside,
+)
 
-from jaxlsgd import Draws, Problem, fit, plug_in, problems, random_scaling, schedules, simulate
+from jaxlsgd import (
+    Draws,
+    Problem,
+    algorithms,
+    fit,
+    plug_in,
+    problems,
+    random_scaling,
+    schedules,
+    simulate,
+)
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, lay_out
-from jaxlsgd.runs.simulation import Task
 from jaxlsgd.schedules import PAPER_SCHEDULES, Plan
 
 DIM, CLIENTS, TILE = 3, 3, 4
@@ -45,7 +60,7 @@ def problem(model: str, weights: str) -> Problem:
 
 @functools.cache
 def plan(name: str, model: str) -> Plan:
-    gamma0 = problems.PAPER_STEP[model]
+    gamma0 = PAPER_STEPS[model]
     if name != LONG:
         return paper_plan(name, gamma0, num_rounds=200)
     # Rounds that are longer than a block, that end with one, and that leave blocks without an end.
@@ -280,11 +295,11 @@ def test_both_precisions_follow_the_same_path():
 
 
 def test_progress_rises_to_one():
-    heard: list[float] = []
-    rows.__wrapped__(progress=heard.append)
-    assert heard == sorted(heard)
-    assert heard[0] > 0
-    assert heard[-1] == 1.0
+    shares: list[float] = []
+    rows.__wrapped__(progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[0] > 0
+    assert shares[-1] == 1.0
 
 
 # Compilations.
@@ -399,56 +414,12 @@ def test_an_accident_in_one_replication_leaves_the_others_alone():
         )
 
 
-# Local transformations other than plain SGD.
+# The theory is about Local SGD.
 
 
-MOMENTUM = optax.sgd(1.0, momentum=0.9)
-
-
-def test_momentum_follows_its_recursion_and_starts_afresh_each_round():
-    case, run_plan = problem("linear", "weighted"), paper_plan("C5", num_steps=150)
-    found = simulate(
-        key(),
-        case,
-        run_plan,
-        replications=TILE,
-        tile_size=TILE,
-        methods=(random_scaling(),),
-        save_at=(1, 9, 20),
-        transform=MOMENTUM,
-        dtype="float64",
-        devices=device(),
-    )
-    drawn = draws("linear")
-    for which, replication in enumerate(REPLICATIONS):
-        normal = drawn.normal[..., which].astype(np.float64)
-        path = _momentum_path(normal, case, run_plan)
-        mean = np.cumsum(path, axis=0) / np.arange(1, len(path) + 1)[:, None]
-        expected = mean[np.array(found.save_at) - 1]
-        estimate = found.methods["random_scaling"].estimate[:, replication]
-        np.testing.assert_allclose(estimate, expected, rtol=1e-11)
-
-
-def _momentum_path(normal: np.ndarray, case: Problem, run_plan: Plan) -> np.ndarray:
-    average, t, path = case.init.astype(np.float64), 0, []
-    for steps, eta in zip(run_plan.E, run_plan.eta, strict=True):
-        x = np.tile(average, (CLIENTS, 1))
-        velocity = np.zeros_like(x)
-        for _ in range(steps):
-            for k in range(CLIENTS):
-                a, b = oracle.MODELS["linear"].observe(normal[t, k], [], case.clients.truth[k])
-                velocity[k] = 0.9 * velocity[k] + oracle.MODELS["linear"].gradient(x[k], a, b)
-                x[k] -= eta * velocity[k]
-            t += 1
-        average = case.weights @ x
-        path.append(average)
-    return np.array(path)
-
-
-def test_another_transformation_is_marked_as_outside_the_theory():
+def test_another_algorithm_is_marked_as_outside_the_theory():
     case, run_plan = problem("linear", "weighted"), paper_plan("C1", num_steps=30)
-    assert Task(case, run_plan).within_theory
-    assert not Task(case, run_plan, transform=MOMENTUM).within_theory
-    result = fit(key(), case, run_plan, methods=(random_scaling(),), transform=MOMENTUM)
-    assert "outside the theory" in str(result)
-    assert "outside the theory" not in str(fit(key(), case, run_plan, methods=(random_scaling(),)))
+    methods = (random_scaling(),)
+    outside = fit(key(), case, run_plan, methods=methods, algorithm=algorithms.fedprox(0.1))
+    assert "fedprox: these intervals are outside the theory" in str(outside)
+    assert "outside the theory" not in str(fit(key(), case, run_plan, methods=methods))

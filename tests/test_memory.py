@@ -9,10 +9,12 @@ import pytest
 
 import jaxlsgd
 from jaxlsgd.core.problem import Draws
-from jaxlsgd.engine import tile
+from jaxlsgd.engine.block import run_block, start_tile
 from jaxlsgd.engine.cost import CACHE_BYTES, default_tile, largest_tile, tile_bytes
 from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, lay_out
+from jaxlsgd.engine.program import make_data, make_program
+from jaxlsgd.engine.source import Supply
 
 METHODS = (jaxlsgd.random_scaling(), jaxlsgd.plug_in())
 
@@ -20,13 +22,14 @@ METHODS = (jaxlsgd.random_scaling(), jaxlsgd.plug_in())
 @pytest.mark.parametrize(("dim", "clients", "name"), [(5, 10, "C1"), (3, 4, "P(1/2)")])
 def test_prediction_is_near_what_is_compiled(dim: int, clients: int, name: str) -> None:
     problem = jaxlsgd.problems.linear(dim, clients)
-    program = tile.make_program(problem, METHODS)
-    data = jax.tree.map(jnp.asarray, tile.make_data(problem, "float32"))
+    program = make_program(problem, METHODS, jaxlsgd.algorithms.local_sgd())
+    data = jax.tree.map(jnp.asarray, make_data(problem, "float32"))
     keys = replication_keys(jax.random.key(0), jnp.arange(256))
     plan = jaxlsgd.schedules.paper(name).plan(jaxlsgd.schedules.power_decay(0.5), num_steps=2000)
     call = lay_out(plan).groups[0][-2]
-    state = tile.start_tile(program, data, 256)
-    compiled = tile.run_block.lower(program, call.slots, data, keys, state, call.block).compile()
+    state = start_tile(program, data, 256)
+    given = Supply(keys, None)
+    compiled = run_block.lower(program, call.slots, data, given, state, call.block).compile()
     found = compiled.memory_analysis()
     planned = found.argument_size_in_bytes + found.temp_size_in_bytes
     predicted = tile_bytes(problem, METHODS, 256)
@@ -47,15 +50,16 @@ DIAGONAL = (jaxlsgd.random_scaling("diagonal"),)
 
 def planned_bytes(problem: jaxlsgd.Problem, methods: tuple, slots: int, R: int) -> int:
     """What the compiler plans for a block, from shapes alone."""
-    program = tile.make_program(problem, methods)
-    data = tile.make_data(problem, "float32")
+    program = make_program(problem, methods, jaxlsgd.algorithms.local_sgd())
+    data = make_data(problem, "float32")
     plan = jaxlsgd.schedules.constant(1).plan(jaxlsgd.schedules.power_decay(0.5), num_steps=64)
     block = lay_out(plan).groups[0][0].block
     syncs = jax.tree.map(lambda leaf: np.resize(leaf, slots), block.syncs)
-    state = jax.eval_shape(lambda d: tile.start_tile(program, d, R), data)
+    state = jax.eval_shape(lambda d: start_tile(program, d, R), data)
     keys = jax.eval_shape(lambda: replication_keys(jax.random.key(0), jnp.arange(R)))
-    given = block._replace(syncs=syncs)
-    found = tile.run_block.lower(program, slots, data, keys, state, given).compile()
+    block = block._replace(syncs=syncs)
+    given = Supply(keys, None)
+    found = run_block.lower(program, slots, data, given, state, block).compile()
     analysis = found.memory_analysis()
     return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
 

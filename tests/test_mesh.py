@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import mesh_cases
 import numpy as np
-import optax
 import processes
 import pytest
 from jax.sharding import Mesh
@@ -19,8 +18,9 @@ from mesh_cases import CASES, CLIENT_CASES, FIELDS, REPLICATION_CASES, SAVE_AT, 
 from test_structure import PLATFORMS, abstract, check_text
 
 from jaxlsgd import Draws, Problem, problems, random_scaling, simulate
-from jaxlsgd.engine import client_rounds, sharded, tile
-from jaxlsgd.engine import cost as memory
+from jaxlsgd.engine import client_rounds, cost, sharded
+from jaxlsgd.engine.program import make_data, make_program
+from jaxlsgd.runs.cell import LOCAL_SGD
 
 ROOT = Path(__file__).parents[1]
 HERE = (*CLIENT_CASES, *REPLICATION_CASES)
@@ -72,9 +72,9 @@ def check_distance(found: dict[str, np.ndarray], name: str) -> None:
 
 @pytest.mark.parametrize("name", HERE)
 def test_progress_goes_up_to_one(found: dict[str, np.ndarray], name: str):
-    heard = found[f"{name}/progress"]
-    assert len(heard) > len(SAVE_AT)
-    assert np.all(np.diff(heard) > 0) and heard[-1] == 1.0
+    shares = found[f"{name}/progress"]
+    assert len(shares) > len(SAVE_AT)
+    assert np.all(np.diff(shares) > 0) and shares[-1] == 1.0
 
 
 # Programs, read.
@@ -85,8 +85,8 @@ LONG = max(client_rounds.PAIRS)
 
 @functools.cache
 def runner() -> sharded.Sharded:
-    program = tile.make_program(mesh_cases.problem(CASE), CASE.methods)
-    mesh = sharded.check_mesh(mesh_cases.mesh(CASE.mesh), CASE.num_clients, program.transform)
+    program = make_program(mesh_cases.problem(CASE), CASE.methods, LOCAL_SGD)
+    mesh = sharded.check_mesh(mesh_cases.mesh(CASE.mesh), CASE.num_clients)
     return sharded.Sharded(program, mesh_cases.problem(CASE), mesh)
 
 
@@ -101,7 +101,7 @@ def lowered(kind: str, pairs: int = LONG) -> Any:
     numbers = {
         "turn": last.turn,
         "read": last.reading,
-        "steps": client_rounds.make_block(0, eta),
+        "steps": client_rounds.make_block(0, eta, 2 * pairs),
     }[kind]
     function = functools.partial(getattr(sharded, kind), run.program, run.mesh)
     return jax.jit(function), (run.data, words, state, numbers)
@@ -143,7 +143,7 @@ def reached(body: str, bodies: dict[str, str]) -> set[str]:
 
 def test_a_sum_in_the_loop_would_be_seen():
     """The same reading, of a program that is wrong."""
-    mesh = sharded.check_mesh(mesh_cases.mesh({"clients": 2}), 2, runner().program.transform)
+    mesh = sharded.check_mesh(mesh_cases.mesh({"clients": 2}), 2)
     spec = jax.sharding.PartitionSpec("clients")
 
     def wrong(x: jax.Array) -> jax.Array:
@@ -170,12 +170,12 @@ def test_programs_export_for_every_platform(kind: str, sums: int):
 def planned_bytes(shards: int) -> int:
     """Memory of one device for steps of K = 100,000 clients with d = 100, compiled and not run."""
     problem, methods = crowd(), (random_scaling("diagonal"),)
-    program = tile.make_program(problem, methods)
-    mesh = sharded.check_mesh(mesh_cases.mesh({"clients": shards}), 100_000, program.transform)
-    data = abstract(tile.make_data(problem, "float32"))
+    program = make_program(problem, methods, LOCAL_SGD)
+    mesh = sharded.check_mesh(mesh_cases.mesh({"clients": shards}), 100_000)
+    data = abstract(make_data(problem, "float32"))
     words = jax.ShapeDtypeStruct((1, 2), jnp.uint32)
     state = jax.eval_shape(lambda d: sharded.start(program, mesh, 1, d), data)
-    block = client_rounds.make_block(0, np.full(2, 0.1))
+    block = client_rounds.make_block(0, np.full(2, 0.1), 2)
     found = sharded.steps.lower(program, mesh, data, words, state, block).compile()
     analysis = found.memory_analysis()
     return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
@@ -192,7 +192,7 @@ def test_a_device_holds_its_share_of_the_clients():
     one, two = planned_bytes(1), planned_bytes(2)
     assert one > 4 * 100_000 * 100
     assert two == pytest.approx(one / 2, rel=0.01)
-    predicted = memory.tile_bytes(crowd(), (random_scaling("diagonal"),), 1, client_shards=2)
+    predicted = cost.tile_bytes(crowd(), (random_scaling("diagonal"),), 1, client_shards=2)
     assert 0.6 * two < predicted < 1.5 * two
 
 
@@ -203,7 +203,7 @@ def test_every_step_of_a_plan_is_made_once():
     plan = mesh_cases.plan(Case("linear", "P(1/2)", 3, {}))
     seen: dict[int, float] = {}
     for m, each in enumerate(client_rounds.lay_out(plan, (plan.num_rounds,))):
-        blocks = [(int(each.turn.first), each.turn.eta)]
+        blocks = [(int(each.turn.first), each.turn.etas)]
         blocks += [(int(block.first), block.eta) for block in each.steps]
         steps = [(first + i, eta) for first, etas in blocks for i, eta in enumerate(etas) if eta]
         assert [eta for _, eta in steps] == [plan.eta[m]] * plan.E[m]
@@ -213,7 +213,7 @@ def test_every_step_of_a_plan_is_made_once():
 
 
 def test_padding_clients_are_copies_without_weight():
-    data = tile.make_data(problems.linear(3, 5, heterogeneity=1.0), "float32")
+    data = make_data(problems.linear(3, 5, heterogeneity=1.0), "float32")
     padded = sharded.pad_clients(data, 4)
     assert padded.weights.shape == (8,) and not padded.weights[5:].any()
     assert padded.weights[:5].tolist() == data.weights.tolist()
@@ -243,10 +243,6 @@ def test_a_mesh_with_devices_is_refused():
     refused("devices: must be None where a mesh is given", devices=jax.devices())
 
 
-def test_another_transformation_with_spread_clients_is_refused():
-    refused("transform: must be plain SGD", transform=optax.sgd(1.0, momentum=0.9))
-
-
 @pytest.mark.parametrize("mesh", ["clients", 2, jax.sharding.AbstractMesh((2,), ("clients",))])
 def test_what_is_no_mesh_is_refused(mesh: Any):
     refused("mesh: must be a jax.sharding.Mesh", mesh=mesh)
@@ -257,7 +253,7 @@ def test_explicit_axes_are_taken_too():
     explicit = Mesh(
         np.asarray(jax.devices()), ("clients",), axis_types=(jax.sharding.AxisType.Explicit,)
     )
-    found = sharded.check_mesh(explicit, 3, runner().program.transform)
+    found = sharded.check_mesh(explicit, 3)
     assert found.axis_names == ("replications", "clients") and found.devices.shape == (1, 2)
     assert set(found.axis_types) == {jax.sharding.AxisType.Auto}
 

@@ -21,11 +21,14 @@ from jaxlsgd.schedules import (
     constant_step,
     custom,
     custom_step,
+    families,
     iterated_logarithmic,
     logarithmic,
     paper,
+    plan,
     power,
     power_decay,
+    step_size,
 )
 
 STEP = power_decay(0.5)
@@ -44,8 +47,10 @@ def verdicts(plan: Plan) -> dict[str, str]:
 
 
 def test_docstring_examples_run():
-    result = doctest.testmod(schedules)
-    assert result.attempted >= 12 and result.failed == 0
+    names = {name: getattr(schedules, name) for name in schedules.__all__}
+    found = [doctest.testmod(module, extraglobs=names) for module in (families, plan, step_size)]
+    assert sum(one.attempted for one in found) >= 12
+    assert not any(one.failed for one in found)
 
 
 def test_module_does_not_import_jax():
@@ -97,9 +102,9 @@ def test_ceiling_of_perfect_logarithms(base, most):
 
 def ceilings(schedule, m):
     """E'_m at chosen m far beyond what can be listed."""
-    shape = schedules._SHAPES[schedule.family]
+    shape = families._SHAPES[schedule.family]
     x = schedule.scale * shape(m.astype(np.float64), schedule.exponent, schedule.base)
-    return schedules._ceil(x)
+    return families._ceil(x)
 
 
 def test_ceiling_guard_is_needed_and_used_by_intervals():
@@ -440,85 +445,82 @@ def test_report_prints_as_a_table():
 
 NAN, INF = math.nan, math.inf
 REFUSED = [
-    # (what is called, exception, what the message must say)
-    (lambda: constant(0), ValueError, "E must .*received 0"),
-    (lambda: constant(-3), ValueError, "E must .*received -3"),
-    (lambda: constant(2.5), ValueError, "E must be an integer.*received 2.5"),
-    (lambda: constant(NAN), ValueError, "E must .*received nan"),
-    (lambda: constant(2**31), ValueError, "E.*2147483647.*received 2147483648"),
-    (lambda: constant(True), TypeError, "E must .*received True"),
-    (lambda: constant("5"), TypeError, "E must .*received '5'"),
-    (lambda: logarithmic(scale=0), ValueError, "scale must .*received 0"),
-    (lambda: logarithmic(power=0), ValueError, "power must .*received 0"),
-    (lambda: logarithmic(base=1), ValueError, "base must .*received 1"),
-    (lambda: logarithmic(base=INF), ValueError, "base must .*received inf"),
-    (lambda: iterated_logarithmic(power=-1), ValueError, "power must .*received -1"),
-    (lambda: iterated_logarithmic(scale=NAN), ValueError, "scale must .*received nan"),
-    (lambda: power(1.0), ValueError, r"beta must be in \[0, 1\).*received 1.0"),
-    (lambda: power(-0.1), ValueError, r"beta must be in \[0, 1\).*received -0.1"),
-    (lambda: power(-0.1, allow_outside_theory=True), ValueError, "beta must .*received -0.1"),
-    (lambda: power(NAN, allow_outside_theory=True), ValueError, "beta must .*received nan"),
-    (lambda: power(0.5, scale=-1), ValueError, "scale must .*received -1"),
-    (lambda: power(None), TypeError, "beta must .*received None"),
-    (lambda: custom([]), ValueError, "sequence must .*not empty"),
-    (lambda: custom([[1, 2]]), ValueError, "sequence must "),
-    (lambda: custom(3), ValueError, "sequence must .*received 3"),
-    (lambda: custom([1, 0]), ValueError, r"sequence\[1\] must .*received 0"),
-    (lambda: custom([1, 2.5]), ValueError, r"sequence\[1\] must be an integer.*received 2.5"),
-    (lambda: custom([1, NAN]), ValueError, r"sequence\[1\] must .*received nan"),
-    (lambda: custom([1, True]), TypeError, "sequence must .*bool"),
-    (lambda: custom(np.array([True])), TypeError, "sequence must .*bool"),
-    (lambda: custom(["a"]), TypeError, "sequence must "),
-    (lambda: custom([1, 2]).intervals(3), ValueError, "sequence must .*3 rounds.*2 rounds"),
-    (lambda: custom([1, 2]).plan(STEP, num_steps=4), ValueError, "sequence.*4 local.*3 local"),
-    (lambda: custom([1, 2]).plan(STEP, num_rounds=3), ValueError, "sequence.*3 rounds"),
-    (lambda: paper("P(1/3"), ValueError, r"received 'P\(1/3' \(did you mean 'P\(1/3\)'\?\)"),
-    (lambda: paper("log"), ValueError, "name must .*did you mean 'Log'"),
-    (lambda: paper("quadratic"), ValueError, r"name must be one of C1, C5.*'quadratic'$"),
-    (lambda: paper(5), TypeError, "name must .*received 5"),
-    (lambda: constant(1).intervals(0), ValueError, "num_rounds must .*received 0"),
-    (lambda: constant(1).with_warmup(1.0), ValueError, "fraction must .*received 1.0"),
-    (lambda: constant(1).with_warmup(-0.1), ValueError, "fraction must .*received -0.1"),
-    (lambda: constant(1).with_warmup(NAN), ValueError, "fraction must .*received nan"),
-    (lambda: constant(1).plan(0.5, num_steps=9), TypeError, "step_size must .*received 0.5"),
-    (lambda: constant(1).plan(STEP), ValueError, "exactly one .*num_steps=None, num_rounds=None"),
-    (lambda: constant(1).plan(STEP, num_steps=3, num_rounds=3), ValueError, "exactly one"),
-    (lambda: constant(1).plan(STEP, num_steps=0), ValueError, "num_steps must .*received 0"),
-    (lambda: constant(1).plan(STEP, num_steps=5e3), ValueError, "num_steps must .*5000.0"),
-    (lambda: constant(1).plan(STEP, num_rounds=True), TypeError, "num_rounds must .*True"),
-    (lambda: constant(1).plan(STEP, num_steps=10**400), ValueError, "num_steps must "),
+    # (what is called, what the message must say)
+    (lambda: constant(0), "E: must .*got 0"),
+    (lambda: constant(-3), "E: must .*got -3"),
+    (lambda: constant(2.5), "E: must be an integer.*got 2.5"),
+    (lambda: constant(NAN), "E: must .*got nan"),
+    (lambda: constant(2**31), "E.*2147483647.*got 2147483648"),
+    (lambda: constant(True), "E: must .*got True"),
+    (lambda: constant("5"), "E: must .*got '5'"),
+    (lambda: logarithmic(scale=0), "scale: must .*got 0"),
+    (lambda: logarithmic(power=0), "power: must .*got 0"),
+    (lambda: logarithmic(base=1), "base: must .*got 1"),
+    (lambda: logarithmic(base=INF), "base: must .*got inf"),
+    (lambda: iterated_logarithmic(power=-1), "power: must .*got -1"),
+    (lambda: iterated_logarithmic(scale=NAN), "scale: must .*got nan"),
+    (lambda: power(1.0), r"beta: must be in \[0, 1\).*got 1.0"),
+    (lambda: power(-0.1), r"beta: must be in \[0, 1\).*got -0.1"),
+    (lambda: power(-0.1, allow_outside_theory=True), "beta: must .*got -0.1"),
+    (lambda: power(NAN, allow_outside_theory=True), "beta: must .*got nan"),
+    (lambda: power(0.5, scale=-1), "scale: must .*got -1"),
+    (lambda: power(None), "beta: must .*got None"),
+    (lambda: custom([]), "sequence: must .*not empty"),
+    (lambda: custom([[1, 2]]), "sequence: must "),
+    (lambda: custom(3), "sequence: must .*got 3"),
+    (lambda: custom([1, 0]), r"sequence\[1\]: must .*got 0"),
+    (lambda: custom([1, 2.5]), r"sequence\[1\]: must be an integer.*got 2.5"),
+    (lambda: custom([1, NAN]), r"sequence\[1\]: must .*got nan"),
+    (lambda: custom([1, True]), "sequence: must .*bool"),
+    (lambda: custom(np.array([True])), "sequence: must .*bool"),
+    (lambda: custom(["a"]), "sequence: must "),
+    (lambda: custom([1, 2]).intervals(3), "sequence: must .*3 rounds.*2 rounds"),
+    (lambda: custom([1, 2]).plan(STEP, num_steps=4), "sequence.*4 local.*3 local"),
+    (lambda: custom([1, 2]).plan(STEP, num_rounds=3), "sequence.*3 rounds"),
+    (lambda: paper("P(1/3"), r"got 'P\(1/3'; did you mean 'P\(1/3\)'\?"),
+    (lambda: paper("log"), "name: must .*did you mean 'Log'"),
+    (lambda: paper("quadratic"), r"name: must be one of C1, C5.*'quadratic'$"),
+    (lambda: paper(5), "name: must .*got 5"),
+    (lambda: constant(1).intervals(0), "num_rounds: must .*got 0"),
+    (lambda: constant(1).with_warmup(1.0), "fraction: must .*got 1.0"),
+    (lambda: constant(1).with_warmup(-0.1), "fraction: must .*got -0.1"),
+    (lambda: constant(1).with_warmup(NAN), "fraction: must .*got nan"),
+    (lambda: constant(1).plan(0.5, num_steps=9), "step_size: must .*got 0.5"),
+    (lambda: constant(1).plan(STEP), "but not both, got .*num_steps.: None, .num_rounds.: None"),
+    (lambda: constant(1).plan(STEP, num_steps=3, num_rounds=3), "but not both, got .*3.*3"),
+    (lambda: constant(1).plan(STEP, num_steps=0), "num_steps: must .*got 0"),
+    (lambda: constant(1).plan(STEP, num_steps=5e3), "num_steps: must .*5000.0"),
+    (lambda: constant(1).plan(STEP, num_rounds=True), "num_rounds: must .*True"),
+    (lambda: constant(1).plan(STEP, num_steps=10**400), "num_steps: must "),
     (
         lambda: constant(1).with_warmup(0.95).plan(STEP, num_steps=5),
-        ValueError,
-        "num_steps must leave at least one observation after a warm-up of 5; received 5",
+        "num_steps: must leave at least one observation after a warm-up of 5, got 5",
     ),
     (
         lambda: constant(1).with_warmup(0.95).plan(STEP, num_rounds=5),
-        ValueError,
-        "num_rounds must leave at least one round after a warm-up of 5; received 5",
+        "num_rounds: must leave at least one round after a warm-up of 5, got 5",
     ),
-    (lambda: power_decay(0), ValueError, "gamma0 must .*received 0"),
-    (lambda: power_decay(INF), ValueError, "gamma0 must .*received inf"),
-    (lambda: power_decay(1, 0.5), ValueError, r"alpha must be in \(1/2, 1\).*received 0.5"),
-    (lambda: power_decay(1, 1.0), ValueError, "alpha must .*received 1.0"),
-    (lambda: power_decay(1, NAN, allow_outside_theory=True), ValueError, "alpha must .*nan"),
-    (lambda: constant_step(-1.0), ValueError, "gamma must .*received -1.0"),
-    (lambda: custom_step([0.1, 0.0]), ValueError, r"sequence\[1\] must .*received 0.0"),
-    (lambda: custom_step([0.1, INF]), ValueError, r"sequence\[1\] must .*received inf"),
-    (lambda: constant(1).plan(custom_step([1.0]), num_rounds=2), ValueError, "step sequence must"),
-    (lambda: Plan.from_arrays([1, 2], [0.1]), ValueError, "eta must .*2 rounds.*1 rounds"),
-    (lambda: Plan.from_arrays([1, -2], [0.1, 0.1]), ValueError, r"E\[1\] must .*received -2"),
-    (lambda: Plan.from_arrays([1, 2], [0.1, NAN]), ValueError, r"eta\[1\] must .*received nan"),
-    (lambda: constant(1).plan(STEP, num_rounds=3).prefix(4), ValueError, "num_rounds must .*3"),
+    (lambda: power_decay(0), "gamma0: must .*got 0"),
+    (lambda: power_decay(INF), "gamma0: must .*got inf"),
+    (lambda: power_decay(1, 0.5), r"alpha: must be in \(1/2, 1\).*got 0.5"),
+    (lambda: power_decay(1, 1.0), "alpha: must .*got 1.0"),
+    (lambda: power_decay(1, NAN, allow_outside_theory=True), "alpha: must .*nan"),
+    (lambda: constant_step(-1.0), "gamma: must .*got -1.0"),
+    (lambda: custom_step([0.1, 0.0]), r"sequence\[1\]: must .*got 0.0"),
+    (lambda: custom_step([0.1, INF]), r"sequence\[1\]: must .*got inf"),
+    (lambda: constant(1).plan(custom_step([1.0]), num_rounds=2), "step sequence: must"),
+    (lambda: Plan.from_arrays([1, 2], [0.1]), "eta: must .*2 rounds.*1 rounds"),
+    (lambda: Plan.from_arrays([1, -2], [0.1, 0.1]), r"E\[1\]: must .*got -2"),
+    (lambda: Plan.from_arrays([1, 2], [0.1, NAN]), r"eta\[1\]: must .*got nan"),
+    (lambda: constant(1).plan(STEP, num_rounds=3).prefix(4), "num_rounds: must .*3"),
     (
         lambda: power(9.0, allow_outside_theory=True).plan(STEP, num_rounds=20),
-        ValueError,
-        r"E\[10\] must .*2147483647",
+        r"E\[10\]: must .*2147483647",
     ),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_bad_input_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

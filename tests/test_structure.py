@@ -14,39 +14,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_helpers import paper_plan
+from engine_helpers import momenta, paper_plan
 
 import jaxlsgd
-from jaxlsgd import Problem, plug_in, problems, random_scaling
+from jaxlsgd import Algorithm, Problem, plug_in, problems, random_scaling
 from jaxlsgd.core.estimator import Estimator, Horizon
-from jaxlsgd.engine import tile
+from jaxlsgd.engine import statistics
+from jaxlsgd.engine.block import run_block, start_tile
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, Call, lay_out
+from jaxlsgd.engine.program import make_data, make_program
+from jaxlsgd.engine.source import supply
+from jaxlsgd.runs.cell import LOCAL_SGD
 
 PACKAGE = Path(jaxlsgd.__file__).parent
 # A room uses only rooms before it, and itself.
 ROOMS = (
-    "text",
-    "arguments",
-    "moments",
-    "assumptions",
+    "core",
     "schedules",
-    "rows",
-    "forms",
-    "base",
-    "draws",
-    "blocks",
-    "local_sgd",
     "problems",
+    "algorithms",
     "inference",
-    "measures",
-    "memory",
-    "tile",
-    "distributed",
-    "client_rounds",
-    "sharded",
-    "simulation",
-    "fitting",
-    "fclt",
+    "engine",
+    "runs",
+    "analysis",
     "study",
     "report",
     "cli",
@@ -57,6 +47,8 @@ MUTUAL = {
     # A builder that hands on to a method which is built upon its own.
     ("inference.plug_in", "inference.finite_horizon"),
     ("inference.random_scaling", "inference.finite_horizon"),
+    # `schedule.plan(...)` makes a plan, which knows its schedule.
+    ("schedules.families", "schedules.plan"),
     # `Study.run()` for `run(study)`.
     ("study.spec", "study.runner"),
 }
@@ -119,7 +111,8 @@ def test_imports_go_one_way(module: str):
 
 
 def test_the_package_itself_imports_nothing_at_once():
-    assert imports("") == []
+    assert imports("") == [("core.lazy", False)]
+    assert imports("core.lazy") == imports("core") == []
 
 
 def test_no_file_needs_itself():
@@ -204,61 +197,76 @@ def abstract(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype), tree)
 
 
-def block_function(name: str, slots: int) -> tuple[Any, tuple[Any, ...]]:
+def block_function(
+    name: str, slots: int, algorithm: Algorithm = LOCAL_SGD, shared_draws: bool = False
+) -> tuple[Any, tuple[Any, ...]]:
     """`run_block` as a function of arrays alone, and their shapes."""
-    program = tile.make_program(problem(name), METHODS)
-    data = abstract(tile.make_data(problem(name), "float32"))
-    state = jax.eval_shape(lambda d: tile.start_tile(program, d, REPLICATIONS), data)
+    program = make_program(problem(name), METHODS, algorithm, shared_draws=shared_draws)
+    assert program.draws_ahead == shared_draws
+    data = abstract(make_data(problem(name), "float32"))
+    state = jax.eval_shape(lambda d: start_tile(program, d, REPLICATIONS), data)
     words = jax.ShapeDtypeStruct((REPLICATIONS, 2), jnp.uint32)
 
     def run(data: Any, words: Any, state: Any, block: Any) -> Any:
         keys = jax.random.wrap_key_data(words, impl="threefry2x32")
-        return tile.run_block(program, slots, data, keys, state, block)
+        return run_block(program, slots, data, supply(program, data, keys, 0), state, block)
 
     return jax.jit(run), (data, words, state, abstract(call_with(slots).block))
 
 
-@pytest.mark.parametrize("slots", [*SLOTS, BLOCK_STEPS])
-@pytest.mark.parametrize("name", ["linear", "logistic", "sampled"])
-def test_blocks_export_for_every_platform(name: str, slots: int):
-    function, shapes = block_function(name, slots)
+def export(function: Any, shapes: tuple[Any, ...]) -> str:
+    """A program's text for every platform, checked."""
     exported = jax.export.export(function, platforms=PLATFORMS)(*shapes)
     assert exported.platforms == PLATFORMS
-    check_text(exported.mlir_module())
+    text = exported.mlir_module()
+    check_text(text)
+    return text
 
 
-@pytest.mark.parametrize("slots", [*SLOTS, BLOCK_STEPS])
+every_room = pytest.mark.parametrize("slots", [*SLOTS, BLOCK_STEPS])
+
+
+@every_room
+@pytest.mark.parametrize("name", ["linear", "logistic", "sampled"])
+def test_blocks_export_for_every_platform(name: str, slots: int):
+    export(*block_function(name, slots))
+
+
+@every_room
 @pytest.mark.parametrize("name", ["linear", "logistic"])
 def test_blocks_on_shared_draws_export_for_every_platform(name: str, slots: int):
-    program = tile.make_program(problem(name), METHODS, shared_draws=True)
-    assert program.draws_ahead
-    data = abstract(tile.make_data(problem(name), "float32"))
-    state = jax.eval_shape(lambda d: tile.start_tile(program, d, REPLICATIONS), data)
-    words = jax.ShapeDtypeStruct((REPLICATIONS, 2), jnp.uint32)
+    export(*block_function(name, slots, shared_draws=True))
 
-    def run(data: Any, words: Any, state: Any, block: Any) -> Any:
-        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
-        drawn = tile.draw_ahead(program, data, keys, 0)
-        return tile.run_block(program, slots, data, drawn, state, block)
 
-    block = abstract(call_with(slots).block)
-    exported = jax.export.export(jax.jit(run), platforms=PLATFORMS)(data, words, state, block)
-    assert exported.platforms == PLATFORMS
-    check_text(exported.mlir_module())
+@every_room
+def test_other_algorithms_export_for_every_platform(slots: int):
+    """Where a round ends a CPU branches; an accelerator, which might ask its host, selects."""
+    function, shapes = block_function("linear", slots, momenta())
+    export(function, shapes)
+    for platform in PLATFORMS:
+        text = jax.export.export(function, platforms=[platform])(*shapes).mlir_module()
+        assert branches_on_data(text) == (platform == "cpu"), platform
+    assert not branches_on_data(export(*block_function("linear", slots)))
+
+
+def branches_on_data(text: str) -> bool:
+    """Whether a program branches on a flag that it has computed, and not on the platform alone."""
+    flags = re.findall(r"(%\w+) = stablehlo\.convert .*\(tensor<i1>\) -> tensor<i32>", text)
+    branches = re.findall(r'"stablehlo\.(?:case|if)"\((%\w+)\)', text)
+    return not set(flags).isdisjoint(branches)
 
 
 @pytest.mark.parametrize("method", ALL_METHODS, ids=lambda method: method.name)
 def test_measurements_export_for_every_platform(method: Estimator):
-    program = tile.make_program(problem("linear"), (method,))
-    data = abstract(tile.make_data(problem("linear"), "float32"))
-    state = jax.eval_shape(lambda d: tile.start_tile(program, d, REPLICATIONS), data)
+    program = make_program(problem("linear"), (method,), LOCAL_SGD)
+    data = abstract(make_data(problem("linear"), "float32"))
+    state = jax.eval_shape(lambda d: start_tile(program, d, REPLICATIONS), data)
     horizon = abstract(Horizon.of(paper_plan("C5", num_steps=500), "float32"))
 
-    def measure(data: Any, state: Any, horizon: Any) -> Any:
-        return tile.measure_tile(program, data, state, method, horizon)
+    def measure(data: Any, found: Any, horizon: Any) -> Any:
+        return statistics.measure(program, data, found, method, horizon)
 
-    exported = jax.export.export(jax.jit(measure), platforms=PLATFORMS)(data, state, horizon)
-    check_text(exported.mlir_module())
+    export(jax.jit(measure), (data, state.statistics, horizon))
 
 
 def check_text(text: str) -> None:
@@ -270,10 +278,11 @@ def check_text(text: str) -> None:
         assert "HIGHEST" in product or "precision = [HIGHEST" in product, product
 
 
-@pytest.mark.parametrize("slots", [*SLOTS, BLOCK_STEPS])
-def test_loops_have_a_known_length(slots: int):
+@pytest.mark.parametrize("algorithm", [LOCAL_SGD, momenta()], ids=lambda one: one.name)
+@every_room
+def test_loops_have_a_known_length(slots: int, algorithm: Algorithm):
     """A loop whose length is data would make a GPU ask the host at every step."""
-    function, shapes = block_function("linear", slots)
+    function, shapes = block_function("linear", slots, algorithm)
     text = function.lower(*shapes).compile().as_text()
     loops = re.findall(r"^.* while\(.*$", text, flags=re.MULTILINE)
     assert loops

@@ -1,122 +1,137 @@
-"""Tasks that are run together draw once, and find what each finds alone."""
+"""Cells that are run together draw once, and find what each finds alone."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
+import chex
 import jax
-import numpy as np
+import jax.numpy as jnp
 import pytest
 
-from jaxlsgd import plug_in, problems, random_scaling
+from jaxlsgd import algorithms, plug_in, problems, random_scaling
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.engine import tile
-from jaxlsgd.runs.simulation import Task, run_replications, run_together
-from tests.engine_helpers import paper_plan
+from jaxlsgd.engine import source
+from jaxlsgd.engine.program import make_program
+from jaxlsgd.runs.cell import LOCAL_SGD, Cell
+from jaxlsgd.runs.simulation import Advanced, Finished, run_cells
+from tests.engine_helpers import PAPER_PROBLEMS, paper_plan, rows_of
 
 METHODS = (random_scaling(), plug_in())
-FIELDS = [field.name for field in dataclasses.fields(MethodRows)]
 COUNT = 16
 Rows = dict[str, MethodRows]
 
 
-def task(problem: Problem, name: str, num_steps: int, **changes: Any) -> Task:
+def cell(problem: Problem, name: str, num_steps: int, **changes: Any) -> Cell:
     settings = {"methods": METHODS, **changes}
-    return Task(problem, paper_plan(name, num_steps=num_steps), **settings)
+    return Cell(problem, paper_plan(name, num_steps=num_steps), **settings)
 
 
-def together(tasks: list[Task], first: int = 0) -> dict[int, Rows]:
-    found: dict[int, Rows] = {}
-    run_together(jax.random.key(3), tasks, first, COUNT, on_rows=found.__setitem__)
-    return found
+def together(cells: list[Cell], first: int = 0) -> dict[int, Rows]:
+    return rows_of(jax.random.key(3), cells, first, COUNT)
+
+
+def alone(one: Cell, first: int = 0) -> Rows:
+    """A cell that draws as it goes."""
+    return rows_of(jax.random.key(3), [one], first, COUNT, shared_draws=False)[0]
+
+
+def as_arrays(rows: Rows) -> dict[str, Any]:
+    return {name: dataclasses.asdict(part) for name, part in rows.items()}
 
 
 def assert_same(a: Rows, b: Rows) -> None:
     assert list(a) == list(b)
-    for name in a:
-        for field in FIELDS:
-            np.testing.assert_array_equal(getattr(a[name], field), getattr(b[name], field))
+    chex.assert_trees_all_equal(as_arrays(a), as_arrays(b))
 
 
-@pytest.fixture(scope="module", params=["linear", "logistic"])
-def tasks(request: pytest.FixtureRequest) -> list[Task]:
-    problem = problems.paper_problem(request.param)
+@pytest.fixture(scope="module", params=PAPER_PROBLEMS)
+def cells(request: pytest.FixtureRequest) -> list[Cell]:
+    problem = PAPER_PROBLEMS[request.param]()
     return [
-        task(problem, "P(1/2)", 700, save_at=(3, 30)),
-        task(problem, "C1", 64),
-        task(problem, "C5", 333, levels=(0.8, 0.99)),
-        task(problem, "Log", 129),
+        cell(problem, "P(1/2)", 700, save_at=(3, 30)),
+        cell(problem, "C1", 64),
+        cell(problem, "C5", 333, levels=(0.8, 0.99)),
+        cell(problem, "Log", 129),
     ]
 
 
-def test_company_and_order_change_no_bit(tasks: list[Task]) -> None:
-    found = together(tasks)
-    turned = together(tasks[::-1])
-    for i, alone in enumerate(tasks):
-        assert_same(found[i], together([alone])[0])
-        assert_same(found[i], turned[len(tasks) - 1 - i])
+def test_company_and_order_change_no_bit(cells: list[Cell]) -> None:
+    found = together(cells)
+    turned = together(cells[::-1])
+    for i, one in enumerate(cells):
+        assert_same(found[i], together([one])[0])
+        assert_same(found[i], turned[len(cells) - 1 - i])
 
 
-def test_rows_are_those_of_a_task_that_draws_as_it_goes(tasks: list[Task]) -> None:
-    for i, rows in together(tasks, first=5).items():
-        alone = run_replications(jax.random.key(3), tasks[i], 5, COUNT)
-        for name in rows:
-            for field in FIELDS:
-                ours, theirs = getattr(rows[name], field), getattr(alone[name], field)
-                # Two programs, whose rounding may differ; none was seen to.
-                np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+def test_rows_are_those_of_a_cell_that_draws_as_it_goes(cells: list[Cell]) -> None:
+    for i, rows in together(cells, first=5).items():
+        ours, theirs = as_arrays(rows), as_arrays(alone(cells[i], first=5))
+        # Two programs, whose rounding may differ; none was seen to.
+        chex.assert_trees_all_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
-def test_short_plans_are_told_first_and_steps_add_up(tasks: list[Task]) -> None:
+def test_short_plans_are_finished_first_and_steps_add_up(cells: list[Cell]) -> None:
     order: list[int] = []
-    steps = [0] * len(tasks)
+    steps = [0] * len(cells)
+    for event in run_cells(jax.random.key(3), cells, 0, COUNT):
+        if isinstance(event, Finished):
+            order.append(event.cell)
+        else:
+            assert isinstance(event, Advanced)
+            steps[event.cell] += event.steps
+    assert order == sorted(range(len(cells)), key=lambda i: cells[i].plan.num_steps)
+    assert steps == [one.layout.steps for one in cells]
 
-    def count(index: int, done: int) -> None:
-        steps[index] += done
 
-    run_together(
-        jax.random.key(3), tasks, 0, COUNT, on_rows=lambda i, _: order.append(i), on_call=count
-    )
-    assert order == sorted(range(len(tasks)), key=lambda i: tasks[i].plan.num_steps)
-    assert steps == [one.layout.steps for one in tasks]
-
-
-def test_draws_are_made_once(tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_made_once(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    draw = tile._draw_block
+    draw = source._draw_block
 
     def counted(program: Any, data: Any, keys: Any, first: Any) -> Any:
         made.append(int(first))
         return draw(program, data, keys, first)
 
-    monkeypatch.setattr(tile, "_draw_block", counted)
-    together(tasks)
+    monkeypatch.setattr(source, "_draw_block", counted)
+    together(cells)
     assert made == list(range(0, 701, 64))
 
 
 def test_many_draws_are_not_kept() -> None:
     """A large problem draws within its blocks, and is run cell by cell all the same."""
     problem = problems.linear(20, 10)
-    program = tile.make_program(problem, METHODS, shared_draws=True)
-    assert not program.draws_ahead
-    pair = [task(problem, "C5", 100), task(problem, "C1", 70)]
+    assert not make_program(problem, METHODS, LOCAL_SGD, shared_draws=True).draws_ahead
+    pair = [cell(problem, "C5", 100), cell(problem, "C1", 70)]
     for i, rows in together(pair).items():
-        assert_same(rows, run_replications(jax.random.key(3), pair[i], 0, COUNT))
+        assert_same(rows, alone(pair[i]))
 
 
-def test_an_error_stops_all_and_strangers_are_refused() -> None:
+def test_cells_with_little_in_common_are_refused() -> None:
     linear, logistic = problems.linear(2, 2), problems.logistic(2, 2)
-    with pytest.raises(ValueError, match="must be one or more that share"):
-        together([task(linear, "C1", 10), task(logistic, "C1", 10)])
-    with pytest.raises(ValueError, match="must be one or more that share"):
-        together([task(linear, "C1", 10), task(linear, "C1", 10, dtype="float64")])
-    with pytest.raises(ValueError, match="must be one or more that share"):
+    one = cell(linear, "C1", 10)
+    others = {
+        "problem": cell(logistic, "C1", 10),
+        "dtype": cell(linear, "C1", 10, dtype="float64"),
+        "algorithm": cell(linear, "C1", 10, algorithm=algorithms.fedprox(0.1)),
+        "methods": cell(linear, "C1", 10, methods=METHODS[:1]),
+    }
+    for what, other in others.items():
+        with pytest.raises(
+            ValueError, match=f"cells.1.: must have the same .*, got another {what}"
+        ):
+            together([one, other])
+    with pytest.raises(ValueError, match="cells: must be one or more"):
         together([])
 
-    def fail(index: int, steps: int) -> None:
-        raise InterruptedError
 
-    with pytest.raises(InterruptedError):
-        run_together(jax.random.key(0), [task(linear, "C1", 10)], 0, 4, on_rows=print, on_call=fail)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_caller_may_stop_and_keeps_its_own_settings(dtype: str) -> None:
+    one = cell(problems.linear(2, 2), "C1", 10, dtype=dtype)
+    events = run_cells(jax.random.key(0), [one], 0, 4)
+    assert isinstance(next(events), Advanced)
+    # Between two events the caller's code runs under the caller's precision.
+    assert jnp.zeros(()).dtype == jnp.result_type(float) == jnp.float32
+    events.close()
+    assert jnp.result_type(float) == jnp.float32
