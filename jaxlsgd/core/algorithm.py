@@ -21,7 +21,7 @@ from jaxlsgd.core.problem import Array
 class Round(NamedTuple):
     """What everybody knows in round m."""
 
-    params: Array  # (d,) x̄ where the round began
+    params: Any  # (d,) x̄ where the round began
     server: Any  # what the server keeps
     E: Any  # () E_m
     eta: Any  # () η_m

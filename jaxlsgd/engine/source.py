@@ -58,6 +58,7 @@ def make_source(
     spec = program.structure.draws
     start = first // np.uint32(2)
     if functions.observe is None or spec is None:
+        assert given.keys is not None
         sample = functools.partial(_sampled, functions, data, given.keys)
 
         def draw_both(i: Array) -> tuple[Any, Any]:

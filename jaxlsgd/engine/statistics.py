@@ -25,7 +25,7 @@ class Met(NamedTuple):
     gradient: Array | None  # (d, R) mean gradient; a statistic may do without
 
 
-def axes_of(part: Accumulator, vector: Array) -> Any:
+def axes_of(part: Accumulator, vector: Any) -> Any:
     """Where a state's leaves have the replications: last, or nowhere if all replications share them."""
     state = jax.eval_shape(part.init, jax.ShapeDtypeStruct(vector.shape, vector.dtype))
     if not part.shared:

@@ -365,6 +365,7 @@ class _Progress:
 
     def through(self, events: Iterator[Advanced | Finished]) -> dict[str, MethodRows]:
         """The rows of the one cell that the events are about."""
+        rows: dict[str, MethodRows] = {}
         for event in events:
             if isinstance(event, Finished):
                 rows = event.rows

@@ -268,4 +268,4 @@ def paper(name: str) -> Schedule:
     """
     checks.choice("name", name, PAPER_SCHEDULES)
     built = (constant(1), constant(5), logarithmic(), power(1 / 3), power(1 / 2))
-    return dict(zip(PAPER_SCHEDULES, built, strict=True))[name]
+    return built[PAPER_SCHEDULES.index(name)]
