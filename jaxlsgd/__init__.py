@@ -35,6 +35,7 @@ _WHERE = {
     "Study": "jaxlsgd.study",
     "fclt_check": "jaxlsgd.runs.fclt",
     "fit": "jaxlsgd.runs.fitting",
+    "one_step": "jaxlsgd.inference.one_step",
     "plug_in": "jaxlsgd.inference.plug_in",
     "prepare": "jaxlsgd.engine.machine",
     "random_scaling": "jaxlsgd.inference.random_scaling",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from jaxlsgd.core.rows import CellRows, MethodRows
     from jaxlsgd.engine import distributed
     from jaxlsgd.engine.machine import prepare
+    from jaxlsgd.inference.one_step import one_step
     from jaxlsgd.inference.plug_in import plug_in
     from jaxlsgd.inference.random_scaling import random_scaling
     from jaxlsgd.runs.fclt import fclt_check

@@ -32,6 +32,7 @@ class Sync(NamedTuple):
     eta: Any  # step size of round m
     gradient: Params | None = None
     hessian: Any = None  # (d, d), for the flattened parameters
+    gradient_sum: Params | None = None  # h_m, the mean gradients of the round's steps added up
 
 
 class Interval(NamedTuple):
@@ -63,7 +64,23 @@ class Accumulator(NamedTuple):
     update: Callable[[Any, Sync], Any]
     needs_gradient: bool = False
     needs_hessian: bool = False
+    needs_gradient_sum: bool = False
     shared: tuple[str, ...] = ()
+    rolling: Rolling | None = None
+
+
+class Rolling(NamedTuple):
+    """An update in two parts, for statistics that seldom move what they have to another place.
+
+    `update(state, sync)` is then `add(state, sync)` after `roll(state)` where one is due. The engine leaves
+    the rolling out of its loops: `roll_before(E, eta)` says for a plan before which blocks of 64 steps it
+    is due (a round belongs to the block of step t_m), and the engine rolls between blocks.
+    """
+
+    add: Callable[[Any, Sync], Any]
+    roll: Callable[[Any], Any]
+    roll_before: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    store: tuple[str, ...] = ()  # fields of the state that `add` leaves as they are
 
 
 class JointLaw(NamedTuple):
@@ -153,6 +170,11 @@ class Estimator:
     def needs_gradient(self) -> bool:
         """Whether it asks for the mean gradient at each synchronised average."""
         return any(part.needs_gradient for part in self.accumulators)
+
+    @property
+    def needs_gradient_sum(self) -> bool:
+        """Whether it asks for the sum of a round's mean gradients."""
+        return any(part.needs_gradient_sum for part in self.accumulators)
 
     @property
     def needs_hessian(self) -> bool:

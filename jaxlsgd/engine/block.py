@@ -33,7 +33,9 @@ class TileState(NamedTuple):
 def start_tile(program: Program, data: ProblemData, replications: int) -> TileState:
     """All replications at x_0, all statistics empty."""
     clients = data.weights.shape[0]
-    begun = federation.start(data.init, clients, replications, program.algorithm)
+    begun = federation.start(
+        data.init, clients, replications, program.algorithm, program.needs_gradient_sum
+    )
     return TileState(begun, statistics.start(program, begun.params, data.init))
 
 
@@ -83,7 +85,7 @@ def _run_dense(
         )
         # Where a round begins all clients are at x̄, and the step has made most of the Hessian there.
         hessian = statistics.mean_hessian(program, functions, data, before.clients, seen)
-        met = Met(before.params, gradient)
+        met = Met(before.params, gradient, before.total)
         fed = statistics.feed(program, data, state.statistics, met, hessian, at.sync)
         return TileState(after, fed)
 
@@ -106,7 +108,7 @@ def _run_sparse(
         after, gradient = federation.local_step(
             before, seen, at.step, data, functions, program.algorithm
         )
-        now = Met(before.params, gradient)
+        now = Met(before.params, gradient, before.total)
         # Steps that meet no synchronised average write to a place of their own.
         met = jax.tree.map(
             lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, at.slot, 0), met, now
@@ -115,7 +117,8 @@ def _run_sparse(
 
     average = state.federation.params
     empty = jnp.zeros((slots + 1, *average.shape), average.dtype)
-    carry = (state.federation, Met(empty, empty))
+    total = empty if program.needs_gradient_sum else None
+    carry = (state.federation, Met(empty, empty, total))
     after, met = over_steps(step, carry, rows_of(program, block, None), source)
 
     def prepare(i: Array) -> tuple[Any, ...]:
@@ -137,7 +140,7 @@ def _run_sparse(
 
 def rows_of(program: Program, block: Block, syncs: Syncs | None) -> _Row:
     """A block's numbers step by step; those that only an algorithm asks for, if it may."""
-    if federation.folded(program.algorithm):
+    if federation.folded(program.algorithm) and not program.needs_gradient_sum:
         step = Step(block.eta, block.ends)
     else:
         step = Step(block.eta, block.ends, block.E, block.opens, block.active)

@@ -54,6 +54,7 @@ class ShardState(NamedTuple):
         Federation  # its clients; `moved` is its share, `params` and `server` are everybody's
     )
     seen: Seen  # its share
+    total: Any  # (d, R) mean gradients of the last round added up, everybody's, if a statistic asks
     statistics: Statistics  # the same on every client shard
 
 
@@ -157,7 +158,8 @@ def start(program: Program, data: ProblemData, replications: int) -> ShardState:
     zero = jnp.zeros_like(average)
     square = jnp.zeros((average.shape[0], *average.shape), average.dtype)
     seen = Seen(zero if program.needs_gradient else None, square if program.needs_hessian else None)
-    return ShardState(whole.federation._replace(moved=zero), seen, whole.statistics)
+    total = zero if program.needs_gradient_sum else None
+    return ShardState(whole.federation._replace(moved=zero), seen, total, whole.statistics)
 
 
 def turn(
@@ -165,7 +167,7 @@ def turn(
 ) -> ShardState:
     """Ends a round and makes the first pair of steps of the next."""
     functions, source, numbers = _prepared(program, data, keys, numbers)
-    now, fed = _close(program, data, state, numbers.closes, numbers.ended)
+    now, total, fed = _close(program, data, state, numbers.closes, numbers.ended)
     begins = Step(numbers.eta, None, numbers.E)
     now = now._replace(local=federation.begin(program.algorithm, now, begins))
     pair = source.observe(source.draw(jnp.asarray(0, jnp.int32)))
@@ -179,7 +181,7 @@ def turn(
         gradients.append(gradient)
     gradient = jnp.where(numbers.odd, gradients[1], gradients[0])
     found = Seen(gradient if program.needs_gradient else None, hessian)
-    return ShardState(now, found, fed)
+    return ShardState(now, found, total, fed)
 
 
 def steps(
@@ -200,7 +202,7 @@ def read(
 ) -> Statistics:
     """The statistics with the round that ends here in them; needs a sum of its own for its gradient."""
     functions, source, numbers = _prepared(program, data, keys, numbers)
-    now, fed = _close(program, data, state, numbers.closes, numbers.last)
+    now, total, fed = _close(program, data, state, numbers.closes, numbers.last)
     seen = Seen(None, None)
     if program.needs_gradient or program.needs_hessian:
         pair = source.observe(source.draw(jnp.asarray(0, jnp.int32)))
@@ -210,7 +212,7 @@ def read(
         gradient = _step(program, functions, data, now, first, at)[1]
         hessian = statistics.mean_hessian(program, functions, data, now.clients, first)
         seen = sum_over_devices(Seen(gradient if program.needs_gradient else None, hessian))
-    return _fed(program, data, fed, now.params, seen, numbers.last)
+    return _fed(program, data, fed, Met(now.params, seen.gradient, total), seen, numbers.last)
 
 
 def _prepared(
@@ -223,20 +225,24 @@ def _prepared(
 
 def _close(
     program: Program, data: ProblemData, state: ShardState, closes: Syncs, ended: Syncs
-) -> tuple[Federation, Statistics]:
-    """Everybody at the x̄ that ends a round, and the statistics with the round before it in them."""
+) -> tuple[Federation, Any, Statistics]:
+    """Everybody at the x̄ that ends a round, its gradients, and statistics with the round before in them."""
     algorithm, before = program.algorithm, state.federation
     at = Step(ended.eta, None, ended.E)
     message, memory = federation.sent(algorithm, before, at, data.weights)
-    moved, message, seen = sum_over_devices((before.moved, message, state.seen))
+    shares = (before.moved, message, state.seen, before.total)
+    moved, message, seen, total = sum_over_devices(shares)
     params, server = federation.received(algorithm, before, at, moved, message)
-    fed = _fed(program, data, state.statistics, before.params, seen, closes)
+    met = Met(before.params, seen.gradient, state.total)
+    fed = _fed(program, data, state.statistics, met, seen, closes)
     after = federation.opened(before, params)._replace(memory=memory, server=server)
+    if total is not None:
+        after = after._replace(total=jnp.zeros_like(total))
     if algorithm.averages:
-        return after, fed
+        return after, total, fed
     # Before the first round there is nothing to receive, which a server with a memory would count.
     keep = lambda new, old: jnp.where(ended.valid, new, old)  # noqa: E731
-    return jax.tree.map(keep, after, before), fed
+    return jax.tree.map(keep, after, before), total, fed
 
 
 def sum_over_devices(tree: Any) -> Any:
@@ -265,8 +271,8 @@ def _fed(
     program: Program,
     data: ProblemData,
     old: Statistics,
-    average: Array,
+    met: Met,
     seen: Seen,
     sync: Syncs,
 ) -> Statistics:
-    return statistics.feed(program, data, old, Met(average, seen.gradient), seen.hessian, sync)
+    return statistics.feed(program, data, old, met, seen.hessian, sync, rolled=False)

@@ -31,10 +31,11 @@ class Federation(NamedTuple):
     local: Any = None  # leaves (K, ..., R)
     memory: Any = None  # leaves (K, ..., R)
     server: Any = None  # leaves (..., R)
+    total: Any = None  # (d, R) mean gradients of the round so far added up, if a statistic asks
 
 
 class Step(NamedTuple):
-    """A step's numbers; of those that only an algorithm asks for, None where it does not."""
+    """A step's numbers; None where neither the algorithm nor a statistic asks for one."""
 
     eta: Any  # () η_m; 0 makes the step a pure evaluation
     ends: Any  # () bool, the step is the last of its round
@@ -49,7 +50,11 @@ def folded(algorithm: Algorithm) -> bool:
 
 
 def start(
-    vector: Array, num_clients: int, num_replications: int, algorithm: Algorithm
+    vector: Array,
+    num_clients: int,
+    num_replications: int,
+    algorithm: Algorithm,
+    gradient_sum: bool = False,
 ) -> Federation:
     """All clients of all replications at x_0."""
     params = jnp.broadcast_to(vector[:, None], (vector.shape[0], num_replications))
@@ -61,7 +66,8 @@ def start(
     server, memory = everywhere(algorithm.init_server), everywhere(algorithm.init_client)
     memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)), memory)
     moved = None if folded(algorithm) else jnp.zeros_like(params)
-    state = Federation(clients, params, moved, None, memory, server)
+    total = jnp.zeros_like(params) if gradient_sum else None
+    state = Federation(clients, params, moved, None, memory, server, total)
     one = jnp.ones((), vector.dtype)
     begun = jax.eval_shape(lambda s: begin(algorithm, s, Step(one, None, one)), state)
     return state._replace(local=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), begun))
@@ -98,6 +104,9 @@ def local_step(
     else:
         gradients = full = xla.once(gradients, unit)
     mean = xla.once(xla.weighted_sum(weights, gradients), unit)
+    if state.total is not None:
+        so_far = jnp.where(at.opens, 0, state.total)
+        state = state._replace(total=so_far + jnp.where(at.active, mean, 0))
     if folded(algorithm) and end_round:
         params = state.params - at.eta * mean
         clients = jnp.where(at.ends, params, state.clients - at.eta * full)

@@ -62,6 +62,7 @@ class Layout(NamedTuple):
     groups: tuple[tuple[Call, ...], ...]
     steps: int  # t_T + 1: one evaluation after the last round
     drawn: int  # steps including masked ones
+    plan: Plan
 
     @property
     def masked_share(self) -> float:
@@ -82,7 +83,7 @@ def lay_out(plan: Plan, save_at: tuple[int, ...] | None = None) -> Layout:
         tuple(_group(per_step, int(first), int(last))) for first, last in itertools.pairwise(starts)
     ]
     drawn = BLOCK_STEPS * sum(map(len, groups))
-    return Layout(save_at, tuple(groups), plan.num_steps + 1, drawn)
+    return Layout(save_at, tuple(groups), plan.num_steps + 1, drawn, plan)
 
 
 def check_save_at(save_at: tuple[int, ...] | None, num_rounds: int) -> tuple[int, ...]:

@@ -29,6 +29,11 @@ class Program(NamedTuple):
         return any(part.needs_gradient for part in self.accumulators)
 
     @property
+    def needs_gradient_sum(self) -> bool:
+        """Whether a statistic asks for the sum of a round's mean gradients."""
+        return any(part.needs_gradient_sum for part in self.accumulators)
+
+    @property
     def needs_hessian(self) -> bool:
         """Whether a statistic asks for the mean Hessian."""
         return any(part.needs_hessian for part in self.accumulators)

@@ -192,8 +192,10 @@ def _specs(program: Program, data: ProblemData) -> ShardState:
             local=_by_both(now.local),
             memory=_by_both(now.memory),
             server=_by_replication(now.server),
+            total=_by_both(now.total),
         ),
         Seen(*_by_both(tuple(state.seen))),
+        _by_replication(state.total),
         _of_statistics(program, data.init, state.statistics),
     )
 

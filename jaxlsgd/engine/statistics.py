@@ -23,6 +23,9 @@ class Met(NamedTuple):
 
     average: Array  # (d, R)
     gradient: Array | None  # (d, R) mean gradient; a statistic may do without
+    total: Array | None = (
+        None  # (d, R) mean gradients of the round that ended added up, if asked for
+    )
 
 
 def axes_of(part: Accumulator, vector: Any) -> Any:
@@ -52,20 +55,31 @@ def feed(
     met: Met,
     hessian: Array | None,
     at: Syncs,
+    rolled: bool = True,
 ) -> Statistics:
-    """Feeds one synchronisation to every statistic, where there is one."""
+    """Feeds one synchronisation to every statistic, where there is one.
+
+    With `rolled`, the caller rolls those that ask for it by itself, see `roll`.
+    """
     gradient = met.gradient if program.needs_gradient else None
-    sync = Sync(met.average, at.E, at.eta, gradient, hessian)
-    axes_of_sync: Any = Sync(
-        -1, None, None, None if gradient is None else -1, None if hessian is None else -1
-    )
+    sync = Sync(met.average, at.E, at.eta, gradient, hessian, met.total)
+    axes_of_sync: Any = Sync(-1, None, None, *(None if x is None else -1 for x in sync[3:]))
     fed = []
     for part, old in zip(program.accumulators, statistics, strict=True):
         axes = axes_of(part, data.init)
+        update = part.rolling.add if part.rolling and rolled else part.update
         with jax.named_scope("statistics"):
-            new = jax.vmap(part.update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
+            new = jax.vmap(update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
             fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
     return tuple(fed)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def roll(part: Accumulator, vector: Array, state: Any) -> Any:
+    """Rolls a statistic of all replications."""
+    assert part.rolling is not None
+    axes = axes_of(part, vector)
+    return jax.vmap(part.rolling.roll, in_axes=(axes,), out_axes=axes)(state)
 
 
 def mean_hessian(

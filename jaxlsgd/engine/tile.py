@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import jax
 
+from jaxlsgd.core.estimator import Accumulator
 from jaxlsgd.core.problem import Array
 from jaxlsgd.engine.block import TileState, run_block, start_tile
 from jaxlsgd.engine.layout import BLOCK_STEPS, Call, Layout
 from jaxlsgd.engine.program import ProblemData, Program
 from jaxlsgd.engine.source import Supply, supply
-from jaxlsgd.engine.statistics import Statistics
+from jaxlsgd.engine.statistics import Statistics, roll
 
 # Calls queued before the host waits: enough to hide the launch, few enough to stop soon.
 WAIT_EVERY = 8
@@ -56,7 +57,7 @@ def run_tile(
       saved round of each cell, the last one at its end.
     """
     cells = [
-        _Cell(i, start_tile(program, data, keys.shape[0]), layout)
+        _Cell(i, program, start_tile(program, data, keys.shape[0]), layout)
         for i, layout in enumerate(layouts)
     ]
     for first in itertools.count(0, BLOCK_STEPS):
@@ -71,7 +72,7 @@ def run_tile(
 class _Cell:
     """A cell on its way."""
 
-    def __init__(self, index: int, state: TileState, layout: Layout) -> None:
+    def __init__(self, index: int, program: Program, state: TileState, layout: Layout) -> None:
         self.index, self.state = index, state
         self.calls: collections.deque[tuple[Call, int | None]] = collections.deque(
             (call, save if call is group[-1] else None)
@@ -79,11 +80,20 @@ class _Cell:
             for call in group
         )
         self._steps = self._queued = 0
+        plan = layout.plan
+        self._rolls = {
+            i: {int(block) * BLOCK_STEPS for block in part.rolling.roll_before(plan.E, plan.eta)}
+            for i, part in enumerate(program.accumulators)
+            if part.rolling is not None
+        }
 
     def run(
         self, program: Program, data: ProblemData, given: Supply, first: int
     ) -> Iterator[Advanced | Saved]:
         """All calls that start at observation `first`: several where a round in it is saved."""
+        for i, starts in self._rolls.items():
+            if first in starts:
+                self._roll(program.accumulators[i], i, data)
         while self.calls and int(self.calls[0][0].block.first) == first:
             call, save = self.calls.popleft()
             self.state = run_block(program, call.slots, data, given, self.state, call.block)
@@ -95,3 +105,8 @@ class _Cell:
                 self._steps = self._queued = 0
             if save is not None:
                 yield Saved(self.index, save, self.state.statistics)
+
+    def _roll(self, part: Accumulator, i: int, data: ProblemData) -> None:
+        states = list(self.state.statistics)
+        states[i] = roll(part, data.init, states[i])
+        self.state = self.state._replace(statistics=tuple(states))

@@ -13,6 +13,7 @@ _WHERE = {
     "finite_horizon": "jaxlsgd.inference.finite_horizon:",
     "joint": "jaxlsgd.inference.joint:",
     "laws": "jaxlsgd.inference.laws:",
+    "one_step": "jaxlsgd.inference.one_step:",
     "plug_in": "jaxlsgd.inference.plug_in:",
     "random_scaling": "jaxlsgd.inference.random_scaling:",
 }

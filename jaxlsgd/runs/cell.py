@@ -128,6 +128,7 @@ def _check_state(method: Estimator, dim: int, dtype: str) -> None:
         number,
         vector if method.needs_gradient else None,
         square if method.needs_hessian else None,
+        vector if method.needs_gradient_sum else None,
     )
     after = jax.eval_shape(method.update, before, sync)
     _check_same(f"methods ({method.name}): update", before, after)

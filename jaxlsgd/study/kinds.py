@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxlsgd.algorithms
+import jaxlsgd.inference.one_step
 import jaxlsgd.inference.plug_in
 import jaxlsgd.inference.random_scaling
 import jaxlsgd.problems
