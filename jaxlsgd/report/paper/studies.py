@@ -76,7 +76,7 @@ def _warmed(schedule: Schedule, rounds: int) -> Schedule:
 
 def _points(first: int, rounds: int) -> list[int]:
     """Rounds evenly spaced on a logarithmic axis, from a quarter of the warm-up on."""
-    start = max(2, first // 4)
+    start = min(rounds, max(2, first // 4))
     return np.unique(np.geomspace(start, rounds, _POINTS).round().astype(int)).tolist()
 
 
