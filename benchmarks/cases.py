@@ -38,13 +38,13 @@ def problem(name: str, dim: int = 5, num_clients: int = 10) -> Problem:
 def plan(name: str, schedule: str, num_steps: int, gamma0: float | None = None) -> Plan:
     """One of the paper's schedules, or a constant one such as "C20"."""
     from jaxlsgd import schedules
-    from jaxlsgd.problems import PAPER_STEP
 
     if schedule in schedules.PAPER_SCHEDULES:
         made = schedules.paper(schedule).with_warmup(0.05)
     else:
         made = schedules.constant(int(schedule[1:]))
-    return made.plan(schedules.power_decay(gamma0 or PAPER_STEP[name]), num_steps=num_steps)
+    step = schedules.power_decay(gamma0 or problem(name).gamma0)
+    return made.plan(step, num_steps=num_steps)
 
 
 @functools.cache

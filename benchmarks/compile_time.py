@@ -24,7 +24,7 @@ def prepare_grid(began: float) -> dict[str, Any]:
     devices = cases.start()
     import jax
 
-    from jaxlsgd.engine import tile
+    from jaxlsgd.engine.block import run_block
     from jaxlsgd.report.paper.numbers import HORIZONS
     from jaxlsgd.runs.simulation import on_devices
     from jaxlsgd.schedules import PAPER_SCHEDULES
@@ -45,7 +45,7 @@ def prepare_grid(began: float) -> dict[str, Any]:
         "ready_seconds": time.time() - began,
         "programs": len(compiled) - len(loaded),
         "read_from_cache": len(loaded),
-        "block_programs": tile.run_block._cache_size(),  # pyright: ignore[reportFunctionMemberAccess]
+        "block_programs": run_block._cache_size(),  # pyright: ignore[reportFunctionMemberAccess]
         "compile_seconds": sum(compiled),
         "devices": len(devices),
     }
@@ -58,28 +58,33 @@ def _touch(cells: list[tuple[str, int]], device: Any) -> None:
     """Calls once, on a device, every program that the cells need."""
     import jax
 
+    from jaxlsgd.algorithms import local_sgd
     from jaxlsgd.core.estimator import Horizon
-    from jaxlsgd.engine import tile
+    from jaxlsgd.engine import statistics
+    from jaxlsgd.engine.block import run_block, start_tile
     from jaxlsgd.engine.draws import replication_keys
     from jaxlsgd.engine.layout import lay_out
+    from jaxlsgd.engine.program import make_data, make_program
+    from jaxlsgd.engine.source import supply
 
     problem, methods = cases.problem("logistic"), cases.both_methods()
     with jax.default_device(device):
-        program = tile.make_program(problem, methods, shared_draws=True)
-        data = jax.device_put(tile.make_data(problem, "float32"), device)
+        program = make_program(problem, methods, local_sgd(), shared_draws=True)
+        data = jax.device_put(make_data(problem, "float32"), device)
         keys = jax.jit(lambda key: replication_keys(key, jax.numpy.arange(cases.TILE)))(
             jax.device_put(jax.random.key(1), device)
         )
-        state = tile.start_tile(program, data, cases.TILE)
-        drawn = tile.draw_ahead(program, data, keys, 0)
+        state = start_tile(program, data, cases.TILE)
+        drawn = supply(program, data, keys, 0)
         for schedule, steps in cells:
             plan = cases.plan("logistic", schedule, steps)
             calls = {call.slots: call for group in lay_out(plan).groups for call in group}
             for slots, call in calls.items():
-                state = tile.run_block(program, slots, data, drawn, state, call.block)
+                state = run_block(program, slots, data, drawn, state, call.block)
+            horizon = Horizon.of(plan, "float32")
             for method in methods:
-                tile.measure_tile(program, data, state, method, Horizon.of(plan, "float32"))
-        jax.block_until_ready(state.local.average)
+                statistics.measure(program, data, state.statistics, method, horizon)
+        jax.block_until_ready(state.federation.params)
 
 
 def _fresh(cache: str) -> dict[str, Any]:

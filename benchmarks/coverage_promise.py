@@ -63,8 +63,8 @@ def paper_cases() -> list[Case]:
     """The two models of the paper."""
     from jaxlsgd import problems
 
-    steps = problems.PAPER_STEP
-    return [Case(name, problems.paper_problem(name), steps[name], True) for name in steps]
+    both = [problems.paper_linear(), problems.paper_logistic()]
+    return [Case(problem.name, problem, problem.gamma0, True) for problem in both]
 
 
 def hard_cases() -> list[Case]:

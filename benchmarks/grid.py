@@ -30,22 +30,20 @@ def engine(name: str, quick: bool, devices: list[Any], together: bool) -> None:
     """Runs the grid; tiles go to whichever device is free."""
     import jax
 
-    from jaxlsgd.runs.simulation import Task, on_devices, run_replications, run_together
+    from jaxlsgd.runs.cell import Cell
+    from jaxlsgd.runs.simulation import on_devices, run_cells
 
-    tasks = [Task(cases.problem(name), plan, cases.both_methods()) for plan in plans(name, quick)]
+    cells = [Cell(cases.problem(name), plan, cases.both_methods()) for plan in plans(name, quick)]
     key = jax.random.key(1)
     size = 32 if quick else cases.TILE
     firsts = range(0, 64 if quick else cases.REPLICATIONS, size)
 
-    def all_of(device: Any, first: int) -> None:
-        run_together(key, tasks, first, size, device, on_rows=lambda index, rows: None)
+    def job(device: Any, first: int, chosen: list[Any]) -> None:
+        for _ in run_cells(key, chosen, first, size, device, shared_draws=together):
+            pass
 
-    def one_of(device: Any, first: int, task: Any) -> None:
-        run_replications(key, task, first, size, device)
-
-    jobs = [functools.partial(all_of, first=first) for first in firsts]
-    if not together:
-        jobs = [functools.partial(one_of, first=f, task=task) for task in tasks for f in firsts]
+    groups = [cells] if together else [[cell] for cell in cells]
+    jobs = [functools.partial(job, first=f, chosen=group) for group in groups for f in firsts]
     on_devices(jobs, devices)
 
 

@@ -43,6 +43,7 @@ _WHERE = {
     "simulate": "jaxlsgd.runs.simulation",
     # rooms
     "algorithms": "jaxlsgd.algorithms:",
+    "analysis": "jaxlsgd.analysis:",
     "distributed": "jaxlsgd.engine.distributed:",
     "inference": "jaxlsgd.inference:",
     "measures": "jaxlsgd.analysis.measures:",
@@ -55,7 +56,7 @@ __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd import algorithms, inference, problems, report, schedules, study
+    from jaxlsgd import algorithms, analysis, inference, problems, report, schedules, study
     from jaxlsgd.analysis import measures
     from jaxlsgd.core.algorithm import Algorithm
     from jaxlsgd.core.estimator import (

@@ -7,23 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from study_helpers import environment
-
-LIMIT = 120  # seconds that any process may live
+from study_helpers import LIMIT, environment, wait_until
 
 
-def limited(command: list[str], seconds: int = LIMIT, **options: Any) -> subprocess.Popen[str]:
+def limited(command: list[str], **options: Any) -> subprocess.Popen[str]:
     """Starts a process in a group of its own, which ends with SIGKILL whatever happens to us."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     settings = {"env": environment(), "start_new_session": True} | pipes | options
-    return subprocess.Popen(["timeout", "-s", "KILL", str(seconds), *command], **settings)
+    return subprocess.Popen(["timeout", "-s", "KILL", str(LIMIT), *command], **settings)
 
 
 def kill(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
@@ -42,46 +38,31 @@ def script(text: str, *arguments: object, **options: Any) -> subprocess.Popen[st
     return limited([sys.executable, "-c", text, *map(str, arguments)], **options)
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 90) -> tuple[int, str, str]:
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Waits for the end; returns exit code, stdout and stderr."""
     try:
-        out, err = process.communicate(timeout=seconds)
+        out, err = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
         kill(process)
-        pytest.fail(f"no end within {seconds} s: {process.communicate()}")
+        pytest.fail(f"no end within {LIMIT} s: {process.communicate()}")
     return process.returncode, out, err
-
-
-def wait_until(
-    true: Callable[[], Any], process: subprocess.Popen[str], seconds: float = 60
-) -> None:
-    """Waits for something to become true while a process lives."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
-
-
-def count(directory: Path) -> int:
-    """Tiles that are committed."""
-    return len(list(directory.glob("cells/*/tile-*.npz")))
 
 
 class Cluster:
     """A scheduler at a fixed address, and workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: dict[str, str]) -> None:
+        self.env = env
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.processes: list[subprocess.Popen[str]] = []
 
-    def scheduler(self, **settings: Any) -> subprocess.Popen[str]:
+    def scheduler(self) -> subprocess.Popen[str]:
         """Starts a scheduler and waits until it listens."""
         where = ["--host", "127.0.0.1", "--port", str(self.port)]
-        process = self._start("scheduler", *where, "--no-dashboard", "--no-show", **settings)
+        process = self._start("scheduler", *where, "--no-dashboard", "--no-show")
         wait_until(self._listens, process)
         return process
 
@@ -93,7 +74,7 @@ class Cluster:
 
     def _start(self, what: str, *options: str, **settings: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "dask", what, *options]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": self.env}
         process = limited(command, **(quiet | settings))
         self.processes.append(process)
         return process
@@ -104,11 +85,11 @@ class Cluster:
 
 
 @contextmanager
-def cluster(workers: int = 0, **settings: Any) -> Iterator[Cluster]:
-    """A cluster that is gone at the end; the settings are those of the scheduler's process."""
-    made = Cluster()
+def cluster(workers: int = 0, env: dict[str, str] | None = None) -> Iterator[Cluster]:
+    """A cluster that is gone at the end; all of its processes have the environment `env`."""
+    made = Cluster(env or environment())
     try:
-        made.scheduler(**settings)
+        made.scheduler()
         for _ in range(workers):
             made.worker()
         yield made

@@ -6,13 +6,14 @@ import numpy as np
 
 from jaxlsgd.core.rows import CellRows, MethodRows
 
-METHODS = ("plug_in", "random_scaling[paper]")
+METHODS = {"plug_in": "plug-in", "random_scaling[paper]": "random scaling, paper's q"}
 
 
 def fake_cell(
     schedule="C1",
     *,
     problem="linear",
+    algorithm="local_sgd",
     num_steps=1000,
     saves=1,
     replications=40,
@@ -32,6 +33,7 @@ def fake_cell(
     rows = MethodRows(estimate, scale, half, np.zeros((saves, replications), bool))
     return CellRows(
         problem=problem,
+        algorithm=algorithm,
         schedule=schedule,
         num_steps=num_steps,
         num_rounds=100,
@@ -40,5 +42,7 @@ def fake_cell(
         levels=levels,
         coordinates=dict.fromkeys(METHODS, ("x[0]", "x[1]")),
         truth=dict.fromkeys(METHODS, None if truth is None else np.array(truth)),
+        standard_error={name: name == "plug_in" for name in METHODS},
+        labels=dict(METHODS),
         methods=dict.fromkeys(METHODS, rows),
     )

@@ -6,18 +6,22 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study import Study
-from jaxlsgd.study.grid import Cell
+from jaxlsgd.study.grid import CellSpec
 
 ROOT = Path(__file__).parents[1]
 # One cache of compiled programs for all processes of all tests: compiling is most of their time.
 CACHE = Path(tempfile.gettempdir()) / f"jaxlsgd-test-cache-{os.getuid()}"
+# Seconds after which something hangs: a net, and nothing that a test says about speed.
+LIMIT = 600
 
 TOML = """\
 schedules = ["C1", "P(1/2)"]
@@ -50,10 +54,10 @@ def small(**changes: Any) -> Study:
     return Study.from_dict(table | changes)
 
 
-def fake_rows(cell: Cell, first: int) -> dict[str, MethodRows]:
+def fake_rows(cell: CellSpec, first: int) -> dict[str, MethodRows]:
     """Rows of the right shape, a function of the cell and the range, without any computing."""
     saves = len(cell.saved_rounds(cell.plan().num_rounds))
-    shape = (saves, cell.tile_size, cell.problem.dim)
+    shape = (saves, cell.tile_size, cell.problem.fact("dim"))
     base = np.zeros(shape) + first + np.arange(cell.tile_size)[:, None]
     half = np.repeat(base[:, None], len(cell.levels), axis=1)
     floored = np.zeros(shape[:2], bool)
@@ -77,7 +81,7 @@ def call(*arguments: object, **options: Any) -> tuple[int, str, str]:
     """Runs the command line; returns exit code, stdout and stderr."""
     process = start(*arguments, **options)
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -88,3 +92,68 @@ def tiles(directory: Path) -> dict[str, bytes]:
     """The bytes of every tile by its path."""
     paths = sorted(directory.glob("cells/*/tile-*.npz"))
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+def count(directory: Path) -> int:
+    """Tiles that are committed."""
+    return len(list(directory.glob("cells/*/tile-*.npz")))
+
+
+def wait_until(true: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    """Waits for something to become true while a process lives."""
+    deadline = time.monotonic() + LIMIT
+    while not true():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+def read_until(stream: IO[str] | None, words: str) -> str:
+    """Reads lines up to the one with these words; returns them all."""
+    assert stream is not None
+    text = ""
+    while words not in text:
+        line = stream.readline()
+        assert line, f"the end came before {words!r}: {text}"
+        text += line
+    return text
+
+
+class Held:
+    """A run in place: its processes wait, before each job, until a test lets them go on.
+
+    Whatever a test then does to the run happens in its middle, however slow the machine is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.let(0)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of the processes to hold."""
+        path = os.pathsep.join([str(ROOT / "tests" / "held"), str(ROOT)])
+        return environment() | {"PYTHONPATH": path, "HELD": str(self.folder)} | _PATIENT
+
+    def let(self, jobs: int) -> None:
+        """Lets so many jobs go, counted from the first that ever began."""
+        new = self.folder / "new"
+        new.write_text(str(jobs))
+        new.replace(self.folder / "let")
+
+    def open(self) -> None:
+        """Holds nothing any more."""
+        self.let(10**9)
+
+    @property
+    def begun(self) -> int:
+        """Jobs that have begun, whether they wait or not."""
+        return len(list(self.folder.glob("ticket-*")))
+
+
+# Dask's own limits, so that a busy machine does not look like one that is gone.
+_PATIENT = {
+    "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": f"{LIMIT}s",
+    "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{LIMIT}s",
+}

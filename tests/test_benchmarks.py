@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_helpers import paper_plan
+from engine_helpers import PAPER_PROBLEMS, paper_plan
 
-from jaxlsgd import plug_in, problems, random_scaling
-from jaxlsgd.runs.simulation import simulate
+from jaxlsgd import plug_in, random_scaling, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "accelerators")]
@@ -58,7 +57,7 @@ def apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "schedule", "gamma0"), CASES)
 def test_the_rival_does_the_same_job(name: str, schedule: str, gamma0: float) -> None:
-    problem, plan = problems.paper_problem(name), paper_plan(schedule, gamma0, num_steps=STEPS)
+    problem, plan = PAPER_PROBLEMS[name](), paper_plan(schedule, gamma0, num_steps=STEPS)
     ours, theirs = engine_means(problem, plan), rival_means(problem, plan)
     for what, values in ours.items():
         assert apart(values, theirs[what]).max() < LIMIT, what

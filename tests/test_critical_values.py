@@ -352,10 +352,9 @@ BAD_CALLS = [
     ("c", lambda: cv.tail_probability_for_plan(plan_of([1, 2]), -1.0)),
     ("statistic", lambda: cv.p_value_for_plan(plan_of([1, 2]), nan)),
     ("level", lambda: cv.for_plan(plan_of([1, 2]), 2)),
-    ("plan.E must have at least 2 rounds, got 1", lambda: cv.for_plan(plan_of([3]), 0.95)),
     *[
         ("plan.E", lambda E=E: cv.for_plan(plan_of(E), 0.95))
-        for E in ([], [0, 1], [-1, 2], [1.5, 2.0], [[1, 2], [3, 4]], ["a", "b"], 3)
+        for E in ([], [3], [0, 1], [-1, 2], [1.5, 2.0], [[1, 2], [3, 4]], ["a", "b"], 3)
     ],
     ("plan.E", lambda: cv.for_plan(object(), 0.95)),
     *[("dim", lambda x=x: cv.wald_critical_value(x, 0.95)) for x in (0, 21, 1.0, True, None, nan)],
@@ -367,11 +366,10 @@ BAD_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("names", "call"), BAD_CALLS)
-def test_bad_input_is_refused_by_name_rule_and_value(names, call):
-    with pytest.raises(ValueError, match=r"must .*got") as caught:
+@pytest.mark.parametrize(("name", "call"), BAD_CALLS)
+def test_bad_input_is_refused_by_name_rule_and_value(name, call):
+    with pytest.raises(ValueError, match=rf"^(\w+, )?{re.escape(name)}: must .*got "):
         call()
-    assert names in str(caught.value)
 
 
 def test_the_levels_there_are_get_listed():

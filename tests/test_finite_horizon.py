@@ -14,8 +14,6 @@ from jaxlsgd.inference import finite_horizon
 from jaxlsgd.inference.laws import critical_values, finite_law
 from jaxlsgd.problems import paper_problem
 
-PAPER_STEPS = {"linear": 0.5, "logistic": 2.0}
-
 
 def paper_plan(name: str, gamma: float, num_steps: int) -> schedules.Plan:
     step = schedules.power_decay(gamma)
@@ -30,7 +28,7 @@ def factors(eigenvalues: list[float], plan: schedules.Plan, dtype: str = "float6
 
 
 def exact_covariance(G: np.ndarray, S: np.ndarray, plan: schedules.Plan) -> np.ndarray:
-    """Cov(ȳ_T) of x ← x − η(Gx + noise) by plain matrix recursions, a local step at a time."""
+    """Cov(ȳ_T) of x ← x − η(Gx + noise) by plain matrix recursions, one local step at a time."""
     d = len(G)
     state, cross, total = np.zeros((d, d)), np.zeros((d, d)), np.zeros((d, d))
     # state = Cov(x), cross = Cov(sum of averages so far, x), total = Cov(sum)
@@ -142,14 +140,14 @@ def cells() -> dict:
         jaxlsgd.random_scaling(critical="finite_horizon"),
     )
     return {
-        (model, name): jaxlsgd.simulate(
+        (problem.name, name): jaxlsgd.simulate(
             jax.random.key(11),
-            paper_problem(model),
-            paper_plan(name, PAPER_STEPS[model], 5_000),
+            problem,
+            paper_plan(name, problem.gamma0, 5_000),
             replications=1_024,
             methods=methods,
         )
-        for model in ("linear", "logistic")
+        for problem in map(paper_problem, ("linear", "logistic"))
         for name in ("C5", "P(1/2)")
     }
 
@@ -165,7 +163,7 @@ def coverages(cells: dict, method: str, factor: float = 1.0) -> np.ndarray:
 
 @pytest.mark.slow
 def test_intervals_keep_their_promise_and_planted_bugs_do_not(cells: dict) -> None:
-    """20 coverages a method of 1,024 replications.
+    """20 coverages per method of 1,024 replications.
 
     Coverages of one cell's coordinates are nearly independent; |z| < 4 in 40 comparisons raises a
     false alarm once in 400 runs where coverage is exactly 95 %. The means over 20 allow 0.9 points

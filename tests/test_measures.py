@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import subprocess
 import sys
 import warnings
 
+import jax
 import numpy as np
 import pytest
 
+import jaxlsgd
 from jaxlsgd.analysis import measures
 from jaxlsgd.core.rows import CellRows, MethodRows
 
@@ -17,9 +20,18 @@ Z = 1.959963984540054
 
 
 def make_cell(
-    estimate, half, *, truth=(1.0, 2.0), schedule="C1", name="plug_in", levels=(0.95,), floored=None
+    estimate,
+    half,
+    *,
+    truth=(1.0, 2.0),
+    algorithm="local_sgd",
+    schedule="C1",
+    name="plug_in",
+    standard_error=True,
+    levels=(0.95,),
+    floored=None,
 ):
-    """One method, one saved round; estimate (replications, coordinates), half like it a level."""
+    """One method, one saved round; estimate (replications, coordinates), half like it per level."""
     estimate, half = np.asarray(estimate, float), np.asarray(half, float)
     half = half[None] if half.ndim == 2 else half
     floored = np.zeros(len(estimate), bool) if floored is None else np.asarray(floored)
@@ -27,6 +39,7 @@ def make_cell(
     coordinates = tuple(f"x[{j}]" for j in range(estimate.shape[1]))
     return CellRows(
         problem="linear",
+        algorithm=algorithm,
         schedule=schedule,
         num_steps=1000,
         num_rounds=250,
@@ -35,6 +48,8 @@ def make_cell(
         levels=levels,
         coordinates={name: coordinates},
         truth={name: None if truth is None else np.asarray(truth, float)},
+        standard_error={name: standard_error},
+        labels={name: "plug-in"},
         methods={name: rows},
     )
 
@@ -134,7 +149,7 @@ def test_nothing_completed_is_none_without_a_warning(count):
     assert row["n_ok"] == 0 and row["n_diverged"] == count
     assert row["coverage_all"] == (0.0 if count else None)
     free = {"coverage_all", "coverage_all_mcse", "coverage_all_low", "coverage_all_high", "acf"}
-    found = set(row) - free - set(measures.IDENTITY) - set(measures.COUNTS)
+    found = set(row) - free - {"label", *measures.IDENTITY, *measures.COUNTS}
     assert found and all(row[key] is None for key in found)
     assert other["n_pairs"] == 0 and other["length_difference"] is None
     assert f"0/{count}" in table
@@ -156,13 +171,34 @@ def test_unknown_truth_gives_none_and_never_a_wrong_number(arrays):
     assert all(row[key] > 0 for key in known)
 
 
-def test_model_se_belongs_to_plug_in_only(arrays):
-    def named(name):
-        return measures.summarise(make_cell(*arrays, name=name))[0]
+def test_model_se_is_for_methods_that_declare_a_standard_error(arrays):
+    for name in ("plug_in", "random_scaling", "mine"):
+        found = measures.summarise(make_cell(*arrays, name=name))[0]
+        assert found["model_se"] > 0 and found["method"] == name
+        found = measures.summarise(make_cell(*arrays, name=name, standard_error=False))[0]
+        assert found["model_se"] is None and found["model_se_error"] is None
 
-    assert named("random_scaling[paper]")["model_se"] is None
-    assert named("random_scaling")["model_se_error"] is None
-    assert named("plug_in[finite]")["model_se"] > 0
+
+def test_a_method_keeps_its_model_se_under_another_name():
+    plan = jaxlsgd.schedules.constant(2).plan(jaxlsgd.schedules.power_decay(0.5), num_rounds=20)
+    methods = [
+        jaxlsgd.plug_in(),
+        jaxlsgd.plug_in(name="mine"),
+        jaxlsgd.plug_in("finite", name="ours"),
+        jaxlsgd.random_scaling(name="plug_in_not"),
+    ]
+    problem = jaxlsgd.problems.linear(2, 2)
+    cell = jaxlsgd.simulate(jax.random.key(0), problem, plan, replications=8, methods=methods)
+    found = {row["method"]: row for row in measures.summarise(cell) if row["coordinate"] == "x[0]"}
+    assert found["mine"]["model_se"] == found["plug_in"]["model_se"] > 0
+    assert found["ours"]["model_se"] > 0
+    assert found["plug_in_not"]["model_se"] is None
+    assert [row["label"] for row in found.values()] == [
+        "plug-in",
+        "plug-in",
+        "plug-in, finite horizon",
+        "random scaling",
+    ]
 
 
 def test_model_se_does_not_depend_on_the_level(arrays):
@@ -182,9 +218,8 @@ def test_rows_of_saved_rounds(arrays):
         np.stack([half, half])[:, None],
         np.zeros((2, 60), bool),
     )
-    cell = make_cell(estimate, half)
-    cell = CellRows(**{**vars(cell), "save_at": (25, 250), "steps_at": (50, 1000)})
-    cell = CellRows(**{**vars(cell), "methods": {"plug_in": rows}})
+    saved = {"save_at": (25, 250), "steps_at": (50, 1000), "methods": {"plug_in": rows}}
+    cell = dataclasses.replace(make_cell(estimate, half), **saved)
     found = measures.summarise(cell)
     assert [(r["save_round"], r["save_steps"], r["coordinate"]) for r in found] == [
         (25, 50, "x[0]"),
@@ -237,9 +272,22 @@ def test_differences_compare_everything_with_the_reference():
     assert measures.differences([a, b], reference=("Log", "plug_in")) == []
 
 
+def test_differences_stay_within_an_algorithm():
+    a, b = correlated(np.random.default_rng(2))
+    others = [dataclasses.replace(cell, algorithm="fedprox") for cell in (a, b)]
+    for reference in (None, ("C1", "plug_in")):
+        found = measures.differences([a, *others, b], reference=reference)
+        where = [(row["algorithm"], row["schedule"], row["reference_schedule"]) for row in found]
+        assert where == [("local_sgd", "C5", "C1"), ("fedprox", "C5", "C1")]
+    across = measures.paired_difference(others[1], "plug_in", a, "plug_in")
+    assert (across["algorithm"], across["reference_algorithm"]) == ("fedprox", "local_sgd")
+
+
 def test_paired_difference_refuses_what_is_not_there():
     a, b = correlated(np.random.default_rng(2))
-    with pytest.raises(ValueError, match="coordinate: plug_in has x\\[0\\], got 'y'"):
+    with pytest.raises(ValueError, match="method: must be one of plug_in, got 'x'"):
+        measures.paired_difference(a, "plug_in", b, "x")
+    with pytest.raises(ValueError, match="coordinate: must be one of x\\[0\\], got 'y'"):
         measures.paired_difference(a, "plug_in", b, "plug_in", coordinate="y")
     with pytest.raises(ValueError, match="level: must be one of"):
         measures.paired_difference(a, "plug_in", b, "plug_in", level=0.5)
@@ -249,6 +297,15 @@ def test_coverage_table_is_aligned_and_says_how_many(arrays):
     lines = measures.coverage_table(make_cell(*arrays)).splitlines()
     assert "coverage %" in lines[0] and lines[2].endswith("60/60") and len(lines) == 4
     assert len({len(line) for line in lines}) == 1
+
+
+def test_coverage_table_names_the_algorithm_where_it_is_not_local_sgd(arrays):
+    plain, other = make_cell(*arrays), make_cell(*arrays, algorithm="fedprox")
+    assert "algorithm" not in measures.coverage_table([plain, plain])
+    header, _, first, *_, last = measures.coverage_table([plain, other]).splitlines()
+    assert header.split()[:2] == ["problem", "algorithm"]
+    assert (first.split()[1], last.split()[1]) == ("local_sgd", "fedprox")
+    assert "fedprox" in measures.coverage_table(other)
 
 
 def test_measures_start_without_jax():

@@ -12,11 +12,11 @@ import pytest
 from engine_helpers import paper_plan
 
 from jaxlsgd import plug_in, random_scaling, simulate
-from jaxlsgd.problems import PAPER_STEP, paper_problem
+from jaxlsgd.problems import paper_problem
 from jaxlsgd.schedules import PAPER_SCHEDULES
 
 RUNS, NUM_STEPS = 1_000, 5_000
-# A false alarm at 4 standard errors has a probability of 6e-5 a comparison; there are 29.
+# A false alarm at 4 standard errors has a probability of 6e-5 per comparison; there are 29.
 K_SIGMA = 4.0
 METHODS = (plug_in(), random_scaling(critical="paper"))
 PLUG_IN, SCALING = (method.name for method in METHODS)
@@ -72,7 +72,7 @@ TABLES = {
 def cell(model: str, schedule: str) -> dict[str, Printed]:
     """A cell of ours, run once, as the paper would print it."""
     problem = paper_problem(model)
-    plan = paper_plan(schedule, PAPER_STEP[model], num_steps=NUM_STEPS)
+    plan = paper_plan(schedule, problem.gamma0, num_steps=NUM_STEPS)
     rows = simulate(jax.random.key(2021), problem, plan, replications=RUNS, methods=METHODS)
     found = {}
     for name, method in rows.methods.items():

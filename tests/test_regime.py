@@ -27,18 +27,19 @@ def test_regime_says_what_is_needed_and_it_is_enough(result: jaxlsgd.Fit) -> Non
     np.testing.assert_allclose(found.inflation, detail.inflation, rtol=1e-4)
     assert not found.reached and "Not in the asymptotic regime" in str(found)
     assert found.needed is not None and found.needed > 1000
-    longer = result.task.plan.schedule.plan(STEP, num_steps=found.needed)
-    shorter = result.task.plan.schedule.plan(STEP, num_steps=int(found.needed * 0.9))
+    schedule = result.cell.plan.schedule
+    longer = schedule.plan(STEP, num_steps=found.needed)
+    shorter = schedule.plan(STEP, num_steps=int(found.needed * 0.9))
     state = result.states["plug_in"][0]
     assert diagnostics.figures(state, longer).worst <= 0.05
     assert diagnostics.figures(state, shorter).worst > 0.05
     assert "In the asymptotic regime" in str(result.regime(tolerance=0.5))
 
 
-def test_regime_of_a_given_sequence_cannot_be_told() -> None:
+def test_regime_of_a_given_sequence_has_no_horizon() -> None:
     plan = jaxlsgd.schedules.custom([3] * 40).plan(STEP, num_rounds=40)
     found = jaxlsgd.fit(jax.random.key(0), jaxlsgd.problems.linear(2, 3), plan).regime(0.01)
-    assert found.needed is None and "cannot be told" in str(found)
+    assert found.needed is None and "is not known for a given sequence" in str(found)
     with pytest.raises(ValueError, match="tolerance"):
         jaxlsgd.fit(jax.random.key(0), jaxlsgd.problems.linear(2, 3), plan).regime(0.0)
 

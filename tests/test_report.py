@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 
+import pandas
 import pytest
 from report_helpers import METHODS, fake_cell
 
@@ -67,16 +68,39 @@ def test_every_format_takes_every_kind_of_source(cells, format):
 
 def test_tables_for_people_show_errors_counts_and_failures(cells):
     text = tables.render(cells)
-    assert text.startswith("problem linear, t_T 1,000, T 100, level 0.95, coordinate x[0]\n")
-    assert "with failures %" in text
+    title = "problem linear, steps 1,000, rounds 100, level 0.95, coordinate x[0]\n"
+    assert text.startswith(title)
+    assert "coverage, all runs %" in text and "SE bias %" in text
     header, _, first, *_, last = text.splitlines()[2:7]
-    assert header.split()[-2:] == ["ok", "diverged"]
+    assert header.split()[-2:] == ["completed", "diverged"]
     assert first.split()[-2:] == ["40", "0"]
     assert last.split()[-2:] == ["38", "2"]
     assert len({len(line) for line in text.splitlines()[2:7]}) == 1
     row = measures.summarise(cells[0], last_only=True)[0]
     assert f"{100 * row['coverage']:.1f} ({100 * row['coverage_mcse']:.1f})" in first
-    assert "with failures" not in tables.render(cells[:1])
+    assert "all runs" not in tables.render(cells[:1])
+
+
+def test_the_algorithm_is_named_where_it_is_not_local_sgd(cells):
+    other = fake_cell("C1", algorithm="fedprox", seed=3)
+    assert "algorithm" not in tables.render(cells)
+    assert "algorithm" not in tables.render_differences(cells)
+    assert tables.render(other).startswith("problem linear, algorithm fedprox, schedule C1")
+    both = [*cells, other]
+    header = tables.render(both).splitlines()[2]
+    assert header.split()[:2] == ["algorithm", "schedule"]
+    assert "algorithm" in tables.render_differences(both)
+    for render in (tables.render, tables.render_differences):
+        records = csv.DictReader(io.StringIO(render(both, "csv")))
+        assert {record["algorithm"] for record in records} == {"local_sgd", "fedprox"}
+    assert json.loads(tables.render(cells, "json"))[0]["algorithm"] == "local_sgd"
+
+
+def test_notes_explain_what_is_shown(cells):
+    text = tables.render(cells)
+    assert "standard errors in parentheses" in text
+    assert "counts those that diverged as misses" in text
+    assert "SE bias: " not in tables.render(cells, measures=["length"])
 
 
 def test_measures_and_coordinates_can_be_chosen(cells):
@@ -144,8 +168,8 @@ def test_unknown_truth_is_empty_and_not_wrong():
 
 def test_differences_are_rendered(cells):
     text = tables.render_differences(cells)
-    assert "against schedule C1, against method plug_in" in text
-    assert len(text.splitlines()) == 9
+    assert "reference schedule C1, reference method plug_in" in text
+    assert len(text.splitlines()) == 11
     records = json.loads(tables.render_differences(cells, "json", coordinate="x[1]"))
     assert {record["n_pairs"] for record in records} == {38, 40}
 
@@ -160,16 +184,39 @@ def test_extras_say_what_to_install(cells, call, monkeypatch, tmp_path):
 
 
 def test_xarray_keeps_replications(cells):
-    pytest.importorskip("xarray")
     found = tables.to_xarray(cells[0])
     assert dict(found.sizes)["replication"] == 40
     assert list(found["method"].values) == list(METHODS)
+    assert found.attrs["algorithm"] == "local_sgd"
 
 
 def test_parquet_holds_the_summary(cells, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
     path = tables.to_parquet(cells, tmp_path / "study.parquet")
-    assert parquet.read_table(path).num_rows == len(summaries(cells))
+    found, rows = pandas.read_parquet(path), summaries(cells)
+    assert len(found) == len(rows)
+    assert found["coverage"].tolist() == [row["coverage"] for row in rows]
+    again = pandas.read_csv(io.StringIO(tables.render(cells, "csv")))
+    pandas.testing.assert_frame_equal(again, found, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "report.tables",
+        "report.figures",
+        "report.diagnostics",
+        "report.paper",
+        "analysis.measures",
+        "analysis.pairs",
+        "inference.joint",
+        "inference.critical_values",
+        "inference.NORMAL",
+    ],
+)
+def test_rooms_are_there_after_importing_the_package(name):
+    room, part = name.split(".")
+    code = f"import jaxlsgd; assert {part!r} in dir(jaxlsgd.{room}); jaxlsgd.{room}.{part}"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_tables_start_without_jax_and_matplotlib():
@@ -181,7 +228,6 @@ def test_tables_start_without_jax_and_matplotlib():
 
 
 def test_figures_are_saved_as_png_and_pdf(cells, tmp_path):
-    pytest.importorskip("matplotlib")
     cells = [*cells, fake_cell("custom[9]", problem="my problem", saves=3)]
     paths = figures.save_all(cells, tmp_path / "new" / "figures")
     names = {path.stem for path in paths}
@@ -197,16 +243,45 @@ def test_figures_are_saved_as_png_and_pdf(cells, tmp_path):
     assert paths[0].read_bytes().startswith(b"\x89PNG")
 
 
+def titles(figure):
+    return [axis.get_title(loc="left") for axis in figure.axes]
+
+
+def test_figures_use_the_labels_that_rows_carry(cells):
+    rows = [row for cell in cells for row in figures.first_coordinate(cell)]
+    assert titles(figures.by_schedule(rows, "length")) == ["Plug-in", "Random scaling, paper's q"]
+    assert titles(figures.along_rounds(rows))[0] == "Plug-in: coverage (%)"
+    same = [row | {"label": "plug-in"} for row in rows]
+    assert titles(figures.by_schedule(same, "length")) == [
+        "Plug-in (plug_in)",
+        "Plug-in (random_scaling[paper])",
+    ]
+
+
+def test_algorithms_have_panels_and_files_of_their_own(cells, tmp_path):
+    other = fake_cell("C1", algorithm="fedprox", saves=3, seed=3)
+    names = {path.stem for path in figures.save_all([*cells, other], tmp_path)}
+    assert names >= {"rounds_linear_1000", "rounds_linear_fedprox_1000"}
+    rows = [row for cell in [*cells, other] for row in figures.first_coordinate(cell)]
+    assert titles(figures.by_schedule(rows, "coverage"))[::2] == [
+        "Plug-in, local_sgd",
+        "Plug-in, fedprox",
+    ]
+    assert titles(figures.error_along_rounds(rows)) == ["Linear, local_sgd", "Linear, fedprox"]
+    alone = figures.first_coordinate(other)
+    assert titles(figures.along_rounds(alone))[0] == "Plug-in, fedprox: coverage (%)"
+    lines = [len(axis.get_lines()) for axis in figures.error_along_rounds(rows).axes]
+    assert lines == [4, 2]
+
+
 def test_figures_leave_out_what_is_not_known(tmp_path):
-    pytest.importorskip("matplotlib")
     cell = fake_cell(truth=None, levels=(0.9, 0.95))
     assert {path.stem for path in figures.save_all(cell, tmp_path)} == {"length_90", "length_95"}
     assert figures.save_all(fake_cell(diverged=40), tmp_path) == []
     assert figures.save_all([], tmp_path) == []
 
 
-def test_the_error_is_drawn_once_a_schedule_at_its_longest_horizon():
-    pytest.importorskip("matplotlib")
+def test_the_error_is_drawn_once_per_schedule_at_its_longest_horizon():
     sizes = [("C1", 500), ("C1", 900), ("C5", 700)]
     cells = [fake_cell(s, num_steps=n, saves=3, levels=(0.9, 0.95)) for s, n in sizes]
     rows = [row for cell in cells for row in figures.first_coordinate(cell)]

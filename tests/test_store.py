@@ -14,20 +14,21 @@ from study_helpers import fake_rows, small, tiles
 
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.study import Damaged, Results, StoreError, Study
-from jaxlsgd.study.grid import Cell
-from jaxlsgd.study.store import codec as files
+from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.study.store import codec
 from jaxlsgd.study.store.writer import Writer
 
 ENVIRONMENT = {"jax": "0", "xla_flags": ""}
 
 
-def about(cell: Cell) -> CellRows:
+def about(cell: CellSpec) -> CellRows:
     """What the engine would say of a cell."""
     plan = cell.plan()
     saves = cell.saved_rounds(plan.num_rounds)
     names = [method.name for method in cell.methods]
     return CellRows(
         problem=cell.problem.name,
+        algorithm=cell.algorithm.name,
         schedule=cell.schedule.name,
         num_steps=plan.num_steps,
         num_rounds=plan.num_rounds,
@@ -36,11 +37,13 @@ def about(cell: Cell) -> CellRows:
         levels=cell.levels,
         coordinates=dict.fromkeys(names, ("x[0]", "x[1]")),
         truth={name: np.array([0.1, 1 / 3]) for name in names},
+        standard_error={name: name == "plug_in" for name in names},
+        labels={name: name.replace("_", "-") for name in names},
         methods={},
     )
 
 
-def fill(directory: Path, study: Study, most: int = 10**9) -> list[tuple[Cell, int]]:
+def fill(directory: Path, study: Study, most: int = 10**9) -> list[tuple[CellSpec, int]]:
     """Writes fake rows for what is missing, at most so many tiles; returns which."""
     done = []
     with Writer(directory, study, ENVIRONMENT) as writer:
@@ -65,6 +68,8 @@ def test_rows_come_back_as_they_were_written(tmp_path) -> None:
     assert rows is not None
     assert (rows.problem, rows.schedule, rows.num_steps) == ("linear", "P(1/2)", 40)
     assert rows.truth["plug_in"].tolist() == [0.1, 1 / 3]
+    assert rows.standard_error == {"plug_in": True, "random_scaling": False}
+    assert (rows.algorithm, rows.labels["plug_in"]) == ("local_sgd", "plug-in")
     assert rows.coordinates["plug_in"] == ("x[0]", "x[1]")
     assert rows.replications == 40  # of 48 in three tiles
     assert rows.methods["plug_in"].estimate[0, :, 0].tolist() == list(range(40))
@@ -74,10 +79,10 @@ def test_rows_come_back_as_they_were_written(tmp_path) -> None:
 
 def test_bytes_of_a_tile_are_a_function_of_its_rows(tmp_path, monkeypatch) -> None:
     cell = small().cells[0]
-    first = files.encode_tile(cell, 16, fake_rows(cell, 16))
+    first = codec.encode_tile(cell, 16, fake_rows(cell, 16))
     monkeypatch.setattr("time.time", lambda: 2e9)
-    assert files.encode_tile(cell, 16, fake_rows(cell, 16)) == first
-    assert files.encode_tile(cell, 32, fake_rows(cell, 16)) != first
+    assert codec.encode_tile(cell, 16, fake_rows(cell, 16)) == first
+    assert codec.encode_tile(cell, 32, fake_rows(cell, 16)) != first
 
 
 def test_not_finite_rows_are_kept(tmp_path) -> None:
@@ -85,8 +90,8 @@ def test_not_finite_rows_are_kept(tmp_path) -> None:
     rows = fake_rows(cell, 0)
     rows["plug_in"].estimate[0, 3] = np.nan
     rows["plug_in"].estimate[0, 4] = np.inf
-    (tmp_path / "tile").write_bytes(files.encode_tile(cell, 0, rows))
-    found = files.read_tile(tmp_path / "tile", cell, 0)["plug_in"].estimate
+    (tmp_path / "tile").write_bytes(codec.encode_tile(cell, 0, rows))
+    found = codec.read_tile(tmp_path / "tile", cell, 0)["plug_in"].estimate
     np.testing.assert_array_equal(found, rows["plug_in"].estimate)
 
 
@@ -270,14 +275,14 @@ def test_damaged_manifest_is_refused(tmp_path, content: bytes) -> None:
 
 
 def test_manifest_with_a_study_that_is_none_is_refused(tmp_path) -> None:
-    files.write_json(tmp_path / "manifest.json", {"format": files.FORMAT, "study": {"x": 1}})
+    codec.write_json(tmp_path / "manifest.json", {"format": codec.FORMAT, "study": {"x": 1}})
     with pytest.raises(Damaged, match="holds no study"):
         Results(tmp_path)
 
 
 def test_format_of_a_later_version_is_refused(tmp_path) -> None:
-    files.write_json(tmp_path / "manifest.json", {"format": 99})
-    with pytest.raises(StoreError, match="format 99, this version reads 1"):
+    codec.write_json(tmp_path / "manifest.json", {"format": 99})
+    with pytest.raises(StoreError, match="format 99, this version reads 2"):
         Results(tmp_path)
 
 
@@ -306,5 +311,5 @@ def test_failed_write_leaves_nothing_visible(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match=r"cannot write .*x: No space left.*free some space"):
-        files.write_whole(tmp_path / "x", b"content")
+        codec.write_whole(tmp_path / "x", b"content")
     assert os.listdir(tmp_path) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import subprocess
 import sys
@@ -12,22 +11,40 @@ import pytest
 from study_helpers import ROOT, TOML, small
 
 from jaxlsgd import schedules
-from jaxlsgd.study import SpecError, Study
-from jaxlsgd.study.grid import Cell
-from jaxlsgd.study.parts import DEFAULT_GAMMA0, METHODS, PROBLEMS, MethodSpec
+from jaxlsgd.study import SpecError, Study, parts
+from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.spec import differences
 
 LINEAR = {"kind": "linear", "dim": 2, "num_clients": 3}
 
 # What is changed in the small study, and words of the refusal: key, value, nearest right name.
 BAD = {
-    "unknown key": ({"replicatons": 3}, ["replicatons", "3", "did you mean 'replications'"]),
+    "unknown key": ({"replicatons": 3}, ["replicatons", "unknown key", "mean 'replications'"]),
     "misspelt schedule": ({"schedules": ["Lgo"]}, ["schedules[0]", "'Lgo'", "mean 'Log'"]),
     "misspelt kind": ({"problems": ["paper-linaer"]}, ["problems[0].kind", "mean 'paper-linear'"]),
     "misspelt method": ({"methods": ["plugin"]}, ["methods[0]", "'plugin'", "mean 'plug_in'"]),
     "misspelt option": (
         {"methods": ["random_scaling[schedul]"]},
-        ["methods[0]", "mean 'random_scaling[schedule]'"],
+        ["methods[0].critical", "'schedul'", "mean 'schedule'"],
+    ),
+    "open bracket": ({"methods": ["plug_in[finite"]}, ["methods[0].kind", "'plug_in[finite'"]),
+    "no brackets": ({"algorithms": ["local_sgd[x]"]}, ["algorithms[0]", "no brackets", "[x]"]),
+    "misspelt algorithm": (
+        {"algorithms": [{"kind": "fedprx", "mu": 1}]},
+        ["algorithms[0].kind", "'fedprx'", "mean 'fedprox'"],
+    ),
+    "mu missing": ({"algorithms": ["fedprox"]}, ["algorithms[0].mu", "missing"]),
+    "negative mu": (
+        {"algorithms": [{"kind": "fedprox", "mu": -1}]},
+        ["algorithms[0].mu", "at least 0", "-1"],
+    ),
+    "no algorithms": ({"algorithms": []}, ["algorithms", "[]", "at least one"]),
+    "unknown kind": ({"problems": ["poisson"]}, ["problems[0].kind", "'poisson'", "--import FILE"]),
+    "a number for a problem": ({"problems": [7]}, ["problems[0]", "jaxlsgd.Problem", "7"]),
+    "no step": ({"problems": [LINEAR | {"gamma0": []}]}, ["problems[0].gamma0", "[]"]),
+    "twice the step": (
+        {"problems": [LINEAR | {"gamma0": [0.5, 0.5]}]},
+        ["problems[1]", "'linear gamma0=0.5'"],
     ),
     "misspelt family": (
         {"schedules": [{"family": "powr", "beta": 0.5}]},
@@ -141,7 +158,7 @@ def test_plain_data_goes_through_json_unchanged() -> None:
         exclude=[{"schedule": "Log(1,1,10)", "method": "plug_in"}],
         extra=[{"problem": "linear", "schedule": "own", "num_steps": 9, "methods": ["plug_in"]}],
     )
-    again = Study.from_dict(json.loads(json.dumps(study.plain())))
+    again = Study.read(json.loads(json.dumps(study.plain())))
     assert again == study
     assert again.digest == study.digest
     assert [cell.id for cell in again.cells] == [cell.id for cell in study.cells]
@@ -218,22 +235,42 @@ def test_the_tree_is_frozen_and_hashable() -> None:
     study = small()
     with pytest.raises(dataclasses.FrozenInstanceError):
         study.seed = 1  # type: ignore[misc]
-    assert isinstance(study.cells[0], Cell)
+    assert isinstance(study.cells[0], CellSpec)
     assert len({*study.cells, *small().cells}) == len(study.cells)
 
 
-def test_known_arguments_are_those_of_the_builders() -> None:
-    from jaxlsgd import problems
-    from jaxlsgd.inference import plug_in, random_scaling
-    from jaxlsgd.problems.paper import PAPER_STEP
+def test_steps_of_the_papers_problems_are_the_default() -> None:
+    kinds = [LINEAR, LINEAR | {"kind": "logistic"}, "paper-linear", "paper-logistic"]
+    for kind, step in zip(kinds, (0.5, 2.0, 0.5, 2.0), strict=True):
+        (problem,) = small(problems=[kind]).problems
+        assert (problem.gamma0, problem.alpha) == (step, 0.505)
 
-    for kind in ("linear", "logistic"):
-        arguments = inspect.signature(getattr(problems, kind)).parameters
-        assert sorted(PROBLEMS[kind]) == sorted(arguments)
-    for kind, step in PAPER_STEP.items():
-        assert DEFAULT_GAMMA0[kind] == DEFAULT_GAMMA0[f"paper-{kind}"] == step
-    assert set(METHODS["plug_in"][1]) == set(plug_in.HORIZONS)
-    assert set(METHODS["random_scaling"][1]) == set(random_scaling.CRITICAL)
+
+def test_lists_of_steps_make_a_grid() -> None:
+    study = small(problems=[LINEAR | {"gamma0": [0.25, 0.5], "alpha": [0.6, "2/3"]}])
+    found = [(problem.name, problem.gamma0, problem.alpha) for problem in study.problems]
+    assert found == [
+        ("linear gamma0=0.25 alpha=0.6", 0.25, 0.6),
+        ("linear gamma0=0.25 alpha=0.666667", 0.25, 2 / 3),
+        ("linear gamma0=0.5 alpha=0.6", 0.5, 0.6),
+        ("linear gamma0=0.5 alpha=0.666667", 0.5, 2 / 3),
+    ]
+    assert len(study.cells) == 8
+
+
+def test_algorithms_are_crossed_excluded_and_named_in_cells() -> None:
+    study = small(
+        algorithms=["local_sgd", {"kind": "fedprox", "mu": 0.1}],
+        exclude=[{"algorithm": "fedprox", "schedule": "C1"}],
+        extra=[{"problem": "linear", "algorithm": "fedprox", "schedule": "C1", "num_steps": 9}],
+    )
+    assert [cell.coordinates for cell in study.cells] == [
+        ("linear", "C1", "40"),
+        ("linear", "P(1/2)", "40"),
+        ("linear", "P(1/2)", "40", "fedprox"),
+        ("linear", "C1", "9", "fedprox"),
+    ]
+    assert Study.read(study.plain()) == study
 
 
 def test_method_names_are_those_of_the_builders() -> None:
@@ -241,15 +278,20 @@ def test_method_names_are_those_of_the_builders() -> None:
 
     for critical in ("asymptotic", "schedule", "paper"):
         name = random_scaling(critical=critical).name
-        assert dict(MethodSpec.of(name, "").arguments) == {"critical": critical}
+        assert parts.part("method", name, "").name == name
+    brief = parts.part("method", "random_scaling[schedule]", "")
+    assert dict(brief.arguments) == {"critical": "schedule"}
 
 
-def test_sizes_of_the_papers_problems_are_known_without_building_them() -> None:
+def test_sizes_of_problems_are_read_without_building_them() -> None:
     from jaxlsgd.problems import paper_problem
 
-    for spec in small(problems=["paper-linear", "paper-logistic"]).problems:
-        problem = paper_problem(spec.name)
-        assert (spec.dim, spec.num_clients) == (problem.dim, problem.num_clients)
+    study = Study.read(small(problems=["paper-linear", "paper-logistic"]).plain())
+    for part in study.problems:
+        problem = paper_problem(part.name)
+        assert part.made is None
+        assert (part.fact("dim"), part.fact("num_clients")) == (problem.dim, problem.num_clients)
+        assert part.built().made.dim == problem.dim
 
 
 @pytest.mark.parametrize("name", ["template.toml", "paper.toml"])

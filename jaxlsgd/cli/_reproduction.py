@@ -6,13 +6,15 @@ import argparse
 from pathlib import Path
 
 from jaxlsgd.cli._common import positive
+from jaxlsgd.report.paper.numbers import HORIZONS
+from jaxlsgd.report.paper.targets import TARGETS
 
-TARGETS = ("table1", "table2", "table3", "table4", "figure1", "figure2", "figure3", "all")
+_LARGEST_SEED = 2**32 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `jaxlsgd reproduce` to a parser."""
-    parser.add_argument("target", choices=TARGETS, help="what to reproduce")
+    parser.add_argument("target", choices=(*TARGETS, "all"), help="what to reproduce")
     parser.add_argument(
         "--replications",
         type=_several,
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--horizons",
         type=_several,
         nargs="+",
+        default=HORIZONS,
         metavar="STEPS",
         help="observations per client t_T; figures use at most the largest (default: the paper's)",
     )
@@ -45,6 +48,7 @@ def _several(text: str) -> int:
 
 
 def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 0, got {text!r}")
+    if not text.isdecimal() or int(text) > _LARGEST_SEED:
+        rule = f"must be an integer from 0 to {_LARGEST_SEED}"
+        raise argparse.ArgumentTypeError(f"{rule}, got {text!r}")
     return int(text)

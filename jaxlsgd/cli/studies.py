@@ -115,7 +115,13 @@ def _add_kinds(verbs: Any) -> None:
 
 
 def _add_reproduce(verbs: Any) -> None:
-    text = "reproduce the paper's tables and figures, ours beside them"
+    text = (
+        "reproduce the paper's tables and figures, ours beside them\n\n"
+        "Tables 3 and 4 are made from one study, and Figures 1 to 3 from another. Both are kept as\n"
+        "ordinary studies in DIR/study-tables and DIR/study-figures: the same command again resumes,\n"
+        "more replications extend them, and 'jaxlsgd status' and 'jaxlsgd table' read them. Other\n"
+        "horizons or another seed need another DIR. DIR/reproduction.md holds all that was made there."
+    )
     examples = "jaxlsgd reproduce all --out paper\njaxlsgd reproduce table4 --replications 200"
     parser = add_verb(verbs, "reproduce", reproduce, text, examples)
     reproduction.add_arguments(parser)
@@ -297,7 +303,19 @@ def _outcome(outcome: Outcome, directory: str) -> str:
 def reproduce(arguments: argparse.Namespace) -> int:
     """Reproduces the paper."""
     from jaxlsgd.engine import machine
-    from jaxlsgd.report.paper import reproduce as target
+    from jaxlsgd.report.paper import reproduce as paper
+    from jaxlsgd.report.paper.studies import Size
+    from jaxlsgd.study import progress
+    from jaxlsgd.study.stop import Stop
+
+    def run_study(study: Any, directory: Path) -> int:
+        stop, told = Stop(), progress.for_stream(sys.stderr, arguments.quiet)
+        with _signals(stop):
+            outcome = study.run(directory, stop=stop, progress=told)
+        print(_outcome(outcome, str(directory)))
+        return outcome.exit_code
 
     machine.prepare()
-    return target.main(arguments)
+    targets = reproduction.TARGETS if arguments.target == "all" else (arguments.target,)
+    size = Size(tuple(arguments.horizons), arguments.replications, arguments.seed)
+    return paper.reproduce(targets, arguments.out, size, run_study)

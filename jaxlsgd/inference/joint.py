@@ -13,6 +13,7 @@ logarithm it is tabulated for q up to 20 (`critical_values.wald_critical_value`)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -96,8 +97,7 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
     wide = jax.tree.map(_as_float64, states)
     with jax.enable_x64(True):
         horizon = None if plan is None else Horizon.of(plan, np.float64)
-        measured = method.measure(wide, horizon)
-        matrix = method.matrix(wide, horizon)
+        measured, matrix = _measure(method.measure, method.matrix, wide, horizon)
     if bool(measured.floored):
         what = "one in which a numerical floor acted, as where Ĝ is singular"
         raise ValueError(f"state: must be regular for {method.name}, got {what}")
@@ -111,6 +111,11 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
         law=None if method.law.joint is None else method.law.joint(plan),
         precision=precision,
     )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _measure(measure: Any, matrix: Any, states: Any, horizon: Horizon | None) -> tuple[Any, Any]:
+    return measure(states, horizon), matrix(states, horizon)
 
 
 def _precision(states: Any) -> float:

@@ -63,7 +63,7 @@ def path_scale(mode: str = "full", contrasts: tuple[tuple[float, ...], ...] = ()
         if mode != "contrasts":
             return vector
         if matrix.shape[1:] != vector.shape:
-            raise refusal("contrasts", f"have shape (number, {vector.size})", matrix.shape)
+            raise refusal("contrasts", f"have {vector.size} columns", matrix.shape)
         rows = jnp.asarray(matrix, vector.dtype)
         return jnp.sum(rows * vector[None, :], axis=1)
 

@@ -106,18 +106,14 @@ def _settings(rows: Sequence[Row]) -> dict[Setting, list[Row]]:
     return _grouped(rows, "problem", "algorithm")
 
 
-def _setting_titles(settings: Iterable[Setting], *, problem: bool) -> dict[Setting, str]:
-    """Titles of panels; the algorithm is named where it is not Local SGD, or one of several."""
-    settings = list(settings)
-    plain = all(algorithm == LOCAL_SGD for _, algorithm in settings)
-    return {
-        setting: _title(setting[0] if problem else "", "" if plain else setting[1])
-        for setting in settings
-    }
+def _algorithm_titles(rows: Iterable[Row]) -> dict[str, str]:
+    """How titles name the algorithms; Local SGD alone goes without saying."""
+    names = _unique(rows, "algorithm")
+    return {name: "" if names == [LOCAL_SGD] else name for name in names}
 
 
 def method_labels(rows: Iterable[Row]) -> dict[str, str]:
-    """Methods as people write them; those with one label between them have their names added."""
+    """Methods as people write them, with the name added where two have the same label."""
     labels = {row["method"]: row["label"] for row in rows}
     shared = [label for label in labels.values() if list(labels.values()).count(label) > 1]
     return {
@@ -137,15 +133,15 @@ def by_schedule(rows: Sequence[Row], measure: str) -> Figure:
       measure: "coverage", with Wilson intervals, or "length", with standard deviations.
     """
     settings, labels = _settings(rows), method_labels(rows)
-    titles = _setting_titles(settings, problem=len(_unique(rows, "problem")) > 1)
+    algorithms, several = _algorithm_titles(rows), len(_unique(rows, "problem")) > 1
     coverage = measure == "coverage"
     share = {"sharex": True, "sharey": "all" if coverage else "row"}
     figure, axes = drawing.grid(len(settings), len(labels), **share)
-    for line, (setting, group) in zip(axes, settings.items(), strict=True):
+    for line, ((problem, algorithm), group) in zip(axes, settings.items(), strict=True):
         for axis, (method, label) in zip(line, labels.items(), strict=True):
             chosen = [row for row in group if row["method"] == method]
             _draw_points(axis, chosen, measure, _unique(rows, "num_steps"))
-            axis.set_title(_title(titles[setting], label))
+            axis.set_title(_title(problem if several else "", label, algorithms[algorithm]))
             if coverage:
                 drawing.nominal(axis, rows[0]["level"])
         line[0].set_ylabel("Coverage (%)" if coverage else "Length, mean and SD")
@@ -192,7 +188,7 @@ def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
       warmup: rounds of warm-up, to be marked.
     """
     labels, level = method_labels(rows), rows[0]["level"]
-    (where,) = _setting_titles(_settings(rows), problem=False).values()
+    (algorithm,) = _algorithm_titles(rows).values()
     figure, axes = drawing.grid(len(labels), 2, sharex=True)
     for (left, right), (method, label) in zip(axes, labels.items(), strict=True):
         chosen = [row for row in rows if row["method"] == method]
@@ -201,8 +197,8 @@ def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
         _limit_coverage(left, chosen)
         _draw_lines(right, chosen, "length", 1, warmup)
         drawing.plain_log(right.yaxis)
-        left.set_title(_title(where, label) + ": coverage (%)")
-        right.set_title(_title(where, label) + ": length")
+        left.set_title(_title(label, algorithm) + ": coverage (%)")
+        right.set_title(_title(label, algorithm) + ": length")
     for axis in axes[-1]:
         axis.set_xlabel("Communication rounds")
     names = _unique(rows, "schedule")
@@ -220,13 +216,12 @@ def error_along_rounds(
       rows: of `summarise`, all saved rounds; the longest horizon of each schedule is drawn.
       warmup: rounds of warm-up by problem, to be marked.
     """
-    settings = _settings(rows)
-    titles = _setting_titles(settings, problem=True)
+    settings, algorithms = _settings(rows), _algorithm_titles(rows)
     figure, axes = drawing.grid(1, len(settings))
-    for axis, (setting, group) in zip(axes[0], settings.items(), strict=True):
-        _draw_lines(axis, _longest(group), "l2_error", 1, warmup(setting[0]))
+    for axis, ((problem, algorithm), group) in zip(axes[0], settings.items(), strict=True):
+        _draw_lines(axis, _longest(group), "l2_error", 1, warmup(problem))
         drawing.plain_log(axis.yaxis)
-        axis.set_title(titles[setting])
+        axis.set_title(_title(problem, algorithms[algorithm]))
         axis.set_xlabel("Communication rounds")
     axes[0][0].set_ylabel("L2 error of the average")
     marked = any(warmup(problem) for problem, _ in settings)

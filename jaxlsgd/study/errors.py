@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 
 
 class SpecError(ValueError):
@@ -11,11 +12,18 @@ class SpecError(ValueError):
 
 
 @contextlib.contextmanager
-def refusing(where: str = "") -> Iterator[None]:
-    """Turns what is refused inside into a `SpecError` that says where the value stands."""
+def refusing(where: str = "", arguments: Collection[str] = ()) -> Iterator[None]:
+    """Turns what is refused inside into a `SpecError` that says where the value stands.
+
+    Args:
+      where: the place in the study, such as "problems[0]".
+      arguments: names that are keys there, so that a refusal of `noise` is one of "problems[0].noise".
+    """
     try:
         yield
     except SpecError:
         raise
     except (ValueError, TypeError, OverflowError) as error:
-        raise SpecError(f"{where}: {error}" if where else str(error)) from error
+        text = str(error)
+        between = "." if re.split(r"[:\[]", text, maxsplit=1)[0] in arguments else ": "
+        raise SpecError(f"{where}{between}{text}" if where else text) from error

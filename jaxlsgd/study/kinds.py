@@ -41,7 +41,7 @@ def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
             raise SpecError(
                 f"{where}.{name}: is missing; {kind.name} needs {', '.join(kind.required)}"
             )
-    with refusing(where):
+    with refusing(where, kind.parameters):
         return kind.build(**arguments)
 
 

@@ -6,6 +6,7 @@ A part that was read from results is plain data; it is built again only to run a
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -13,6 +14,7 @@ from typing import Any, Self
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.registry import Kind
 from jaxlsgd.study.errors import SpecError, refusing
 
 MOST_STEPS = 10**8
@@ -159,8 +161,8 @@ def part(role: str, value: Any, where: str) -> Part:
 
 def _as_table(role: str, value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, str):
-        kind, bracket, rest = value.partition("[")
-        return {"kind": kind} | ({"[": rest.removesuffix("]")} if bracket else {})
+        named = re.fullmatch(r"([^\[\]]*)\[([^\[\]]*)\]", value)
+        return {"kind": named[1], "[": named[2]} if named else {"kind": value}
     if _is_object(role, value):
         return {role: value}
     what = f"a kind's name, a table with `kind`, or a jaxlsgd.{_OBJECTS[role]}"
@@ -201,7 +203,7 @@ def _of_kind(role: str, table: dict[str, Any], where: str) -> Part:
             raise SpecError(f"{where}: {kind.name} takes no brackets, got [{option}]")
         table[kind.brief] = option
     name = table.pop("name", None)
-    given = {key: _data(f"{where}.{key}", fraction(value)) for key, value in table.items()}
+    given = {key: _data(f"{where}.{key}", value, kind, key) for key, value in table.items()}
     made = kinds.make(kind, {key: thawed(value) for key, value in given.items()}, where)
     if not _is_object(role, made):
         raise refusal(where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made)
@@ -229,9 +231,27 @@ _FACTS: dict[str, Any] = {
 }
 
 
-def _data(where: str, value: Any) -> Any:
+def _data(where: str, value: Any, kind: Kind, key: str) -> Any:
     """Plain data as an argument: text, truth values, numbers and lists of numbers."""
-    return value if isinstance(value, (str, bool)) else checks.numeric(where, value)
+    value = fraction(value)
+    if isinstance(value, (str, bool)):
+        return value
+    found = checks.numeric(where, value)
+    return _as_floats(where, found) if _takes_floats(kind.parameters.get(key)) else found
+
+
+def _takes_floats(parameter: inspect.Parameter | None) -> bool:
+    """Whether a builder says that it takes real numbers, so that 2 and 2.0 are the same study."""
+    if parameter is None:
+        return False
+    said = str(parameter.annotation)
+    return type(parameter.default) is float or "float" in said or "ArrayLike" in said
+
+
+def _as_floats(where: str, value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_as_floats(where, part) for part in value)
+    return checks.number(where, value)
 
 
 def fraction(value: Any) -> Any:

@@ -70,14 +70,15 @@ class Programs:
         import jax
 
         from jaxlsgd import problems
-        from jaxlsgd.engine import tile
+        from jaxlsgd.algorithms import local_sgd
+        from jaxlsgd.engine.program import make_data, make_program
         from jaxlsgd.schedules import constant, power_decay
 
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self.methods = methods()
         problem = getattr(problems, kind)(DIM, CLIENTS)
-        self._program = tile.make_program(problem, tuple(self.methods.values()))
-        self._data = self._abstract(tile.make_data(problem, "float32"))
+        self._program = make_program(problem, tuple(self.methods.values()), local_sgd())
+        self._data = self._abstract(make_data(problem, "float32"))
         self._plan = constant(1).plan(power_decay(0.5), num_rounds=ROUNDS)
 
     def _abstract(self, tree: Any) -> Any:
@@ -94,31 +95,32 @@ class Programs:
     def _state(self, R: int) -> Any:
         import jax
 
-        from jaxlsgd.engine import tile
+        from jaxlsgd.engine.block import start_tile
 
-        make = functools.partial(tile.start_tile, self._program, replications=R)
+        make = functools.partial(start_tile, self._program, replications=R)
         return self._abstract(jax.eval_shape(make, self._data))
 
     def start(self, R: int) -> Any:
         """The start of a tile."""
         import jax
 
-        from jaxlsgd.engine import tile
+        from jaxlsgd.engine.block import start_tile
 
-        return jax.jit(lambda d: tile.start_tile(self._program, d, R)).lower(self._data)
+        return jax.jit(lambda d: start_tile(self._program, d, R)).lower(self._data)
 
     def block(self, slots: int, R: int) -> Any:
         """A block of steps with room for so many synchronisations."""
         import jax
         import numpy as np
 
-        from jaxlsgd.engine import tile
+        from jaxlsgd.engine.block import run_block
         from jaxlsgd.engine.layout import lay_out
+        from jaxlsgd.engine.source import Supply
 
         # Typed keys have no abstract value on a device that is not there; their words do.
         def run(d: Any, words: Any, s: Any, b: Any) -> Any:
             keys = jax.random.wrap_key_data(words)
-            return tile.run_block(self._program, slots, d, keys, s, b)
+            return run_block(self._program, slots, d, Supply(keys, None), s, b)
 
         block = lay_out(self._plan).groups[0][0].block
         resized = jax.tree.map(lambda leaf: np.resize(leaf, slots), block.syncs)
@@ -131,13 +133,13 @@ class Programs:
         import jax
 
         from jaxlsgd.core.estimator import Horizon
-        from jaxlsgd.engine import tile
+        from jaxlsgd.engine import statistics
 
         def run(d: Any, s: Any, h: Any) -> Any:
-            return tile.measure_tile(self._program, d, s, self.methods[name], h)
+            return statistics.measure(self._program, d, s, self.methods[name], h)
 
         horizon = self._abstract(Horizon.of(self._plan, "float32"))
-        return jax.jit(run).lower(self._data, self._state(R), horizon)
+        return jax.jit(run).lower(self._data, self._state(R).statistics, horizon)
 
 
 def jobs(device: Any) -> Iterator[Job]:

@@ -1,8 +1,8 @@
 """Critical values and p-values of random scaling: exact ones, the paper's, and a table for joint tests.
 
 The statistic's limit is t* = B(1)/sqrt(int_0^1 (B(r) - g(r) B(1))^2 dr). Its g comes from a family,
-g(r) = r^{1/(1-beta)}, or from the schedule that was actually run (the functions that take a plan). With the
-paper's warm-up the two differ a lot: 6.747 for constant E, 5.555 for E = 5 after warming up.
+g(r) = r^{1/(1-beta)}, or from the schedule that was run (the functions that take a plan). With the paper's
+warm-up the two differ a lot: 6.747 for constant E, 5.555 for E = 5 after a warm-up.
 """
 
 import csv
@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.inference.laws import pivot_law
 from jaxlsgd.inference.laws.pivot_law import FloatArray
 
@@ -29,11 +31,11 @@ PAPER_GRID = tuple((beta, level) for beta in _PAPER_TABLE for level in _PAPER_LE
 
 
 class HasSchedule(Protocol):
-    """Anything with the rounds' numbers of local steps as an integer array `E` of shape (T,)."""
+    """Anything with the local steps per round as an integer array `E` of shape (T,)."""
 
     @property
     def E(self) -> ArrayLike:
-        """Local steps a round, integers >= 1, shape (T,)."""
+        """Local steps per round, integers >= 1, shape (T,)."""
         ...
 
 
@@ -98,11 +100,11 @@ def critical_value(level: float, *, beta: float = 0.0) -> float:
 
     Reference: Table 2 of the paper, whose simulated numbers are up to 0.8 % off (see `paper_value`).
     """
-    return _beta_quantile(_check_level(level), _check_beta(beta))
+    return _beta_quantile(checks.level(level), _check_beta(beta))
 
 
 def tail_probability_for_plan(plan: HasSchedule, c: ArrayLike) -> float | FloatArray:
-    """P(|t*| > c) under the time change of an actual schedule: warm-up, rounding and all.
+    """P(|t*| > c) under the time change of an actual schedule, with its warm-up and rounding.
 
     g is the piecewise linear map with g(r_m) = m/T, r_m = sum_{n<=m} 1/E_n / sum_{n<=T} 1/E_n.
 
@@ -166,7 +168,7 @@ def for_plan(plan: HasSchedule, level: float) -> float:
 
     Reference: Corollary 4.2 of the paper; `tail_probability_for_plan` for g.
     """
-    return _plan_quantile(_check_level(level), check_plan(plan))
+    return _plan_quantile(checks.level(level), check_plan(plan))
 
 
 def paper_value(beta: float, level: float) -> float:
@@ -186,13 +188,13 @@ def paper_value(beta: float, level: float) -> float:
 
     Reference: Table 2 of the paper.
     """
-    beta, level = _check_beta(beta), _check_level(level)
+    beta, level = _check_beta(beta), checks.level(level)
     for row, values in _PAPER_TABLE.items():
         for column, value in zip(_PAPER_LEVELS, values, strict=True):
             if math.isclose(beta, row, abs_tol=1e-6) and math.isclose(level, column, abs_tol=1e-9):
                 return value
     raise ValueError(
-        "beta and level must be in the paper's Table 2, beta in {0, 1/3, 1/2, 2/3} and level in "
+        "beta, level: must be in the paper's Table 2, beta in {0, 1/3, 1/2, 2/3} and level in "
         f"{{0.8, 0.9, 0.95, 0.98}}, got beta={beta!r}, level={level!r}; critical_value takes any"
     )
 
@@ -216,14 +218,11 @@ def wald_critical_value(dim: int, level: float) -> float:
 
     Reference: Corollary 4.2 of the paper; Lobato (2001) for the statistic U_q and an older table.
     """
-    level, table = _check_level(level), _wald_table()
-    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= 20:
-        raise ValueError(f"dim must be an integer from 1 to 20, got {dim!r}")
-    for column, value in table[int(dim)].items():
+    level, values = checks.level(level), _wald_table()[checks.count("dim", dim, 1, 20)]
+    for column, value in values.items():
         if math.isclose(level, column, abs_tol=1e-9):
             return value
-    there = ", ".join(map(str, table[int(dim)]))
-    raise ValueError(f"level must be one that was simulated ({there}), got {level!r}")
+    raise refusal("level", f"be one that was simulated ({', '.join(map(str, values))})", level)
 
 
 def wald_has_level(level: float) -> bool:
@@ -261,44 +260,30 @@ def _check_array(name: str, value: ArrayLike) -> FloatArray:
     except (TypeError, ValueError):  # a ragged list
         array = np.array(None)
     if array.dtype.kind not in "iuf" or np.isnan(array).any():
-        raise ValueError(f"{name} must be real numbers without NaN, got {value!r}")
+        raise refusal(name, "be real numbers without NaN", value)
     return array.astype(np.float64)
 
 
 def _check_thresholds(name: str, value: ArrayLike) -> FloatArray:
     array = _check_array(name, value)
     if (array < 0).any():
-        raise ValueError(f"{name} must be at least 0, got {value!r}")
+        raise refusal(name, "be at least 0", value)
     return array
 
 
-def _check_number(name: str, value: ArrayLike) -> float:
-    array = _check_array(name, value)
-    if array.ndim != 0:
-        raise ValueError(f"{name} must be one number, got {value!r}")
-    return float(array)
-
-
-def _check_level(level: float) -> float:
-    number = _check_number("level", level)
-    if not 0 < number < 1:
-        raise ValueError(f"level must be strictly between 0 and 1 (0.95, not 95), got {level!r}")
+def _check_beta(beta: float) -> float:
+    number = checks.number("beta", beta, rule := "be a number of at least 0 and below 1")
+    if not 0 <= number < 1:
+        raise refusal("beta", rule, beta)
     return number
 
 
-def _check_beta(beta: float) -> float:
-    number = _check_number("beta", beta)
-    if not 0 <= number < 1:
-        raise ValueError(f"beta must be at least 0 and below 1, got {beta!r}")
-    return number + 0.0
-
-
 def check_plan(plan: HasSchedule) -> bytes:
-    """The schedule as bytes, the key of everything that is kept of it; refuses what is none."""
+    """The E_m of a plan as bytes, by which its law is cached; refuses anything but integers >= 1."""
     E = np.asarray(getattr(plan, "E", None))
     steps = E.astype(np.int64) if E.dtype.kind in "iu" else np.zeros(1)
     if steps.ndim != 1 or (steps < 1).any():
-        raise ValueError(f"plan.E must be a one-dimensional array of integers >= 1, got {E!r}")
+        raise refusal("plan.E", "be a one-dimensional array of integers >= 1", E)
     if steps.size < 2:
-        raise ValueError(f"plan.E must have at least 2 rounds, got {steps.size}")
+        raise refusal("plan.E", "have at least 2 rounds", steps.size)
     return steps.tobytes()

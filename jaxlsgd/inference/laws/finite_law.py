@@ -13,7 +13,7 @@ quadratic form in normals is positive:
 
 Given Z the ζ_k are independent, so its characteristic function is a product and one Gaussian
 integral, and Gil-Pelaez' formula turns that into the probability. The start matters: it bends the
-path's first rounds, which widens V̂ long after it has ceased to bias ȳ.
+path's first rounds, which widens V̂ long after its bias in ȳ has faded.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from scipy.interpolate import RectBivariateSpline
 from scipy.optimize import root_scalar
 
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
-# Rounds kept of a long path. Between them it is taken as linear, which loses about 1/_NODES of V̂ and
-# so half of that of the critical value.
+# Rounds kept of a long path. Between them it is assumed linear, which costs about 1/_NODES of V̂ and so
+# half of that in the critical value.
 _NODES = 400
 # Terms of the quadratic form kept one by one; the rest enter by their mean.
 _TERMS = 32
@@ -39,11 +40,11 @@ _TERMS = 32
 _LOG_T = np.arange(-7.0, 9.0, 0.15)
 # Knots of the table of critical values, in log λ and in the start's bias over the standard error.
 _EIGENVALUE_STEP = 0.5 * np.log(2.0)
-# A slow direction's critical value falls steeply as soon as there is a bias.
+# Dense near 0: a slow direction's critical value falls steeply with the bias.
 _BIASES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
 
 
-# Tiles of one cell ask for the same table at the same time, each from its own thread.
+# Tiles of one cell, each in its own thread, need the same table at the same time.
 _TABLES = threading.Lock()
 
 
@@ -52,7 +53,7 @@ class Path(NamedTuple):
 
     covariance: FloatArray  # (nodes, nodes) Cov(P_n, P_m); the last node is T
     share: FloatArray  # (nodes,) n/T
-    weight: FloatArray  # (nodes,) share of Σ1/E_n that falls to the node
+    weight: FloatArray  # (nodes,) the node's share of Σ1/E_n
 
 
 class Form(NamedTuple):
@@ -66,7 +67,7 @@ class Form(NamedTuple):
 
 
 def local_factors(plan: Plan, eigenvalue: float) -> tuple[FloatArray, FloatArray]:
-    """ρ_m and Var ε_m of every round, stable for small η_m λ and right for 1 − η_m λ ≤ 0."""
+    """ρ_m and Var ε_m of every round, without cancellation for small η_m λ, and for 1 − η_m λ ≤ 0 too."""
     step = plan.eta * eigenvalue
     rate = 1 - step
     size = np.exp(plan.E * np.log(np.maximum(np.abs(rate), 1e-300)))
@@ -96,8 +97,8 @@ def path(plan: Plan, eigenvalue: float) -> Path:
     upper = np.triu(variance[nodes][:, None] + cross[nodes][:, None] * reach)
     if not np.isfinite(upper).all():
         raise ValueError(
-            "plan: its first steps are so long that the path overflows in a direction with "
-            f"eigenvalue {eigenvalue:.4g}, where η_1 λ is {plan.eta[0] * eigenvalue:.4g}"
+            f"plan: must have first steps short enough for an eigenvalue λ = {eigenvalue:.4g}, "
+            f"got η_1 λ = {plan.eta[0] * eigenvalue:.4g}, with which the path overflows"
         )
     share = (nodes + 1.0) / plan.num_rounds
     return Path(upper + np.triu(upper, 1).T, share, weight)
@@ -116,7 +117,7 @@ def _forward(rho: FloatArray, noise: FloatArray) -> tuple[FloatArray, FloatArray
 
 
 def _nodes(plan: Plan) -> tuple[NDArray[np.int64], FloatArray]:
-    """Rounds to keep, even in r_m = Σ1/E, and the share of V̂'s sum that falls to each."""
+    """Rounds to keep, evenly spaced in r_m = Σ1/E, and the share of V̂'s sum of each."""
     clock = np.cumsum(1 / plan.E)
     T = plan.num_rounds
     if T <= _NODES:
@@ -176,7 +177,7 @@ def quadratic_form(noise: Noise, start: FloatArray) -> Form:
 
 
 def tail_probability(form: Form, bias: float, c: float) -> float:
-    """P(|ȳ_T − x*| > c √V̂_T) where the start biases ȳ_T by so many of its standard deviations."""
+    """P(|ȳ_T − x*| > c √V̂_T) where the start biases ȳ_T by `bias` standard deviations."""
     size = 1 + bias**2 * (1 + c**2 * form.dd.sum())
     t = np.exp(_LOG_T) / (size + c**2 * (form.D.sum() + form.rest + form.hh.sum()))
     spread = 1 / (1 + 2j * t[:, None] * c**2 * form.D)
@@ -203,8 +204,8 @@ def critical_value(form: Form, bias: float, level: float) -> float:
         high *= 2
         if high > 1e9:
             raise ValueError(
-                f"level: no finite critical value at {level!r} for this plan; are its first steps "
-                "too long for the problem (η_1 λ > 2)?"
+                f"level: must have a finite critical value under the plan, got {level!r}; its first "
+                "steps may be too long for the problem (η_1 λ > 2)"
             )
     return root_scalar(excess, bracket=(0.0, high), method="brentq", xtol=1e-6, rtol=1e-7).root
 
@@ -212,7 +213,7 @@ def critical_value(form: Form, bias: float, level: float) -> float:
 def tail_curve(
     plan: Plan, eigenvalue: float, fastest: float, bias: float, thresholds: FloatArray
 ) -> FloatArray:
-    """P(|ȳ_T − x*| > c √V̂_T) at some c, in a direction of a run with `fastest` its largest λ."""
+    """P(|ȳ_T − x*| > c √V̂_T) at each threshold c, in one direction; `fastest` is the largest λ."""
     form = quadratic_form(_exact_noise(plan, eigenvalue), start_path(plan, fastest))
     return np.array([tail_probability(form, bias, float(c)) for c in thresholds])
 
@@ -229,7 +230,7 @@ def _noise(plan: Plan, index: int) -> Noise:
 
 @functools.lru_cache(maxsize=65536)
 def _tabulated(plan: Plan, level: float, index: int, bias: float, fastest: int) -> float:
-    """A knot; infinite where the path overflows, so that one wild run does not end a batch."""
+    """A knot; infinite where the path overflows, so that one such run does not end a batch."""
     start = start_path(plan, float(np.exp(fastest * _EIGENVALUE_STEP)))
     try:
         form = quadratic_form(_noise(plan, index), start)
@@ -241,12 +242,12 @@ def _tabulated(plan: Plan, level: float, index: int, bias: float, fastest: int) 
 def interpolated(
     plan: Plan, eigenvalues: FloatArray, biases: FloatArray, level: float
 ) -> FloatArray:
-    """Critical values for every direction of many runs, from tables that are made once a plan.
+    """Critical values for every direction of many runs, from tables that are made once per plan.
 
     A bicubic spline in log λ and the bias, linear in the logarithm of the start's fading rate, which is
-    the run's largest eigenvalue. Measured at levels 80 to 99 % the interpolation is off by less than 0.1 %
-    where the path is nearly stationary, by at most 2 % for biases up to 1 and by 4 % beyond; for 20 rounds
-    by up to 5 %, for ten by up to 20 %. A bias of more than 6 is taken as 6.
+    the run's largest eigenvalue. At levels from 80 to 99 % the interpolation error was measured as less
+    than 0.1 % where the path is nearly stationary, at most 2 % for biases up to 1 and 4 % beyond; up to
+    5 % for 20 rounds and up to 20 % for ten. A bias above 6 is replaced by 6.
 
     Args:
       plan: the plan that was run.
@@ -259,7 +260,7 @@ def interpolated(
       where the plan's first steps are so long that the path overflows.
     """
     if plan.num_rounds < 2:
-        raise ValueError(f"plan: must have at least 2 rounds, got {plan.num_rounds}")
+        raise refusal("plan", "have at least 2 rounds", plan.num_rounds)
     values, shift = np.broadcast_arrays(
         np.asarray(eigenvalues, np.float64), np.abs(np.asarray(biases, np.float64))
     )

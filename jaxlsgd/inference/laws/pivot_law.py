@@ -32,7 +32,7 @@ from scipy.optimize import root_scalar
 
 FloatArray = NDArray[np.float64]
 
-# Sine terms kept one by one. What is left has |h|^2 minus their sum, exactly, and is kept as one more term.
+# Sine terms kept one by one. The rest, whose |h|^2 is known exactly, is kept as one more term.
 _TERMS = 512
 # P(|t*| > c) is of the order of exp(-c/2), which is zero in float64 long before this.
 _LARGEST = 2000.0
@@ -71,7 +71,7 @@ def plan_spectrum(E: bytes) -> Spectrum:
     width = rounds / steps[ends - 1]
     width /= width.sum()
     middle = np.cumsum(width) - width / 2
-    # From the pieces' own widths, never as a difference of two r: one huge E makes a piece of 1e-12 and less.
+    # From the pieces' own widths, never as a difference of two r: one huge E makes a piece of 1e-12 or less.
     rise = width - rounds / steps.size
     slope = 2 * rise / width
     rotations = zip(_rotations(np.pi * middle), _rotations(np.pi * width / 2), strict=True)
@@ -82,7 +82,7 @@ def plan_spectrum(E: bytes) -> Spectrum:
 
 
 def _rotations(angles: FloatArray) -> Iterator[NDArray[np.complex128]]:
-    """exp(i k angles) for k = 1.._TERMS, a product each; the same array, overwritten."""
+    """exp(i k angles) for k = 1.._TERMS, by one product each, in an array that is overwritten."""
     rotation = np.exp(1j * angles)
     power = np.ones_like(rotation)
     for _ in range(_TERMS):
@@ -91,9 +91,9 @@ def _rotations(angles: FloatArray) -> Iterator[NDArray[np.complex128]]:
 
 
 def _spectrum(sines: FloatArray, square: float) -> Spectrum:
-    """Coefficients h_k, and the rest of |h|^2 = `square` as one last term."""
+    """The spectrum of the h_k in `sines`, with the rest of |h|^2 = `square` as one last term."""
     rest = max(square - float(sines @ sines), 0.0)
-    # Where h_k ~ 1/k (an h that jumps, the slowest case) this place keeps the next order of the rest right too.
+    # For h_k ~ 1/k (an h that jumps, the slowest case) this kappa makes the next order of the rest right too.
     kappa2 = np.append((np.pi * np.arange(1, _TERMS + 1)) ** 2, 3 * (np.pi * (_TERMS + 0.5)) ** 2)
     return Spectrum(kappa2, np.append(sines**2, rest) * kappa2)
 

@@ -1,10 +1,11 @@
-"""The limit law of random scaling, t*(β) or that of the actual schedule, for intervals and joint tests."""
+"""The limit law of random scaling, t*(β) or that of the plan's own E_m, for intervals and joint tests."""
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
 
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import JointLaw, Law
 from jaxlsgd.inference.laws import critical_values, pivot_law, wald_law
 
@@ -44,9 +45,7 @@ def limit_law(critical: str, beta: float | None) -> Law:
             if q == 1:
                 return multiplier(level, plan, ()) ** 2
             if q > wald_law.DIMS:
-                raise ValueError(
-                    f"contrasts: random scaling tests at most {wald_law.DIMS} at once, got {q}"
-                )
+                raise refusal("contrasts", f"be at most {wald_law.DIMS} for random scaling", q)
             if not spectrum.energy.any() and critical_values.wald_has_level(level):
                 return critical_values.wald_critical_value(q, level)
             return wald_law.quantile(level, q, spectrum)
@@ -54,7 +53,7 @@ def limit_law(critical: str, beta: float | None) -> Law:
         def joint_tail(statistic: float, q: int) -> tuple[float, float]:
             if q == 1:
                 return float(tail(statistic**0.5, plan, ())), 0.0
-            return tuple(wald_law.tail(statistic, q, spectrum))
+            return wald_law.tail(statistic, q, spectrum)
 
         return JointLaw(quantile, joint_tail)
 
@@ -68,15 +67,13 @@ def _growth(beta: float | None, plan: Plan | None) -> float:
     if plan is None:
         return 0.0
     if plan.beta is None:
-        raise ValueError(
-            f"beta: the schedule {plan.name} has no known growth exponent; "
-            "give random_scaling(beta=...) or use critical='schedule'"
-        )
+        rule = f"be given for the schedule {plan.name}, whose growth exponent is not known"
+        raise refusal("beta", rule, None, "; critical='schedule' needs none")
     return plan.beta
 
 
 def _by_schedule(critical: str, beta: float | None, plan: Plan | None) -> bool:
-    """Whether the plan's own E_m decide: when asked for, and where a given sequence has no family."""
+    """Whether the law is that of the plan's own E_m: on request, and for a sequence without a family."""
     without_family = beta is None and plan is not None and plan.beta is None
     return critical == "schedule" or (critical == "asymptotic" and without_family)
 
@@ -89,5 +86,5 @@ def _spectrum(critical: str, beta: float | None, plan: Plan | None) -> pivot_law
 
 def _required(plan: Plan | None) -> Plan:
     if plan is None:
-        raise ValueError("plan: critical='schedule' needs the plan that was run, got None")
+        raise refusal("plan", "be given: critical='schedule' needs the plan that was run", plan)
     return plan

@@ -1,4 +1,4 @@
-"""The paper's Table 2 three ways: as printed, exact, and simulated again in the way the paper describes."""
+"""The paper's Table 2 three ways: as printed, exact, and simulated again as the paper describes."""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import numpy as np
 from scipy.optimize import root_scalar
 from scipy.special import ndtr
 
+from jaxlsgd.core import checks
 from jaxlsgd.inference.laws.critical_values import PAPER_GRID, critical_value, paper_value
 from jaxlsgd.inference.laws.pivot_law import FloatArray
 
@@ -23,32 +24,28 @@ def table2(replications: int = 50_000, steps: int = 1_000, seed: int = 0) -> lis
 
     A path is B(i/steps) = sum of i normals / sqrt(steps), and t* = B(1)/sqrt(mean_i (B(r_i) - g(r_i) B(1))^2).
     The law is symmetric, so the quantile is that of a Gaussian kernel estimate (Scott's rule) on t* and -t*.
-    All four beta share their paths: errors of one simulation are correlated down a column.
+    All four beta share their paths, so that their errors are correlated.
 
     Args:
       replications: number of paths, at least 100.
-      steps: steps a path, at least 10.
+      steps: steps per path, at least 10.
       seed: of `jax.random.key`, at least 0.
 
     Returns:
-      One dict a cell with beta, level (two-sided), paper, exact, simulated, standard_error (of simulated,
+      One dict per cell with beta, level (two-sided), paper, exact, simulated, standard_error (of simulated,
       Monte-Carlo), replications and steps.
 
     Example:
-      >>> from jaxlsgd.inference import table2
+      >>> from jaxlsgd.inference.laws import table2
       >>> rows = table2.table2(replications=200, steps=50)
       >>> len(rows), rows[2]["paper"], round(rows[2]["exact"], 4)
       (16, 6.753, 6.7473)
 
     Reference: Table 2 of the paper and the text around it.
     """
-    for name, value, least in [
-        ("replications", replications, 100),
-        ("steps", steps, 10),
-        ("seed", seed, 0),
-    ]:
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+    checks.count("replications", replications, 100)
+    checks.count("steps", steps, 10)
+    checks.count("seed", seed, 0)
     betas = tuple(dict.fromkeys(beta for beta, _ in PAPER_GRID))
     draws = dict(zip(betas, _simulate(betas, replications, steps, seed), strict=True))
     return [

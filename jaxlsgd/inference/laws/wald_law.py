@@ -9,8 +9,8 @@ b = e_1'N^-1 c and g = c'N^-1 c two rank-one updates give
 
     W = r^2 a / (1 + 2 r b + r^2 (|h|^2 a + b^2 - a g)),
 
-and {W > w} is a quadratic inequality in r. Only (a, b, g) is simulated; r is integrated out, which leaves a tail
-that is smooth in w and a standard error of some 0.3 % in the critical value.
+and {W > w} is a quadratic inequality in r. Only (a, b, g) is simulated; r is integrated out, so that the tail is
+smooth in w and the standard error of a critical value is about 0.3 %.
 """
 
 import functools
@@ -21,6 +21,7 @@ import numpy as np
 from scipy.optimize import root_scalar
 from scipy.special import chdtrc
 
+from jaxlsgd.core import checks
 from jaxlsgd.inference.laws.pivot_law import FloatArray, Spectrum
 
 DIMS = 20
@@ -48,13 +49,8 @@ class Tail(NamedTuple):
 
 def draw(dim: int, spectrum: Spectrum) -> Draws:
     """The draws for q = `dim` from 1 to 20; the same at every call."""
-    return _draw(_check_dim(dim), spectrum.kappa2.tobytes(), spectrum.energy.tobytes())
-
-
-def _check_dim(dim: int) -> int:
-    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= DIMS:
-        raise ValueError(f"dim must be an integer from 1 to {DIMS}, got {dim!r}")
-    return int(dim)
+    dim = checks.count("dim", dim, 1, DIMS)
+    return _draw(dim, spectrum.kappa2.tobytes(), spectrum.energy.tobytes())
 
 
 @functools.lru_cache(maxsize=32)
@@ -71,7 +67,7 @@ def _chunk(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """N and c for some draws, reduced to (a, b, g)."""
     scaled = generator.standard_normal((_CHUNK, dim, _TERMS)) / np.sqrt(kappa2[:_TERMS])
-    # sum over k > K of 1/kappa^2 and of 1/kappa^4: the known sums to infinity less what was drawn
+    # sums over k > K of 1/kappa^2 and of 1/kappa^4: the known infinite sums less those of the terms drawn
     mean = 1 / 6 - np.sum(1 / kappa2[:_TERMS])
     spread = math.sqrt(1 / 90 - np.sum(1 / kappa2[:_TERMS] ** 2))
     noise = generator.standard_normal((_CHUNK, dim, dim)) * spread
@@ -93,11 +89,8 @@ def tail(w: float, dim: int, spectrum: Spectrum) -> Tail:
 
 def quantile(level: float, dim: int, spectrum: Spectrum) -> float:
     """The w with P(W > w) = 1 - level."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be strictly between 0 and 1 (0.95, not 95), got {level!r}")
-    return _quantile(
-        float(level), _check_dim(dim), spectrum.kappa2.tobytes(), spectrum.energy.tobytes()
-    )
+    level, dim = checks.level(level), checks.count("dim", dim, 1, DIMS)
+    return _quantile(level, dim, spectrum.kappa2.tobytes(), spectrum.energy.tobytes())
 
 
 @functools.lru_cache(maxsize=256)

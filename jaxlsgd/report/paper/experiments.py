@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxlsgd.analysis.measures import Row, summarise
+from jaxlsgd.analysis.measures import summarise
+from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report.layout import Table
-from jaxlsgd.report.paper.numbers import Key, Printed, study_table
-from jaxlsgd.report.paper.tables import Sheet, judged
+from jaxlsgd.report.paper.numbers import METHODS, Key, Printed, study_table
+from jaxlsgd.report.paper.sheet import Sheet, judged
 
 COLUMNS = (
     "model",
@@ -31,12 +32,12 @@ COLUMNS = (
     "paper_coverage",
     "paper_length",
 )
-# By the engine's name: method and critical value as the CSV has them, and whether the paper has it.
+# By the study's name: method and critical value as the CSV has them.
 _NAMES = {
-    "plug_in": ("plug_in", "normal", True),
-    "random_scaling[paper]": ("random_scaling", "paper", True),
-    "plug_in[finite]": ("plug_in[finite]", "normal", False),
-    "random_scaling[finite_horizon]": ("random_scaling", "finite_horizon", False),
+    "plug_in": ("plug_in", "normal"),
+    "random_scaling[paper]": ("random_scaling", "paper"),
+    "plug_in[finite]": ("plug_in[finite]", "normal"),
+    "random_scaling[finite_horizon]": ("random_scaling", "finite_horizon"),
 }
 _BLOCKS = (
     ("Plug-in", "plug_in", "plug_in[finite]"),
@@ -59,8 +60,9 @@ def study_sheet(name: str, cells: Sequence[CellRows]) -> Sheet:
 
     Args:
       name: "table3" (linear) or "table4" (logistic).
-      cells: the cells, with the paper's methods and ours.
+      cells: the rows of its study, with the paper's methods and ours.
     """
+    cells = sorted(cells, key=lambda cell: cell.num_steps)  # within a horizon by schedule
     rows = [row for cell in cells for row in _cell_rows(cell, study_table(name))]
     order = {method: i for i, method in enumerate(_NAMES)}
     rows.sort(key=lambda row: order[row["name"]])
@@ -75,12 +77,12 @@ def _cell_rows(cell: CellRows, printed: dict[Key, Printed]) -> Iterable[Row]:
     for row in summarise(cell, last_only=True):
         if row["coordinate"] != cell.coordinates[row["method"]][0]:
             continue
-        method, critical, known = _NAMES[row["method"]]
+        method, critical = _NAMES[row["method"]]
         names = {"name": row["method"], "method": method, "critical": critical}
         found = {**row, **names, "model": cell.problem}
         for measure, *_ in _MEASURES:
-            key = (method, measure, cell.schedule, cell.num_steps)
-            found |= _beside(row, measure, printed.get(key) if known else None)
+            key = (METHODS.get(row["method"], ""), measure, cell.schedule, cell.num_steps)
+            found |= _beside(row, measure, printed.get(key))
         yield found
 
 

@@ -12,7 +12,8 @@ TITLE = "Statistical Estimation and Inference via Local SGD in Federated Learnin
 RUNS = 1_000  # behind every number of Tables 3 and 4
 PATHS = 50_000  # behind every number of Table 2
 HORIZONS = (5_000, 10_000, 20_000, 40_000)
-LEVEL = 0.95
+# The paper's methods by their name in the study, as the printed tables have them.
+METHODS = {"plug_in": "plug_in", "random_scaling[paper]": "random_scaling"}
 
 
 class Printed(NamedTuple):
@@ -30,7 +31,7 @@ Key = tuple[str, str, str, int]  # method, measure, schedule, t_T
 def study_table(name: str) -> dict[Key, Printed]:
     """Table 3 ("table3", linear) or 4 ("table4", logistic) by method, measure, schedule, t_T."""
     found = {}
-    with Path(__file__).with_name("paper").joinpath(f"{name}.csv").open(newline="") as file:
+    with Path(__file__).with_name(f"{name}.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             key = (row["method"], row["measure"], row["schedule"], int(row["num_steps"]))
             value, behind = float(row["value"]) / 100, float(row["in_parentheses"]) / 100

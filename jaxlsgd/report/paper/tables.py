@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxlsgd import schedules
-from jaxlsgd.analysis.measures import Row
+from jaxlsgd.analysis.moments import Row
 from jaxlsgd.report.layout import Table
 from jaxlsgd.report.paper.numbers import PATHS
+from jaxlsgd.report.paper.sheet import Sheet
 from jaxlsgd.schedules import Schedule, power_decay
 
 _ROUNDS = (100, 10_000, 1_000_000)
-
-
-class Sheet(NamedTuple):
-    """One of the paper's tables: for people, for programs, and the verdict in a line or two."""
-
-    name: str
-    tables: list[Table]
-    columns: tuple[str, ...]
-    rows: list[Row]
-    verdict: tuple[str, ...]
 
 
 class _Case(NamedTuple):
@@ -144,8 +135,8 @@ def table2(replications: int, seed: int) -> Sheet:
     lines = [_quantile_line([row for row in rows if row["beta"] == beta]) for beta in betas]
     notes = (
         "First the exact value, no simulation in it; then the paper's; then the paper's simulation"
-        f" done again ({paths:,} paths of 1,000 steps, smoothed in its way; standard error in"
-        " parentheses); z is of simulated - paper.",
+        f" done again ({paths:,} paths of 1,000 steps, seed {seed}, smoothed in its way; standard error"
+        " in parentheses); z is of simulated - paper.",
         "The law is symmetric: the 1, 2.5, 5 and 10 % points are these with a minus, the 50 % point"
         " is 0.",
     )
@@ -189,10 +180,3 @@ def _quantile_verdict(rows: Sequence[Row]) -> tuple[str, ...]:
         f" simulated again, {within} of {len(rows)} are within 4 combined standard errors,"
         f" largest |z| {largest:.1f}.",
     )
-
-
-def judged(rows: Sequence[tuple[Any, float | None]]) -> tuple[int, int, Any, float]:
-    """How many z are at most 4, how many there are, and the largest with its label."""
-    known = [(label, z) for label, z in rows if z is not None]
-    label, z = max(known, key=lambda pair: abs(pair[1]), default=(None, 0.0))
-    return sum(abs(z) <= 4 for _, z in known), len(known), label, z
