@@ -230,6 +230,6 @@ def test_a_singular_hessian_is_reported() -> None:
     assert all(found.rows[method.name].floored.all() for method in methods)
     assert str(found).count("a floor on the eigenvalues of G acted") == 2
     assert not found.diverged
-    for call in (lambda: found.joint_test("plug_in"), found.regime):
+    for call in (lambda: found.joint_test("plug_in"), found.verdicts):
         with pytest.raises(ValueError, match="state: must.*regular.*singular"):
             call()

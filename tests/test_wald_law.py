@@ -209,7 +209,7 @@ def test_a_diverged_run_is_refused() -> None:
     plan = schedules.constant(1).plan(schedules.constant_step(1e6), num_rounds=40)
     result = jaxlsgd.fit(jax.random.key(0), jaxlsgd.problems.linear(3, 2), plan)
     assert result.diverged
-    for call in (lambda: result.joint_test("plug_in"), result.regime):
+    for call in (lambda: result.joint_test("plug_in"), result.verdicts):
         with pytest.raises(ValueError, match="diverged"):
             call()
 

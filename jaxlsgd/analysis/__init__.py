@@ -10,9 +10,10 @@ _WHERE = {
     "measures": "jaxlsgd.analysis.measures:",
     "moments": "jaxlsgd.analysis.moments:",
     "pairs": "jaxlsgd.analysis.pairs:",
+    "verdict": "jaxlsgd.analysis.verdict:",
 }
 __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd.analysis import measures, moments, pairs
+    from jaxlsgd.analysis import measures, moments, pairs, verdict

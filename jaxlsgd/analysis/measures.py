@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxlsgd.analysis import verdict
 from jaxlsgd.analysis.moments import (
     BoolArray,
     FloatArray,
@@ -54,6 +55,9 @@ MEASURES = (
     "coverage",
     "coverage_all",
     "coverage_bias_eliminated",
+    "expected_coverage",
+    "coverage_trusted",
+    "coverage_doubted",
     "length",
     "length_sd",
     "l2_error",
@@ -72,6 +76,9 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
     - `coverage` over the completed; `coverage_all` with failures counted as misses; and
       `coverage_bias_eliminated`, of mean(θ̂) in place of θ. Each with the limits `_low` and `_high`
       of its 95 % Wilson interval, which also works at 0 and 1;
+    - `expected_coverage`, the mean of what `analysis.verdict` expects of each run, where a method of
+      the cell judges (`one_step`), and `coverage_trusted` and `coverage_doubted`, the coverage among
+      the runs whose interval is expected to keep its level up to 5 points, and among the others;
     - `length`, the mean of 2 w_i, and `length_sd`, their standard deviation;
     - `l2_error`, the mean of ‖θ̂ − θ‖ over all coordinates of the method;
     - `acf`, communication rounds per observation, which is exact;
@@ -102,7 +109,10 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
 
 def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
     rows = cell.methods[name]
+    expected = verdict.expected_coverage(cell, name)
+    trusted = verdict.trusted(expected, cell.levels)
     arrays = _columns(rows, cell.truth[name], saves, cell.standard_error[name])
+    arrays |= _judged(rows, cell.truth[name], saves, expected, trusted)
     columns = {key: _plain(array) for key, array in arrays.items()}
     where = (cell.problem, cell.algorithm, cell.schedule, cell.num_steps, cell.num_rounds)
     for i, save in enumerate(saves):
@@ -147,6 +157,25 @@ def _columns(
         found |= mean_measure("l2_error", distance, ok)
     shape = (*half.shape[:2], half.shape[3])
     return {name: np.broadcast_to(column, shape) for name, column in found.items()}
+
+
+def _judged(
+    rows: MethodRows, truth: Any, saves: range, expected: FloatArray, trusted: BoolArray
+) -> dict[str, FloatArray]:
+    """What was expected of the runs, and what became of those that were trusted and of the others."""
+    keep = slice(saves.start, saves.stop)
+    expected, trusted = expected[keep], trusted[keep][..., None]
+    known = ~np.isnan(expected)
+    target = np.full(expected.shape[-1], np.nan) if truth is None else np.asarray(truth)
+    hits = np.abs(rows.estimate[keep, None] - target) <= rows.half_width[keep]
+    found = mean_measure("expected_coverage", np.where(known, expected, 0.0), known)
+    for name, group in (("trusted", known & trusted), ("doubted", known & ~trusted)):
+        n = group.sum(-2)
+        covered = np.where(np.isnan(target) | (n == 0), np.nan, (hits & group).sum(-2))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found |= share(f"coverage_{name}", covered, n)
+        found[f"n_{name}"] = n.astype(np.float64)
+    return found
 
 
 def _accuracy(estimate: FloatArray, truth: FloatArray, ok: BoolArray) -> dict[str, FloatArray]:

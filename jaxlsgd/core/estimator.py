@@ -151,9 +151,12 @@ class Estimator:
       matrix: `(states, horizon) → M`, the (d, d) matrix whose diagonal is the squared scale; joint
         inference calls it in float64. None where there is none.
       standard_error: whether the scale estimates the standard error of the estimate.
+      judges: whether estimate and scale hold so widely that other methods' intervals can be judged by
+        them, see `analysis.verdict`.
       needs_plan: whether `measure` or `law` needs the plan.
       contrasts: rows R where the interval is for Rx, or () where it is for x itself.
       label: the name as people write it, for figures; the name itself if "".
+      notes: `detail → sentences`, what a person should know of a run, from the detail of its measurement.
     """
 
     name: str
@@ -162,9 +165,11 @@ class Estimator:
     law: Law
     matrix: Callable[[tuple[Any, ...], Horizon | None], Any] | None = None
     standard_error: bool = False
+    judges: bool = False
     needs_plan: bool = False
     contrasts: tuple[tuple[float, ...], ...] = ()
     label: str = ""
+    notes: Callable[[Any], tuple[str, ...]] | None = None
 
     @property
     def needs_gradient(self) -> bool:

@@ -79,6 +79,7 @@ class CellRows:
     truth: dict[str, NDArray[np.float64] | None]  # by method, (coordinates,)
     standard_error: dict[str, bool]  # by method: its scale estimates a standard error
     labels: dict[str, str]  # by method: as people write it
+    judge: str  # the method whose estimate and standard error judge the others, or ""
     methods: dict[str, MethodRows]
 
     @property

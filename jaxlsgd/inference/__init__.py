@@ -1,4 +1,4 @@
-"""Interval methods, one file each, with joint inference, diagnostics, and the laws behind them."""
+"""Interval methods, one file each, with joint inference and the laws behind them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from jaxlsgd.core.lazy import attach
 _WHERE = {
     "NORMAL": "jaxlsgd.inference.laws.normal",
     "critical_values": "jaxlsgd.inference.laws.critical_values:",
-    "diagnostics": "jaxlsgd.inference.diagnostics:",
     "finite_horizon": "jaxlsgd.inference.finite_horizon:",
     "joint": "jaxlsgd.inference.joint:",
     "laws": "jaxlsgd.inference.laws:",
@@ -22,7 +21,6 @@ __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
     from jaxlsgd.inference import (
-        diagnostics,
         finite_horizon,
         joint,
         laws,

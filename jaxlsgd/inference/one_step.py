@@ -94,8 +94,24 @@ def one_step(*, name: str | None = None) -> Estimator:
         law=Law(multiplier, tail, NORMAL.joint),
         matrix=_matrix,
         standard_error=True,
+        judges=True,
         label="one-step",
+        notes=_notes,
     )
+
+
+def _notes(detail: OneStepDetail) -> tuple[str, ...]:
+    """What a person should know of a run."""
+    notes = []
+    if (left_out := float(detail.first)) > 0.01:
+        notes.append(
+            f"the first {100 * left_out:.0f} % of the observations were left out, as too far away"
+        )
+    if (least := float(np.min(detail.df))) < 10:
+        notes.append(f"only {least:.0f} degrees of freedom: too few rounds to be sure")
+    if (bent := float(np.max(np.abs(detail.curvature)))) > 2:
+        notes.append(f"the loss curves: corrected by {bent:.1f} standard errors")
+    return tuple(notes)
 
 
 class _Tail(NamedTuple):

@@ -88,6 +88,7 @@ class Cell:
             truth={method.name: method.truth(self.problem) for method in self.methods},
             standard_error={method.name: method.standard_error for method in self.methods},
             labels={method.name: method.label or method.name for method in self.methods},
+            judge=next((method.name for method in self.methods if method.judges), ""),
             methods=rows,
         )
 

@@ -216,6 +216,8 @@ def _from_json(content: Any, cell: CellSpec) -> CellRows:
     if not (isinstance(truth, dict) and list(truth) == methods):
         raise _Unfit("its truth is not given method by method")
     known = {name: _truth(truth[name], len(labels[name])) for name in methods}
+    if content["judge"] not in ("", *methods):
+        raise _Unfit("its judge is none of its methods")
     errors, shown = content["standard_error"], content["labels"]
     if not (_by_method(errors, methods, bool) and _by_method(shown, methods, str)):
         raise _Unfit("it does not say of each method what it is")
