@@ -39,10 +39,20 @@ def axes_of(part: Accumulator, vector: Any) -> Any:
 
 def start(program: Program, average: Array, vector: Array) -> Statistics:
     """All statistics empty."""
-    return tuple(
-        jax.vmap(part.init, in_axes=-1, out_axes=axes_of(part, vector))(average)
-        for part in program.accumulators
-    )
+    return tuple(start_all(part, vector, average) for part in program.accumulators)
+
+
+def start_all(part: Accumulator, vector: Array, average: Array) -> Any:
+    """One statistic of all replications, empty."""
+    return jax.vmap(part.init, in_axes=-1, out_axes=axes_of(part, vector))(average)
+
+
+def update_all(part: Accumulator, vector: Array, state: Any, sync: Sync) -> Any:
+    """One statistic of all replications, a round further."""
+    axes = axes_of(part, vector)
+    last = [None if leaf is None else -1 for leaf in (sync.gradient, sync.hessian)]
+    given: Any = Sync(-1, None, None, *last)
+    return jax.vmap(part.update, in_axes=(axes, given), out_axes=axes)(state, sync)
 
 
 def feed(
@@ -56,14 +66,10 @@ def feed(
     """Feeds one synchronisation to every statistic, where there is one."""
     gradient = met.gradient if program.needs_gradient else None
     sync = Sync(met.average, at.E, at.eta, gradient, hessian)
-    axes_of_sync: Any = Sync(
-        -1, None, None, None if gradient is None else -1, None if hessian is None else -1
-    )
     fed = []
     for part, old in zip(program.accumulators, statistics, strict=True):
-        axes = axes_of(part, data.init)
         with jax.named_scope("statistics"):
-            new = jax.vmap(part.update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
+            new = update_all(part, data.init, old, sync)
             fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
     return tuple(fed)
 
