@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Sync
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
-from jaxlsgd.core.states import check_algorithm, check_same
+from jaxlsgd.core.states import an_algorithm, check_algorithm, check_same
 from jaxlsgd.engine.layout import Layout, lay_out
 from jaxlsgd.engine.statistics import start_all, update_all
 from jaxlsgd.inference.plug_in import plug_in
@@ -57,8 +58,7 @@ class Cell:
         if not isinstance(self.plan, Plan):
             raise refusal("plan", "be made by schedule.plan(...)", self.plan)
         checks.choice("dtype", self.dtype, DTYPES)
-        with jax.enable_x64(self.dtype == "float64"):
-            check_algorithm(self.algorithm, self.problem.dim, self.dtype)
+        _check_functions(an_algorithm(self.algorithm), self.problem.dim, self.dtype)
         object.__setattr__(self, "methods", check_methods(self.methods, self.problem, self.dtype))
         levels = as_tuple(self.levels)
         if not levels:
@@ -104,46 +104,54 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
     names = [method.name for method in methods]
     if len(set(names)) < len(names):
         raise ValueError(f"methods: names must differ, got {names}; give one a name=...")
-    with jax.enable_x64(dtype == "float64"):
-        for method in methods:
-            _check_state(method, problem.dim, dtype)
+    for method in methods:
+        for part in method.accumulators:
+            needs = method.needs_gradient, method.needs_hessian
+            _check_statistic(f"methods ({method.name})", part, problem.dim, dtype, *needs)
     return methods
 
 
-def _check_state(method: Estimator, dim: int, dtype: str) -> None:
+# A grid has many cells, of few methods and algorithms.
+@functools.lru_cache(maxsize=256)
+def _check_functions(algorithm: Algorithm, dim: int, dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        check_algorithm(algorithm, dim, dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_statistic(
+    where: str, part: Accumulator, dim: int, dtype: str, gradient: bool, hessian: bool
+) -> None:
     """Refuses contrasts that do not fit, and a state that an update turns into another kind."""
-    x, where = _abstract(dtype, dim), f"methods ({method.name})"
-    for part in method.accumulators:
-        state = jax.eval_shape(part.init, x)
-        after = jax.eval_shape(part.update, state, _sync(method, dim, dtype))
+
+    def abstract(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+    def sync(*replications: int) -> Sync:
+        x, number = abstract(dim, *replications), abstract()
+        square = abstract(dim, dim, *replications)
+        return Sync(x, number, number, x if gradient else None, square if hessian else None)
+
+    with jax.enable_x64(dtype == "float64"):
+        state = jax.eval_shape(part.init, abstract(dim))
+        after = jax.eval_shape(part.update, state, sync())
         check_same(f"{where}.update", "the state in its shapes and dtypes", state, after)
-        fields = getattr(state, "_fields", ())
-        if unknown := [name for name in part.shared if name not in fields]:
-            rule = "name fields of the state, which must be a NamedTuple"
-            raise refusal(f"{where}.shared", rule, unknown[0])
-        if part.shared:
-            _check_shared(f"{where}.shared", part, x, _sync(method, dim, dtype, 2))
+        _check_shared(f"{where}.shared", part, state, abstract(dim), sync(2))
 
 
-def _check_shared(where: str, part: Accumulator, x: Any, sync: Sync) -> None:
-    """Refuses to share what is not the same in all replications."""
+def _check_shared(where: str, part: Accumulator, state: Any, x: Any, sync: Sync) -> None:
+    """Refuses to share what is no field of the state, or not the same in all replications."""
+    fields = getattr(state, "_fields", ())
+    if unknown := [name for name in part.shared if name not in fields]:
+        rule = "name fields of the state, which must be a NamedTuple"
+        raise refusal(where, rule, unknown[0])
 
     def run(sync: Sync) -> Any:
         return update_all(part, x, start_all(part, x, sync.params), sync)
 
     try:
-        jax.eval_shape(run, sync)
+        if part.shared:
+            jax.eval_shape(run, sync)
     except ValueError as error:  # a result for each replication where one for all was promised
         rule = "name fields that are the same in all replications"
         raise refusal(where, rule, part.shared) from error
-
-
-def _sync(method: Estimator, dim: int, dtype: str, *replications: int) -> Sync:
-    x, number = _abstract(dtype, dim, *replications), _abstract(dtype)
-    gradient = x if method.needs_gradient else None
-    hessian = _abstract(dtype, dim, dim, *replications) if method.needs_hessian else None
-    return Sync(x, number, number, gradient, hessian)
-
-
-def _abstract(dtype: str, *shape: int) -> Any:
-    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
