@@ -326,6 +326,7 @@ def test_one_level_and_one_method_need_no_tuple():
     assert rows.levels == (0.9,)
     assert rows.save_at == (3, 10)
     assert list(rows.methods) == ["plug_in"]
+    assert run(methods=plug_in(), save_at=()).save_at == (10,)
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from study_helpers import ROOT, TOML, call, environment, small, start
+from study_helpers import LIMIT, ROOT, TOML, call, environment, small, start
 from test_store import ENVIRONMENT, fill
 
+import jaxlsgd
 from jaxlsgd import cli
 from jaxlsgd.cli._common import seconds
 from jaxlsgd.study import Results, forecast
@@ -51,8 +54,8 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
 def test_help_teaches(capsys, monkeypatch) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    verbs = ["run", "plan", "status", "table", "plot", "critical-value", "init", "replay"]
-    for verb in verbs:
+    studies = ["init", "kinds", "plan", "run", "reproduce"]
+    for verb in [*studies, "status", "table", "plot", "replay", "critical-value"]:
         assert verb in out
         code, text, _ = run(capsys, verb, "--help")
         assert code == 0
@@ -93,7 +96,7 @@ def test_bad_study_file_is_refused_before_anything_is_written(capsys, study_file
         code, _, err = run(capsys, *arguments)
         assert code == 2
         assert err == (
-            f"jaxlsgd: error: {study_file}: horizon = [40]: unknown key; did you mean 'horizons'?\n"
+            f"jaxlsgd: error: {study_file}: horizon: unknown key; did you mean 'horizons'?\n"
         )
     assert not out.exists()
 
@@ -125,7 +128,7 @@ def test_plan_tells_cells_tiles_programs_memory_time_and_precision(capsys, study
     assert found["tiles"] == "10 of 16 replications"
     # 2 cells × 80 replications × 41 steps × 3 clients
     assert found["work"] == "1.97e+04 client-steps"
-    assert "0:00:10 at 0.001 M client-steps/s a device (given)" in found["time"]
+    assert "0:00:10 at 0.001 million client-steps per second per device (given)" in found["time"]
     assert "0.0244 with 80 replications" in out
     assert "compiled" in found
     assert "memory" in found
@@ -133,7 +136,7 @@ def test_plan_tells_cells_tiles_programs_memory_time_and_precision(capsys, study
 
 def test_plan_says_when_much_of_a_tile_is_idle(capsys, study_file) -> None:
     study_file.write_text(TOML.replace("tile_size = 16", "tile_size = 512"))
-    assert "84% idle: 512 replications would take no longer" in run(capsys, "plan", study_file)[1]
+    assert "512 replications would take no longer" in run(capsys, "plan", study_file)[1]
 
 
 def test_programs_are_counted_as_the_engine_lays_them_out() -> None:
@@ -170,9 +173,8 @@ def test_status_table_and_help_import_no_jax(faked_results) -> None:
         "slow = [name for name in ('jax', 'scipy.stats') if name in sys.modules]\n"
         "print(slow); sys.exit(code)"
     )
-    import subprocess
-
-    for arguments in (["--help"], ["status", faked_results], ["run", "--help"]):
+    quick = (["--help"], ["--version"], ["status", faked_results], ["run", "--help"])
+    for arguments in quick:
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, arguments)],
             env=environment(),
@@ -182,6 +184,42 @@ def test_status_table_and_help_import_no_jax(faked_results) -> None:
             check=True,
         )
         assert done.stdout.strip().split("\n")[-1] == "[]"
+
+
+def test_version(capsys) -> None:
+    assert run(capsys, "--version") == (0, f"jaxlsgd {jaxlsgd.__version__}\n", "")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == jaxlsgd.__version__
+
+
+def test_kinds_are_listed_with_their_arguments(capsys) -> None:
+    code, out, _ = run(capsys, "kinds")
+    assert code == 0
+    lines = out.split("\n")
+    for role in ("problems", "methods", "algorithms", "schedules"):
+        assert role in lines
+    after = lines[lines.index(next(line for line in lines if line.startswith("  fedprox:"))) + 1]
+    assert after.strip() == "mu"
+    assert "      beta, scale = 1.0, allow_outside_theory = False" in lines
+    for kind in ("linear", "paper-logistic", "plug_in", "random_scaling", "local_sgd", "custom"):
+        assert any(line.startswith(f"  {kind}: ") for line in lines), kind
+
+
+def test_the_names_of_the_library_are_there() -> None:
+    for name in jaxlsgd.__all__:
+        assert getattr(jaxlsgd, name) is not None
+    assert callable(jaxlsgd.prepare) and callable(jaxlsgd.study.replay)
+    assert jaxlsgd.study.Study is jaxlsgd.Study
+    assert {*jaxlsgd.study.__all__} <= {*dir(jaxlsgd.study)}
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        jaxlsgd.simulat  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_reproduce_from_python(capsys, tmp_path) -> None:
+    code, out, err = run(capsys, "reproduce", "table1", "--out", tmp_path / "paper", "--quiet")
+    assert code == 0, err
+    assert list((tmp_path / "paper").iterdir())
+    assert "Table 1" in out + "".join(path.read_text() for path in tmp_path.rglob("*.md"))
 
 
 def test_no_study_and_no_rows(capsys, tmp_path) -> None:
@@ -274,5 +312,5 @@ def test_interrupted_reader_is_no_traceback(faked_results) -> None:
     process.stdout.close()
     assert process.stderr is not None
     assert "Traceback" not in process.stderr.read()
-    process.wait(timeout=20)
+    process.wait(timeout=LIMIT)
     process.stderr.close()

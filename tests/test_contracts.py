@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_helpers import paper_plan
+from engine_helpers import NO_LAW, paper_plan
 from jax import lax
 
 from jaxlsgd import (
+    Accumulator,
     Draws,
     Estimator,
+    Measurement,
+    MethodRows,
     Problem,
     Sync,
     fit,
@@ -145,11 +149,8 @@ def start_of(problem: str) -> Any:
 
 
 def assert_close(one: Any, other: Any, rtol: float = 1e-5) -> None:
-    def check(a: Any, b: Any) -> None:
-        assert jnp.asarray(a).dtype == jnp.asarray(b).dtype
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6)
-
-    jax.tree.map(check, one, other)
+    chex.assert_trees_all_equal_dtypes(one, other)
+    chex.assert_trees_all_close(one, other, rtol=rtol, atol=1e-6)
 
 
 @every_case
@@ -160,10 +161,11 @@ def test_an_update_leaves_shapes_and_dtypes_alone(problem: str, method: str):
             sync = jax.tree.map(lambda x, to=dtype: jnp.asarray(x, to), at(syncs(problem), 0, 0))
             state = jax.eval_shape(estimator.init, sync.params)
             after = jax.eval_shape(estimator.update, state, sync)
-            assert jax.tree.structure(after) == jax.tree.structure(state)
-            for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
-                assert (old.shape, old.dtype) == (new.shape, new.dtype)
-                assert old.dtype in (dtype, jnp.int32)
+            chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+            assert {leaf.dtype for leaf in jax.tree.leaves(state)} <= {
+                dtype(0).dtype,
+                np.dtype("i4"),
+            }
 
 
 @every_case
@@ -353,3 +355,110 @@ def test_fit_speaks_the_problems_language():
     interval = result.interval("plug_in")
     touching = result.test("plug_in", {"level": interval.upper[0], "slope": interval.lower[1:]})
     np.testing.assert_allclose(touching.p_value, 0.05, rtol=1e-6)
+
+
+# Statistics of one's own, which keep numbers: some the same in all replications, some not.
+
+
+class Mean(NamedTuple):
+    """The mean of the first coordinate along the path, and its largest value."""
+
+    total: jax.Array  # (), of a replication
+    largest: jax.Array  # (), of a replication
+    rounds: jax.Array  # (), of the plan
+
+
+def _mean_init(params: jax.Array) -> Mean:
+    zero = jnp.zeros((), params.dtype)
+    return Mean(zero, zero - jnp.inf, jnp.zeros((), jnp.int32))
+
+
+def _mean_update(state: Mean, sync: Sync) -> Mean:
+    first = sync.params[0]
+    return Mean(state.total + first, jnp.maximum(state.largest, first), state.rounds + 1)
+
+
+def _bare_init(params: jax.Array) -> jax.Array:
+    return jnp.zeros((), params.dtype)
+
+
+def _bare_update(state: jax.Array, sync: Sync) -> jax.Array:
+    return state + sync.params[0]
+
+
+def _mean_measure(states: Any, horizon: Any) -> Measurement:
+    del horizon
+    mean, total = states
+    both = jnp.stack([mean.total, total]) / mean.rounds
+    return Measurement(both, jnp.stack([mean.largest] * 2), mean.largest > 0)
+
+
+def numbers(shared: tuple[str, ...] = ("rounds",)) -> Estimator:
+    parts = (Accumulator(_mean_init, _mean_update, shared=shared), BARE)
+    return Estimator("numbers", parts, _mean_measure, NO_LAW, contrasts=((1.0, 0.0, 0.0),) * 2)
+
+
+BARE = Accumulator(_bare_init, _bare_update)
+NUMBERS = numbers()
+WHERE: dict[str, Callable[[], dict[str, Any]]] = {
+    "one device": lambda: {"devices": jax.devices()[:1]},
+    "two devices": lambda: {"devices": jax.devices()[:2]},
+    "clients on two devices": lambda: {"mesh": jax.make_mesh((2,), ("clients",))},
+}
+
+
+@functools.cache
+def with_numbers(where: str) -> dict[str, MethodRows]:
+    return simulate(
+        jax.random.key(7),
+        PROBLEMS["linear"](),
+        PLAN,
+        replications=4,
+        tile_size=2,
+        methods=(random_scaling(), NUMBERS),
+        save_at=(2,),
+        **WHERE[where](),
+    ).methods
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_replication_has_numbers_of_its_own(where: str):
+    found = with_numbers(where)
+    ours, expected = found["numbers"], found["random_scaling"].estimate[..., :1]
+    assert len(np.unique(expected[-1])) == 4  # as the replications differ
+    np.testing.assert_allclose(ours.estimate, np.repeat(expected, 2, axis=-1), rtol=1e-5)
+    assert (ours.scale >= ours.estimate - 1e-6).all()  # the largest is not below the mean
+    np.testing.assert_array_equal(ours.floored, ours.scale[..., 0] > 0)
+
+
+def test_a_fit_has_numbers_of_its_own():
+    result = fit(jax.random.key(7), PROBLEMS["linear"](), PLAN, methods=(NUMBERS,), replication=3)
+    many = with_numbers("one device")["numbers"]
+    np.testing.assert_allclose(result.rows["numbers"].estimate[-1, 0], many.estimate[-1, 3], 1e-5)
+    mean, total = result.states["numbers"]
+    assert [np.shape(leaf) for leaf in (*mean, total)] == [()] * 4
+    assert mean.rounds == ROUNDS
+    np.testing.assert_allclose(mean.total, total)
+
+
+@pytest.mark.parametrize(
+    ("shared", "message"),
+    [
+        (("m",), "must name fields of the state, which must be a NamedTuple, got 'm'"),
+        (
+            ("rounds", "total"),
+            "must name fields that are the same in all replications, got .*total",
+        ),
+    ],
+)
+def test_what_is_not_shared_cannot_be_declared_so(shared: tuple[str, ...], message: str):
+    with pytest.raises(ValueError, match=rf"methods \(numbers\).shared: {message}"):
+        fit(jax.random.key(0), PROBLEMS["linear"](), PLAN, methods=(numbers(shared),))
+
+
+def test_a_state_that_changes_its_kind_is_refused():
+    wrong = BARE._replace(update=lambda state, sync: sync.params)
+    method = Estimator("wrong", (wrong,), _mean_measure, NO_LAW)
+    rule = r"methods \(wrong\).update: must return the state .*, got float32\[3\] for float32\[\]"
+    with pytest.raises(ValueError, match=rule):
+        fit(jax.random.key(0), PROBLEMS["linear"](), PLAN, methods=(method,))

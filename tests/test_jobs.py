@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from study_helpers import fake_rows, small, tiles
+from study_helpers import LIMIT, count, fake_rows, small
 
 from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.study import Results, build, costs, jobs, run
-from jaxlsgd.study.executors.threads import run_jobs
+from jaxlsgd.study import Results, compute, jobs, run
+from jaxlsgd.study.compute import Done
+from jaxlsgd.study.executors import threads
 from jaxlsgd.study.jobs import Tile, draws_of, grouped
 from jaxlsgd.study.stop import Stop
 
@@ -27,7 +28,7 @@ def wide(**changes):
 
 
 def lengths(found) -> list[int]:
-    return [sum(costs.steps(tile.cell) for tile in job) for job in found]
+    return [sum(tile.cell.num_steps for tile in job) for job in found]
 
 
 def test_every_tile_is_in_one_job_and_a_job_is_one_range_of_one_stream_of_draws() -> None:
@@ -70,7 +71,7 @@ def test_jobs_stay_short_and_small(monkeypatch) -> None:
     monkeypatch.setattr(jobs, "MOST_CELLS", 7)
     assert sorted(len(job) for job in grouped(whole, 1)) == [6, 7, 7]
     monkeypatch.setattr(jobs, "MOST_CELLS", 100)
-    most = sum(costs.work(tile.cell) for tile in whole) // 4
+    most = sum(jobs.work(tile.cell) for tile in whole) // 4
     monkeypatch.setattr(jobs, "MOST_WORK", most)
     assert len(grouped(whole, 1)) in (4, 5)
     monkeypatch.setattr(jobs, "MOST_WORK", 10**15)
@@ -85,18 +86,18 @@ def test_replications_advance_from_the_first_in_all_cells_at_once() -> None:
 
 
 def test_a_tile_is_handed_over_before_its_job_ends(tmp_path, monkeypatch) -> None:
+    """Were it not, the job would wait for itself."""
     seen: list[int] = []
 
-    def compute(cells, first, device, on_call, on_rows):
-        for index, cell in enumerate(cells):
-            on_rows(index, fake_rows(cell, first))
-            deadline = 200
-            while deadline and len(tiles(tmp_path)) <= len(seen):
-                deadline -= 1
+    def run_job(job, device):
+        for number, tile in enumerate(job, start=1):
+            yield Done(tile, fake_rows(tile.cell, tile.first))
+            deadline = time.monotonic() + LIMIT
+            while count(tmp_path) < number and time.monotonic() < deadline:
                 time.sleep(0.01)
-            seen.append(len(tiles(tmp_path)))
+            seen.append(count(tmp_path))
 
-    monkeypatch.setattr(build, "compute_job", compute)
+    monkeypatch.setattr(threads, "run_job", run_job)
     run(small(replications=16), tmp_path, devices=[_Device()])
     assert seen == [1, 2]
 
@@ -109,14 +110,14 @@ def attempts(monkeypatch, directory, bad, study):
     """Runs a study in which one tile fails whenever it is computed; returns what was tried."""
     tried = []
 
-    def compute(cells, first, device, on_call, on_rows):
-        tried.append((len(cells), first))
-        for index, cell in enumerate(cells):
-            if (cell.id, first) == bad:
+    def run_job(job, device):
+        tried.append((len(job), job[0].first))
+        for tile in job:
+            if (tile.cell.id, tile.first) == bad:
                 raise RuntimeError("poison")
-            on_rows(index, fake_rows(cell, first))
+            yield Done(tile, fake_rows(tile.cell, tile.first))
 
-    monkeypatch.setattr(build, "compute_job", compute)
+    monkeypatch.setattr(threads, "run_job", run_job)
     return run(study, directory, devices=[_Device()]), tried
 
 
@@ -140,21 +141,22 @@ def _before(study, bad):
     return job[: [tile.cell.id for tile in job].index(bad)]
 
 
-def test_a_failing_job_that_is_asked_to_end_is_left_and_not_called_bad() -> None:
+def test_a_failing_job_that_is_asked_to_end_is_left_and_not_called_bad(monkeypatch) -> None:
     stop = Stop()
 
-    def compute(job, device, on_tile):
+    def run_job(job, device):
         stop()
         raise RuntimeError("interrupted")
 
-    found = [x for x in run_jobs(grouped(tiles_of(small()), 1), compute, ["a"], stop) if x]
-    assert [type(finished.error).__name__ for finished in found] == ["Dropped"] * 2
+    monkeypatch.setattr(threads, "run_job", run_job)
+    found = threads.Threads([_Device()]).run(grouped(tiles_of(small()), 1), stop)
+    assert [type(event.error).__name__ for event in found if event] == ["Dropped"] * 2
 
 
-def rows_of(cells, first) -> dict[int, dict[str, MethodRows]]:
-    found: dict[int, dict[str, MethodRows]] = {}
-    build.compute_job(cells, first, on_rows=found.__setitem__)
-    return found
+def rows_of(cells, first) -> dict[str, dict[str, MethodRows]]:
+    job = tuple(Tile(cell, first) for cell in cells)
+    found = compute.run_job(job)
+    return {event.tile.cell.id: event.rows for event in found if isinstance(event, Done)}
 
 
 def test_rows_of_a_job_are_those_of_its_tiles_alone() -> None:
@@ -167,9 +169,9 @@ def test_rows_of_a_job_are_those_of_its_tiles_alone() -> None:
     )
     together = rows_of(study.cells, 16)
     assert len(together) == len(study.cells) == 8
-    for index, cell in enumerate(study.cells):
-        alone = rows_of([cell], 16)[0]
+    for cell in study.cells:
+        alone = rows_of([cell], 16)[cell.id]
         for name, rows in alone.items():
             for field in ("estimate", "scale", "half_width", "floored"):
-                left, right = getattr(rows, field), getattr(together[index][name], field)
+                left, right = getattr(rows, field), getattr(together[cell.id][name], field)
                 assert left.tobytes() == right.tobytes(), (cell.id, name, field)

@@ -8,6 +8,7 @@ from typing import Any
 import optax
 
 from jaxlsgd.core.algorithm import Algorithm, Client, Round
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.problem import Array
 
 
@@ -26,6 +27,9 @@ def local_optimizer(
         momentum = local_optimizer(optax.sgd(1.0, momentum=0.9))
         simulate(key, problem, plan, replications=100, algorithm=momentum)
     """
+
+    if not isinstance(transform, optax.GradientTransformation):
+        raise refusal("transform", "be an optax transformation such as optax.sgd(1.0)", transform)
 
     def begin(memory: Any, round: Round) -> Any:
         del memory

@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from numpy.typing import NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, Client, Round
@@ -27,6 +29,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Sync
 from jaxlsgd.core.problem import Array, Observation, Params
 from jaxlsgd.core.registry import register
+from jaxlsgd.core.states import an_algorithm, check_algorithm
 
 
 @register("algorithm")
@@ -77,34 +80,38 @@ def plain_rounds(
             state, sync = rounds.round(state, observations, 0.01)
             statistics = estimator.update(statistics, sync)
     """
-    p = jnp.asarray(checks.weights(weights, len(weights)))
-    algorithm = algorithm or local_sgd()
+    p = checks.weights(weights, np.size(weights))
+    algorithm = local_sgd() if algorithm is None else an_algorithm(algorithm)
     return Rounds(
-        functools.partial(_init, algorithm, p.shape[0]),
+        functools.partial(_init, algorithm, len(p)),
         jax.jit(functools.partial(_round, algorithm, loss, p)),
     )
 
 
 def _init(algorithm: Algorithm, num_clients: int, params: Params) -> RoundState:
     x, _ = ravel_pytree(params)
+    check_algorithm(algorithm, x.size, x.dtype)
     server = algorithm.init_server(x) if algorithm.init_server else None
     memory = algorithm.init_client(x) if algorithm.init_client else None
-    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), memory)
+    memory = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), memory
+    )
     return RoundState(params, server, memory)
 
 
 def _round(
     algorithm: Algorithm,
     loss: Callable[[Params, Observation], Array],
-    p: Array,
+    weights: NDArray[np.float64],
     state: RoundState,
     observations: Observation,
-    eta: Array,
+    eta: Any,
 ) -> tuple[RoundState, Sync]:
     """Round m of Algorithm 1."""
     x_bar, unravel = ravel_pytree(state.params)
-    E = _steps(observations, p.shape[0])
-    round = Round(x_bar, state.server, E, eta)
+    E = _steps(observations, len(weights))
+    p, eta = (jnp.asarray(value, x_bar.dtype) for value in (weights, eta))
+    round = Round(x_bar, state.server, jnp.asarray(E, x_bar.dtype), eta)
     gradient = jax.grad(lambda x, xi: loss(unravel(x), xi))
 
     def start(memory: Any) -> Client:
@@ -118,7 +125,7 @@ def _round(
     def send(client: Client) -> tuple[Any, Any]:
         return algorithm.send(client, round) if algorithm.send else (None, client.memory)
 
-    clients = jax.vmap(start, axis_size=p.shape[0])(state.memory)
+    clients = jax.vmap(start, axis_size=len(weights))(state.memory)
     clients, _ = lax.scan(
         lambda all_, xi: (jax.vmap(local_step)(all_, xi), None), clients, observations
     )
@@ -135,7 +142,7 @@ def _round(
 def _mean(p: Array, tree: Any) -> Any:
     """Σ_k p_k v_k."""
     product = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.HIGHEST)
-    return jax.tree.map(lambda v: product(p.astype(v.dtype), v), tree)
+    return jax.tree.map(lambda v: product(p, v), tree)
 
 
 def _steps(observations: Observation, num_clients: int) -> int:

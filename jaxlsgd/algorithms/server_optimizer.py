@@ -32,6 +32,9 @@ def server_optimizer(
     federated optimization.
     """
 
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise refusal("optimizer", "be an optax optimiser such as optax.adam(0.01)", optimizer)
+
     def receive(moved: Array, message: Any, round: Round) -> tuple[Any, Any]:
         del message
         updates, server = optimizer.update(-moved, round.server, round.params)

@@ -131,13 +131,14 @@ def _rows(directory: str) -> list[CellRows]:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Runs one replication again."""
-    load_imports(arguments)
-    from jaxlsgd.engine import machine
     from jaxlsgd.study.store.reader import Results
 
     results = Results(arguments.directory)
     cell = _find(results, arguments.cell)
-    machine.prepare(1)
+    from jaxlsgd.engine import machine
+
+    machine.prepare(1)  # ahead of all that may make an array
+    load_imports(arguments)
     from jaxlsgd.study.replay import replay as run_again
 
     found = run_again(results, cell, arguments.replication, max(2, arguments.rounds))

@@ -163,8 +163,10 @@ def kinds(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Prints a forecast."""
-    load_imports(arguments)
     from jaxlsgd.engine import machine
+
+    machine.prepare()  # ahead of all that may make an array
+    load_imports(arguments)
     from jaxlsgd.study import forecast
     from jaxlsgd.study.spec import Study
 
@@ -172,7 +174,6 @@ def plan(arguments: argparse.Namespace) -> int:
     rate, source = arguments.rate or forecast.RATE, "given" if arguments.rate else "assumed"
     with _naming(arguments.study):
         if arguments.measure:
-            machine.prepare()
             rate, source = forecast.measure_rate(study), "measured"
         devices = arguments.devices or machine.cores()
         lines = list(_plan_lines(study, rate, source, devices, arguments.mcse))
@@ -205,12 +206,12 @@ def _plan_lines(
     yield "tiles", f"{found.tiles:,} of {study.tile_size} replications"
     if found.idle_share > 0.1:
         full = study.tiles_per_cell * study.tile_size
-        yield "", f"({full:,} replications would take no longer: tiles are run at full width)"
+        yield "", f"({full:,} replications would take no longer, as every tile runs at full width)"
     yield "compiled programs", f"about {found.programs}"
     yield "memory", f"about {found.job_bytes / 1e6:,.0f} MB on each of {devices} devices"
     yield "work", f"{found.work:.3g} client-steps"
-    time = duration(found.seconds(rate, devices))
-    yield "time", f"about {time} at {rate / 1e6:.3g} million client-steps/s per device ({source})"
+    time, speed = duration(found.seconds(rate, devices)), f"{rate / 1e6:.3g} million client-steps"
+    yield "time", f"about {time} at {speed} per second per device ({source})"
     for level in study.levels:
         got = forecast.standard_error(level, study.replications)
         yield f"MC error of {level:g}", f"{got:.4f} with {study.replications:,} replications"
@@ -220,9 +221,10 @@ def _plan_lines(
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs a study."""
-    load_imports(arguments)
     import dataclasses
 
+    _start_jax(arguments)  # ahead of all that may make an array: own kinds, the study's problems
+    load_imports(arguments)
     from jaxlsgd.study import progress
     from jaxlsgd.study.spec import Study
     from jaxlsgd.study.stop import Stop
@@ -250,30 +252,34 @@ def _leads() -> bool:
     return jax.process_index() == 0
 
 
+def _start_jax(arguments: argparse.Namespace) -> None:
+    """Sets JAX up, which reads its settings once, when it makes its first array."""
+    import jax
+
+    from jaxlsgd.engine import distributed, machine
+
+    if arguments.dask is not None:
+        if arguments.distributed:
+            raise ValueError("--distributed: must not be given with --dask")
+        if not os.environ.get("JAX_PLATFORMS"):
+            jax.config.update("jax_platforms", "cpu")  # a GPU's memory is for the workers
+        return
+    machine.prepare(arguments.devices)
+    if arguments.distributed:
+        distributed.start()
+
+
 @contextlib.contextmanager
 def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Where to run: devices of this process or of several joined ones, or a Dask cluster."""
-    import jax
-
-    from jaxlsgd.engine import machine
-
-    if arguments.distributed:
-        if arguments.dask is not None:
-            raise ValueError("--distributed: must not be given with --dask")
-        from jaxlsgd.engine import distributed
-
-        machine.prepare(arguments.devices)
-        distributed.start()
-        yield {"devices": jax.local_devices()[: arguments.devices], "distributed": True}
-        return
     if arguments.dask is None:
-        machine.prepare(arguments.devices)
-        yield {"devices": jax.local_devices()[: arguments.devices]}
+        import jax
+
+        devices = jax.local_devices()[: arguments.devices]
+        yield {"devices": devices, "distributed": arguments.distributed}
         return
     from jaxlsgd.study.executors import dask as cluster
 
-    if not os.environ.get("JAX_PLATFORMS"):
-        jax.config.update("jax_platforms", "cpu")  # a GPU's memory is for the workers
     with cluster.connected(arguments.dask, arguments.devices) as client:
         yield {"client": client}
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.schedules import Plan
 
 BLOCK_STEPS = 64
@@ -88,13 +89,12 @@ def lay_out(plan: Plan, save_at: tuple[int, ...] | None = None) -> Layout:
 
 def check_save_at(save_at: tuple[int, ...] | None, num_rounds: int) -> tuple[int, ...]:
     """Refuses saved rounds outside 1..T; adds T."""
-    if save_at is None:
+    rounds = np.atleast_1d(np.asarray(() if save_at is None else save_at))
+    if rounds.size == 0:
         return (num_rounds,)
-    rounds = np.atleast_1d(np.asarray(save_at))
-    if not np.issubdtype(rounds.dtype, np.integer) or rounds.ndim != 1:
-        raise ValueError(f"save_at: must be integers, got {save_at!r}")
-    if rounds.size and (rounds.min() < 1 or rounds.max() > num_rounds):
-        raise ValueError(f"save_at: rounds must be in 1..{num_rounds}, got {save_at!r}")
+    whole = np.issubdtype(rounds.dtype, np.integer) and rounds.ndim == 1
+    if not whole or rounds.min() < 1 or rounds.max() > num_rounds:
+        raise refusal("save_at", f"be integers in 1..{num_rounds}", save_at)
     return tuple(sorted({*rounds.tolist(), num_rounds}))
 
 

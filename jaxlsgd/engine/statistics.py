@@ -42,10 +42,22 @@ def axes_of(part: Accumulator, vector: Any) -> Any:
 
 def start(program: Program, average: Array, vector: Array) -> Statistics:
     """All statistics empty."""
-    return tuple(
-        jax.vmap(part.init, in_axes=-1, out_axes=axes_of(part, vector))(average)
-        for part in program.accumulators
-    )
+    return tuple(start_all(part, vector, average) for part in program.accumulators)
+
+
+def start_all(part: Accumulator, vector: Array, average: Array) -> Any:
+    """One statistic of all replications, empty."""
+    return jax.vmap(part.init, in_axes=-1, out_axes=axes_of(part, vector))(average)
+
+
+def update_all(
+    part: Accumulator, vector: Array, state: Any, sync: Sync, rolled: bool = False
+) -> Any:
+    """One statistic of all replications, a round further; `rolled` where the caller rolls it."""
+    axes = axes_of(part, vector)
+    given: Any = Sync(-1, None, None, *(None if leaf is None else -1 for leaf in sync[3:]))
+    update = part.rolling.add if part.rolling and rolled else part.update
+    return jax.vmap(update, in_axes=(axes, given), out_axes=axes)(state, sync)
 
 
 def feed(
@@ -63,13 +75,10 @@ def feed(
     """
     gradient = met.gradient if program.needs_gradient else None
     sync = Sync(met.average, at.E, at.eta, gradient, hessian, met.total)
-    axes_of_sync: Any = Sync(-1, None, None, *(None if x is None else -1 for x in sync[3:]))
     fed = []
     for part, old in zip(program.accumulators, statistics, strict=True):
-        axes = axes_of(part, data.init)
-        update = part.rolling.add if part.rolling and rolled else part.update
         with jax.named_scope("statistics"):
-            new = jax.vmap(update, in_axes=(axes, axes_of_sync), out_axes=axes)(old, sync)
+            new = update_all(part, data.init, old, sync, rolled)
             fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
     return tuple(fed)
 

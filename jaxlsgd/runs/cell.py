@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,11 +14,12 @@ from jaxlsgd.algorithms import local_sgd
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Estimator, Sync
+from jaxlsgd.core.estimator import Accumulator, Estimator, Sync
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
-from jaxlsgd.engine import federation
+from jaxlsgd.core.states import an_algorithm, check_algorithm, check_same
 from jaxlsgd.engine.layout import Layout, lay_out
+from jaxlsgd.engine.statistics import start_all, update_all
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.schedules import Plan
@@ -55,10 +57,8 @@ class Cell:
             raise refusal("problem", "be a jaxlsgd.Problem", self.problem)
         if not isinstance(self.plan, Plan):
             raise refusal("plan", "be made by schedule.plan(...)", self.plan)
-        if not isinstance(self.algorithm, Algorithm):
-            rule = "be an algorithm such as algorithms.fedprox(mu=0.1)"
-            raise refusal("algorithm", rule, self.algorithm)
         checks.choice("dtype", self.dtype, DTYPES)
+        _check_functions(an_algorithm(self.algorithm), self.problem.dim, self.dtype)
         object.__setattr__(self, "methods", check_methods(self.methods, self.problem, self.dtype))
         levels = as_tuple(self.levels)
         if not levels:
@@ -66,7 +66,6 @@ class Cell:
         object.__setattr__(self, "levels", tuple(checks.level(level) for level in levels))
         object.__setattr__(self, "layout", lay_out(self.plan, self.save_at))
         object.__setattr__(self, "save_at", self.layout.save_at)
-        check_algorithm(self.algorithm, self.problem, self.dtype)
 
     @property
     def shared(self) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
@@ -106,66 +105,61 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
     names = [method.name for method in methods]
     if len(set(names)) < len(names):
         raise ValueError(f"methods: names must differ, got {names}; give one a name=...")
-    with jax.enable_x64(dtype == "float64"):
-        for method in methods:
-            _check_state(method, problem.dim, dtype)
+    for method in methods:
+        for part in method.accumulators:
+            needs = method.needs_gradient, method.needs_hessian, method.needs_gradient_sum
+            _check_statistic(f"methods ({method.name})", part, problem.dim, dtype, *needs)
     return methods
 
 
-def _check_state(method: Estimator, dim: int, dtype: str) -> None:
+# A grid has many cells, of few methods and algorithms.
+@functools.lru_cache(maxsize=256)
+def _check_functions(algorithm: Algorithm, dim: int, dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        check_algorithm(algorithm, dim, dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_statistic(
+    where: str,
+    part: Accumulator,
+    dim: int,
+    dtype: str,
+    gradient: bool,
+    hessian: bool,
+    gradient_sum: bool,
+) -> None:
     """Refuses contrasts that do not fit, and a state that an update turns into another kind."""
-    vector = jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype))
-    number = jax.ShapeDtypeStruct((), jnp.dtype(dtype))
-    square = jax.ShapeDtypeStruct((dim, dim), jnp.dtype(dtype))
-    before = jax.eval_shape(method.init, vector)
-    for part in method.accumulators:
-        fields = getattr(jax.eval_shape(part.init, vector), "_fields", ())
-        if unknown := [name for name in part.shared if name not in fields]:
-            rule = "name fields of the state, which must be a NamedTuple"
-            raise refusal(f"methods ({method.name}).shared", rule, unknown[0])
-    sync = Sync(
-        vector,
-        number,
-        number,
-        vector if method.needs_gradient else None,
-        square if method.needs_hessian else None,
-        vector if method.needs_gradient_sum else None,
-    )
-    after = jax.eval_shape(method.update, before, sync)
-    _check_same(f"methods ({method.name}): update", before, after)
 
+    def abstract(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
-def check_algorithm(algorithm: Algorithm, problem: Problem, dtype: str) -> None:
-    """Refuses an algorithm whose state is turned into another kind by a step or a round."""
-    if federation.folded(algorithm):
-        return
-    where = f"algorithm ({algorithm.name})"
-
-    def start(vector: Any) -> federation.Federation:
-        return federation.start(vector, 2, 1, algorithm)
-
-    def end(state: federation.Federation, number: Any, weights: Any) -> federation.Federation:
-        at = federation.Step(number, None, number, number > 0, number > 0)
-        state = federation.advance(state, state.clients, state.params, at, weights, algorithm)
-        return federation.turn(algorithm, state, at, weights)
+    def sync(*replications: int) -> Sync:
+        x, number = abstract(dim, *replications), abstract()
+        square = abstract(dim, dim, *replications)
+        asked = (gradient, x), (hessian, square), (gradient_sum, x)
+        return Sync(x, number, number, *(given if wanted else None for wanted, given in asked))
 
     with jax.enable_x64(dtype == "float64"):
-        kind = jnp.dtype(dtype)
-        before = jax.eval_shape(start, jax.ShapeDtypeStruct((problem.dim,), kind))
-        number, weights = (jax.ShapeDtypeStruct(shape, kind) for shape in ((), (2,)))
-        _check_same(f"{where}: a round", before, jax.eval_shape(end, before, number, weights))
+        state = jax.eval_shape(part.init, abstract(dim))
+        after = jax.eval_shape(part.update, state, sync())
+        check_same(f"{where}.update", "the state in its shapes and dtypes", state, after)
+        _check_shared(f"{where}.shared", part, state, abstract(dim), sync(2))
 
 
-def _check_same(what: str, before: Any, after: Any) -> None:
-    """Refuses a state whose structure, shapes or dtypes change along the way."""
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        got = f"{jax.tree.structure(before)} and then {jax.tree.structure(after)}"
-        raise refusal(what, "keep the structure of the state", got)
-    pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
-    for (path, old), new in pairs:
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
-            place = jax.tree_util.keystr(path)
-            got = f"{old.dtype}{list(old.shape)} and then {new.dtype}{list(new.shape)}"
-            raise ValueError(
-                f"{what}: must keep the shapes and dtypes of the state, got {got} at {place}"
-            )
+def _check_shared(where: str, part: Accumulator, state: Any, x: Any, sync: Sync) -> None:
+    """Refuses to share what is no field of the state, or not the same in all replications."""
+    fields = getattr(state, "_fields", ())
+    if unknown := [name for name in part.shared if name not in fields]:
+        rule = "name fields of the state, which must be a NamedTuple"
+        raise refusal(where, rule, unknown[0])
+
+    def run(sync: Sync) -> Any:
+        return update_all(part, x, start_all(part, x, sync.params), sync)
+
+    try:
+        if part.shared:
+            jax.eval_shape(run, sync)
+    except ValueError as error:  # a result for each replication where one for all was promised
+        rule = "name fields that are the same in all replications"
+        raise refusal(where, rule, part.shared) from error

@@ -51,9 +51,8 @@ def replay(
     saves = sorted({*wanted.tolist(), *spec.saved_rounds(num_rounds)})
     cell = compute.cell(spec, tuple(saves))
     key = jax.random.key(spec.seed)
-    for event in run_cells(key, [cell], replication, 1, shared_draws=False):
-        if isinstance(event, Finished):
-            path = cell.with_rows(event.rows)
+    events = run_cells(key, [cell], replication, 1, shared_draws=False)
+    path = cell.with_rows(next(event.rows for event in events if isinstance(event, Finished)))
     difference = _difference(results, cell_id, replication, path)
     agrees = None if difference is None else difference <= TOLERANCE[spec.dtype]
     return Replay(path, difference, agrees)

@@ -38,7 +38,8 @@ def reproduce(targets: Sequence[str], directory: Path, size: Size, run: Run) -> 
     """
     if set(targets) & set(FIGURES):
         drawing.matplotlib()  # before hours of work, not after
-    needed = {studies.folder(x): studies.study_of(x, size) for x in targets if x in PROBLEMS}
+    folders = {studies.folder(target): target for target in targets if target in PROBLEMS}
+    needed = {folder: studies.study_of(target, size) for folder, target in folders.items()}
     for folder, study in needed.items():
         studies.refuse_another(directory / folder, study)
     try:

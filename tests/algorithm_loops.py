@@ -1,0 +1,127 @@
+"""Federated algorithms as their papers write them: slow float64 loops in NumPy, one function each.
+
+Nothing here is taken from the package. Clients move one by one and step by step; only the data are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+Vector = np.ndarray
+
+
+class Data(NamedTuple):
+    """Observations (a, b) of a linear model, and the plan they are used under."""
+
+    a: np.ndarray  # (t_T, K, d)
+    b: np.ndarray  # (t_T, K)
+    weights: np.ndarray  # (K,)
+    init: Vector  # (d,)
+    E: np.ndarray  # (T,)
+    eta: np.ndarray  # (T,)
+
+    def rounds(self) -> Iterator[tuple[int, int, float]]:
+        """First observation, local steps and step size of each round."""
+        begins = np.concatenate([[0], np.cumsum(self.E)])
+        yield from zip(begins[:-1].tolist(), self.E.tolist(), self.eta.tolist(), strict=True)
+
+    def mean(self, values: list[Vector]) -> Vector:
+        """Σ_k p_k v_k."""
+        return sum(p * value for p, value in zip(self.weights, values, strict=True))
+
+
+def walk(
+    data: Data,
+    k: int,
+    t: int,
+    E: int,
+    eta: float,
+    x: Vector,
+    direction: Callable[[Vector, Vector], Vector] = lambda g, x: g,
+) -> Vector:
+    """Where client k is after E local steps from x, beginning with observation t."""
+    for a, b in zip(data.a[t : t + E, k], data.b[t : t + E, k], strict=True):
+        x = x - eta * direction((a @ x - b) * a, x)
+    return x
+
+
+def local_sgd(data: Data) -> np.ndarray:
+    """McMahan and others (2017); the paper's Algorithm 1. Returns x̄ after each round, (T, d)."""
+    x, path = data.init, []
+    for t, E, eta in data.rounds():
+        x = data.mean([walk(data, k, t, E, eta, x) for k in range(len(data.weights))])
+        path.append(x)
+    return np.array(path)
+
+
+def fedprox(data: Data, mu: float) -> np.ndarray:
+    """Li and others (2020): a client minimises f_k(x) + μ/2 ‖x − x̄‖²."""
+    x, path = data.init, []
+    for t, E, eta in data.rounds():
+
+        def pulled(g: Vector, at: Vector, center: Vector = x) -> Vector:
+            return g + mu * (at - center)
+
+        x = data.mean([walk(data, k, t, E, eta, x, pulled) for k in range(len(data.weights))])
+        path.append(x)
+    return np.array(path)
+
+
+def local_momentum(data: Data, decay: float) -> np.ndarray:
+    """Heavy-ball steps at the clients, whose velocity is 0 where a round begins."""
+    x, path = data.init, []
+    for t, E, eta in data.rounds():
+        ends = []
+        for k in range(len(data.weights)):
+            velocity, at = np.zeros_like(x), x
+            for i in range(t, t + E):
+                velocity = decay * velocity + (data.a[i, k] @ at - data.b[i, k]) * data.a[i, k]
+                at = at - eta * velocity
+            ends.append(at)
+        x = data.mean(ends)
+        path.append(x)
+    return np.array(path)
+
+
+def server_momentum(data: Data, decay: float, rate: float) -> np.ndarray:
+    """FedAvgM, Hsu, Qi and Brown (2019)."""
+    x, velocity, path = data.init, np.zeros_like(data.init), []
+    for t, E, eta in data.rounds():
+        moved = data.mean([walk(data, k, t, E, eta, x) - x for k in range(len(data.weights))])
+        velocity = decay * velocity - moved
+        x = x - rate * velocity
+        path.append(x)
+    return np.array(path)
+
+
+def server_adam(data: Data, rate: float) -> np.ndarray:
+    """FedAdam, Reddi and others (2021), with Adam as Kingma and Ba (2015) have it."""
+    x, first, second, path = data.init, np.zeros_like(data.init), np.zeros_like(data.init), []
+    for m, (t, E, eta) in enumerate(data.rounds(), start=1):
+        moved = data.mean([walk(data, k, t, E, eta, x) - x for k in range(len(data.weights))])
+        first = 0.9 * first - 0.1 * moved
+        second = 0.999 * second + 0.001 * moved**2
+        x = x - rate * (first / (1 - 0.9**m)) / (np.sqrt(second / (1 - 0.999**m)) + 1e-8)
+        path.append(x)
+    return np.array(path)
+
+
+def scaffold(data: Data, rate: float) -> np.ndarray:
+    """Karimireddy and others (2020), option II, all clients in every round."""
+    K = len(data.weights)
+    x, control, own, path = data.init, np.zeros_like(data.init), np.zeros((K, len(data.init))), []
+    for t, E, eta in data.rounds():
+        ends, changes = [], []
+        for k in range(K):
+            shift = control - own[k]
+            ends.append(walk(data, k, t, E, eta, x, lambda g, at, shift=shift: g + shift))
+            new = own[k] - control + (x - ends[k]) / (E * eta)
+            changes.append(new - own[k])
+            own[k] = new
+        x = x + rate * data.mean([end - x for end in ends])
+        control = control + data.mean(changes)
+        path.append(x)
+    return np.array(path)

@@ -1,0 +1,501 @@
+"""Federated algorithms: the definition, the block engine and spread clients against plain loops.
+
+All on the same draws and in float64, so that a path of x̄ agrees to rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import algorithm_loops as loops
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engine_helpers import NO_LAW, last_reading, momenta, numpy_draws, recorder
+from jax.sharding import Mesh
+
+from jaxlsgd import Algorithm, Estimator, Measurement, Problem, problems, random_scaling, simulate
+from jaxlsgd.algorithms import (
+    fedprox,
+    local_optimizer,
+    local_sgd,
+    plain_rounds,
+    server_momentum,
+    server_optimizer,
+)
+from jaxlsgd.core.estimator import Horizon
+from jaxlsgd.engine import federation, sharded
+from jaxlsgd.engine.draws import replication_keys
+from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, lay_out
+from jaxlsgd.engine.program import make_data, make_program
+from jaxlsgd.engine.tile import Saved
+from jaxlsgd.runs.cell import Cell
+from jaxlsgd.schedules import Plan, custom, power_decay
+
+DIM, REPLICATIONS = 2, 2
+# Rounds of one step, of a few, and longer than a block: all kinds of block programs.
+E = [1] * 70 + [3, 5, 4] * 12 + [20] * 6 + [140, 1, 2]
+# Found are 1.3e-14 and less.
+CLOSE = 1e-12
+
+
+def key() -> jax.Array:
+    return jax.random.key(31)
+
+
+# SCAFFOLD, as somebody would write it who only knows the contract.
+
+
+@functools.cache
+def scaffold(rate: float = 1.0) -> Algorithm:
+    """Karimireddy and others (2020), option II: controls c at the server and c_k at the clients."""
+
+    def direction(gradient, client, round):
+        return gradient + round.server - client.memory, client.local
+
+    def send(client, round):
+        new = client.memory - round.server + (round.params - client.x) / (round.E * round.eta)
+        return new - client.memory, new
+
+    def receive(moved, message, round):
+        return round.params + rate * moved, round.server + message
+
+    return Algorithm("scaffold", jnp.zeros_like, jnp.zeros_like, None, direction, send, receive)
+
+
+class Pair(NamedTuple):
+    """An algorithm of the package and its loop in NumPy."""
+
+    ours: Callable[[], Algorithm]
+    loop: Callable[[loops.Data], np.ndarray]
+
+
+ALGORITHMS = {
+    "local_sgd": Pair(local_sgd, loops.local_sgd),
+    "fedprox": Pair(lambda: fedprox(0.3), lambda data: loops.fedprox(data, 0.3)),
+    "server_momentum": Pair(
+        lambda: server_momentum(0.6, 0.5), lambda data: loops.server_momentum(data, 0.6, 0.5)
+    ),
+    "server_optimizer": Pair(
+        functools.cache(lambda: server_optimizer(optax.adam(0.05))),
+        lambda data: loops.server_adam(data, 0.05),
+    ),
+    "local_optimizer": Pair(
+        functools.cache(lambda: local_optimizer(optax.sgd(1.0, momentum=0.7))),
+        lambda data: loops.local_momentum(data, 0.7),
+    ),
+    "scaffold": Pair(lambda: scaffold(0.8), lambda data: loops.scaffold(data, 0.8)),
+}
+every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+@functools.cache
+def problem(num_clients: int = 3) -> Problem:
+    """Clients that differ, of unequal weights, that do not start at the truth."""
+    weights = np.arange(1, num_clients + 1) / (num_clients * (num_clients + 1) / 2)
+    return problems.linear(
+        DIM, num_clients, heterogeneity=0.7, weights=weights, init=np.array([1.0, -0.5])
+    )
+
+
+@functools.cache
+def plan() -> Plan:
+    return custom(E).plan(power_decay(0.3), num_rounds=len(E))
+
+
+@functools.cache
+def data(replication: int, num_clients: int = 3) -> loops.Data:
+    """What a replication sees, in NumPy."""
+    case = problem(num_clients)
+    drawn = numpy_draws(key(), [replication], plan().num_steps, range(num_clients), case.draws)
+    normal = drawn.normal[..., 0].astype(np.float64)
+    a = normal[..., :DIM]
+    b = (a * case.clients.truth).sum(axis=-1) + case.clients.noise * normal[..., DIM]
+    return loops.Data(a, b, case.weights, case.init, plan().E, plan().eta)
+
+
+@functools.cache
+def expected(name: str, replication: int, num_clients: int = 3) -> np.ndarray:
+    return ALGORITHMS[name].loop(data(replication, num_clients))
+
+
+def _measure_path(states: Any, horizon: Any) -> Measurement:
+    del horizon
+    (record,) = states
+    return Measurement(record.path[-1], record.path[-1], jnp.zeros((), bool), record.path)
+
+
+PATH = Estimator("path", (recorder(len(E)),), _measure_path, NO_LAW)
+
+
+def engine_path(algorithm: Algorithm, saves: tuple[int, ...] = ()) -> np.ndarray:
+    """x̄ of every replication after every round, (R, T, d), by the block engine."""
+    cell = Cell(problem(), plan(), (PATH,), save_at=saves, dtype="float64", algorithm=algorithm)
+    return last_reading(key(), cell, REPLICATIONS).found["path"].detail
+
+
+def client_mesh() -> Mesh:
+    return Mesh(np.asarray(jax.devices()[:2]), ("clients",))
+
+
+def mesh_path(algorithm: Algorithm, num_clients: int, saves: tuple[int, ...] = ()) -> np.ndarray:
+    """The same with the clients on two devices."""
+    case, save_at = problem(num_clients), (*saves, len(E))
+    with jax.enable_x64(True):
+        program = make_program(case, (PATH,), algorithm, "float64")
+        run = sharded.Sharded(program, case, sharded.check_mesh(client_mesh(), num_clients))
+        words = jax.random.key_data(replication_keys(key(), jnp.arange(REPLICATIONS)))
+        events = list(run.run(np.asarray(words), plan(), save_at))
+        found = [event.statistics for event in events if isinstance(event, Saved)]
+        return run.measure(found[-1], PATH, Horizon.of(plan(), "float64")).detail
+
+
+def assert_path(found: np.ndarray, path: np.ndarray) -> None:
+    """By the length of each x̄, as a coordinate may pass through 0."""
+    chex.assert_equal_shape([found, path])
+    far = np.linalg.norm(found - path, axis=-1) / np.linalg.norm(path, axis=-1)
+    assert far.max() < CLOSE, far.max()
+
+
+def test_the_plan_uses_every_kind_of_block():
+    used = {call.slots for group in lay_out(plan()).groups for call in group}
+    assert used == {*SLOTS, BLOCK_STEPS}
+
+
+@every_algorithm
+def test_the_definition(name: str):
+    seen = data(0)
+    with jax.enable_x64(True):
+        rounds = plain_rounds(problem().loss, seen.weights, ALGORITHMS[name].ours())
+        state, path = rounds.init(jnp.asarray(seen.init)), []
+        for t, steps, eta in seen.rounds():
+            state, sync = rounds.round(state, (seen.a[t : t + steps], seen.b[t : t + steps]), eta)
+            path.append(np.asarray(sync.params))
+    assert_path(np.array(path), expected(name, 0))
+
+
+@every_algorithm
+def test_the_block_engine(name: str):
+    found = engine_path(ALGORITHMS[name].ours())
+    for replication in range(REPLICATIONS):
+        assert_path(found[replication], expected(name, replication))
+
+
+@pytest.mark.parametrize("num_clients", [3, 4])
+@every_algorithm
+def test_clients_on_two_devices(name: str, num_clients: int):
+    found = mesh_path(ALGORITHMS[name].ours(), num_clients)
+    for replication in range(REPLICATIONS):
+        assert_path(found[replication], expected(name, replication, num_clients))
+
+
+def test_the_loops_differ():
+    """So that agreement says something."""
+    paths = [expected(name, 0) for name in ALGORITHMS]
+    for i, one in enumerate(paths):
+        for other in paths[:i]:
+            assert np.abs(one[-1] - other[-1]).max() > 1e-4
+
+
+# What an algorithm comes down to.
+
+SAME = {
+    "fedprox": lambda: fedprox(0.0),
+    "server_momentum": lambda: server_momentum(0.0, 1.0),
+    "server_optimizer": functools.cache(lambda: server_optimizer(optax.sgd(1.0))),
+    "local_optimizer": functools.cache(lambda: local_optimizer(optax.sgd(1.0))),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_local_sgd_is_a_special_case(name: str):
+    assert_path(engine_path(SAME[name]()), engine_path(local_sgd()))
+
+
+def test_builders_are_cached():
+    assert fedprox(0.3) is fedprox(0.3)
+    assert server_momentum(0.6, 0.5) == server_momentum(0.6, 0.5)
+    adam = optax.adam(0.1)
+    assert server_optimizer(adam) is server_optimizer(adam)
+    assert local_optimizer(adam) is local_optimizer(adam)
+    assert [name for name, pair in ALGORITHMS.items() if pair.ours().within_theory] == ["local_sgd"]
+
+
+# States: where they change, and where they do not.
+
+STATEFUL = {"momenta": momenta, "scaffold": scaffold}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_reading_on_the_way_changes_nothing(name: str):
+    """A saved round cuts a block in two, in the middle of a round or at its end."""
+    saves = (1, 33, 70, 85, 112)
+    whole, cut = engine_path(STATEFUL[name]()), engine_path(STATEFUL[name](), saves)
+    assert_path(cut, whole)
+    assert_path(mesh_path(STATEFUL[name](), 3, saves), whole)
+
+
+def test_saved_rounds_are_means_of_the_path():
+    """Through `simulate`, on one device and with the clients on two."""
+    saves = (5, 60, 70)
+    for where in ({"devices": jax.devices()[:1]}, {"mesh": client_mesh()}):
+        rows = simulate(
+            key(),
+            problem(),
+            plan().prefix(70),
+            replications=REPLICATIONS,
+            tile_size=REPLICATIONS,
+            methods=random_scaling("diagonal"),
+            save_at=saves,
+            dtype="float64",
+            algorithm=scaffold(0.8),
+            **where,
+        )
+        assert (rows.algorithm, rows.save_at) == ("scaffold", saves)
+        found = rows.methods["random_scaling"].estimate
+        for replication in range(REPLICATIONS):
+            path = expected("scaffold", replication)
+            means = [path[:m].mean(axis=0) for m in saves]
+            np.testing.assert_allclose(found[:, replication], means, rtol=1e-11)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_an_evaluation_leaves_everything_as_it_is(name: str):
+    """A momentum must not age in a step that only looks, nor a round begin or end there."""
+    algorithm, functions = STATEFUL[name](), problem().structure().flat_functions()
+    data = jax.tree.map(jnp.asarray, make_data(problem(), "float32"))
+    start = federation.start(data.init, 3, REPLICATIONS, algorithm)
+    shape = (3, DIM, REPLICATIONS)
+    seen = (jnp.arange(12.0).reshape(shape) / 12, jnp.ones((3, REPLICATIONS)))
+
+    @jax.jit
+    def step(state: Any, eta: Any, opens: Any, ends: Any, active: Any) -> Any:
+        at = federation.Step(eta, ends, jnp.float32(2), opens, active)
+        return federation.local_step(state, seen, at, data, functions, algorithm)[0]
+
+    moved = step(start, 0.1, True, False, True)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_equal(moved, start)
+    # As the last evaluation of a run is flagged: it opens a round that there is not.
+    chex.assert_trees_all_equal(step(moved, 0.0, True, False, False), moved)
+    ended = step(moved, 0.1, False, True, True)
+    chex.assert_trees_all_equal(step(ended, 0.0, False, False, False), ended)
+    chex.assert_tree_all_finite(ended)
+
+
+@functools.cache
+def counting() -> Algorithm:
+    """x̄ becomes the number of rounds, which the clients alone remember."""
+
+    def send(client, round):
+        del round
+        return client.memory + 1.0, client.memory + 1
+
+    def receive(moved, message, round):
+        return jnp.full_like(moved, message), round.server
+
+    return Algorithm(
+        "counting", init_client=lambda x: jnp.zeros((), jnp.int32), send=send, receive=receive
+    )
+
+
+def test_a_clients_memory_lasts():
+    rounds = np.broadcast_to(np.arange(1.0, len(E) + 1)[:, None], (len(E), DIM))
+    for path in (*engine_path(counting()), *mesh_path(counting(), 3)):
+        np.testing.assert_allclose(path, rounds, rtol=1e-14)
+
+
+# What is refused.
+
+
+def altered(**parts: Any) -> Algorithm:
+    return dataclasses.replace(scaffold(), name="altered", **parts)
+
+
+WRONG = {
+    "a direction of another shape": (
+        lambda: altered(direction=lambda g, client, round: (g[:1], client.local)),
+        r"\(altered\).direction: must return the direction .*, got float32\[1\] for float32\[2\]",
+    ),
+    "a direction of another dtype": (
+        lambda: altered(direction=lambda g, c, r: (g.astype(jnp.float16), c.local)),
+        r"\(altered\).direction: must return .*, got float16\[2\] for float32\[2\]",
+    ),
+    "a direction alone": (
+        lambda: altered(direction=lambda g, client, round: g),
+        r"\(altered\).direction: must return a pair, got ShapeDtypeStruct",
+    ),
+    "a local state that appears": (
+        lambda: altered(direction=lambda g, client, round: (g, g)),
+        r"\(altered\).direction: must return `local` .*, got PyTreeDef\(\*\) for PyTreeDef\(None\)",
+    ),
+    "a memory that shrinks": (
+        lambda: altered(send=lambda client, round: (client.x, client.memory[0])),
+        r"\(altered\).send: must return `memory` .*, got float32\[\] for float32\[2\]",
+    ),
+    "an average of another shape": (
+        lambda: altered(receive=lambda moved, message, round: (moved[:, None], round.server)),
+        r"\(altered\).receive: must return x̄ .*, got float32\[2, 1\] for float32\[2\]",
+    ),
+    "a server that changes its dtype": (
+        lambda: altered(
+            init_server=lambda x: {"count": jnp.zeros((), jnp.int32)},
+            direction=None,
+            send=None,
+            receive=lambda moved, message, round: (moved, {"count": round.eta}),
+        ),
+        r"\(altered\).receive: .*`server` .*, got float32\[\] for int32\[\] at \['count'\]",
+    ),
+    "a name": (lambda: "fedprox", "algorithm: must be an algorithm such as .*, got 'fedprox'"),
+    "an optimiser": (lambda: optax.sgd(1.0), "algorithm: must be an algorithm"),
+    "a builder": (lambda: fedprox, "algorithm: must be an algorithm"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_refused_before_it_runs(case: str):
+    make, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        simulate(key(), problem(), plan(), replications=1, algorithm=make())
+    with pytest.raises(ValueError, match=message):
+        plain_rounds(problem().loss, [1.0], make()).init(jnp.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: fedprox(-0.1), "mu: must be a finite number of at least 0, got -0.1"),
+        (lambda: fedprox(float("nan")), "mu: must be .*, got nan"),
+        (lambda: server_momentum(1.0), r"momentum: must be in \[0, 1\), got 1.0"),
+        (lambda: server_momentum(-0.5), r"momentum: must be in \[0, 1\), got -0.5"),
+        (lambda: server_momentum(0.9, 0.0), "rate: must be a finite number greater than 0, got 0"),
+        (lambda: server_optimizer(0.1), "optimizer: must be an optax .*, got 0.1"),
+        (lambda: local_optimizer("adam"), "transform: must be an optax .*, got 'adam'"),
+    ],
+)
+def test_bad_arguments_of_builders(build: Callable[[], Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+# `plain_rounds`, for people with a loop of their own.
+
+
+def loss(params: Any, observation: Any) -> jax.Array:
+    a, b = observation
+    return 0.5 * (jnp.sum(a * params["slope"]) + params["level"] - b) ** 2
+
+
+def batch(steps: int, clients: int = 3, *leading: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(steps)
+    shape = (*leading, steps, clients)
+    return rng.normal(size=(*shape, DIM)).astype("f4"), rng.normal(size=shape).astype("f4")
+
+
+PARAMS = {"slope": jnp.zeros(DIM), "level": jnp.zeros(())}
+WEIGHTS = (0.5, 0.3, 0.2)
+
+
+@pytest.mark.parametrize(
+    "observations",
+    [
+        batch(4, 2),
+        batch(4)[0],
+        (batch(4)[0], batch(5)[1]),
+        (batch(4)[0], np.zeros(4)),
+        (batch(4)[0], np.zeros(())),
+        (),
+    ],
+    ids=["clients", "clients last", "steps", "no clients", "a number", "nothing"],
+)
+def test_observations_without_steps_and_clients_are_refused(observations: Any):
+    rounds = plain_rounds(loss, WEIGHTS)
+    if isinstance(observations, np.ndarray):
+        observations = np.swapaxes(observations, 0, 1)
+    with pytest.raises(ValueError, match=r"observations: must have leaves \(E_m, 3, ...\)"):
+        rounds.round(rounds.init(PARAMS), observations, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [([0.5, 0.6], "weights: must sum to 1"), (1.0, r"weights: must have shape"), ([], "weights: ")],
+)
+def test_bad_weights_are_refused(weights: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        plain_rounds(loss, weights)
+
+
+def test_a_round_is_compiled_once_for_each_number_of_steps():
+    chex.clear_trace_counter()
+    rounds = plain_rounds(chex.assert_max_traces(loss, n=2), WEIGHTS, momenta())
+    state = rounds.init(PARAMS)
+    for steps, eta in [(3, 0.1), (5, 0.05), (3, 0.04), (5, 0.03), (3, 0.02)]:
+        state, sync = rounds.round(state, batch(steps), eta)
+        assert sync.E == steps
+    chex.assert_tree_all_finite(state)
+    with pytest.raises(AssertionError, match="traced"):
+        rounds.round(state, batch(4), 0.1)
+
+
+@every_algorithm
+def test_parameters_keep_their_structure(name: str):
+    rounds = plain_rounds(loss, WEIGHTS, ALGORITHMS[name].ours())
+    before = rounds.init(PARAMS)
+    after, sync = rounds.round(before, batch(4), 0.1)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
+    chex.assert_trees_all_equal(sync.params, after.params)
+    # As a vector, in the order of the pytree's leaves: "level" and then "slope".
+    flat = plain_rounds(
+        lambda x, xi: loss({"level": x[0], "slope": x[1:]}, xi), WEIGHTS, ALGORITHMS[name].ours()
+    )
+    same, _ = flat.round(flat.init(jnp.zeros(1 + DIM)), batch(4), 0.1)
+    joined = jnp.concatenate([after.params["level"][None], after.params["slope"]])
+    chex.assert_trees_all_close(same.params, joined, rtol=1e-6)
+
+
+def test_many_replications_by_vmap():
+    rounds, observations = plain_rounds(loss, WEIGHTS, scaffold()), batch(4, 3, 5)
+    state = rounds.init(PARAMS)
+    many, _ = jax.vmap(rounds.round, (None, 0, None))(state, observations, 0.1)
+    for r in range(5):
+        one, _ = rounds.round(state, jax.tree.map(lambda x, r=r: x[r], observations), 0.1)
+        chex.assert_trees_all_close(jax.tree.map(lambda x, r=r: x[r], many), one, rtol=1e-5)
+
+
+def test_a_step_size_does_not_change_the_precision():
+    with jax.enable_x64(True):
+        rounds = plain_rounds(loss, WEIGHTS, scaffold())
+        before = rounds.init(jax.tree.map(lambda x: x.astype(jnp.float32), PARAMS))
+        after, _ = rounds.round(before, batch(4), np.float64(0.1))
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
+
+
+def test_an_estimator_in_a_loop_of_ones_own_finds_what_simulate_finds():
+    estimator, seen = random_scaling(), data(0)
+    rows = simulate(
+        key(),
+        problem(),
+        plan(),
+        replications=1,
+        tile_size=1,
+        methods=estimator,
+        dtype="float64",
+        algorithm=fedprox(0.3),
+    ).methods["random_scaling"]
+    with jax.enable_x64(True):
+        rounds = plain_rounds(problem().loss, seen.weights, fedprox(0.3))
+        state = rounds.init(jnp.asarray(seen.init))
+        statistics = estimator.init(state.params)
+        for t, steps, eta in seen.rounds():
+            state, sync = rounds.round(state, (seen.a[t : t + steps], seen.b[t : t + steps]), eta)
+            statistics = estimator.update(statistics, sync)
+        interval = estimator.interval(statistics, 0.95, plan())
+    np.testing.assert_allclose(interval.estimate, rows.estimate[-1, 0], rtol=1e-12)
+    half = rows.half_width[-1, 0, 0]
+    np.testing.assert_allclose(interval.upper - interval.estimate, half, rtol=1e-10)
