@@ -206,7 +206,7 @@ def test_float32_far_from_the_origin_over_100_000_rounds():
 
 @pytest.mark.parametrize("schedule", ["C1", "C5", "P(1/2)"])
 def test_bins_are_closed_between_blocks_where_the_stream_closes_them(schedule: str):
-    plan = paper_plan(schedule, 0.5, 5_000)
+    plan = paper_plan(schedule, 0.5, num_steps=5_000)
     found = binned_rounds.roll_before(plan.E, plan.eta)
     path = Path(np.zeros((plan.num_rounds + 1, 1)), None, None, plan.E, plan.eta)  # type: ignore[arg-type]
     blocks = np.cumsum(plan.E) // BLOCK
@@ -222,7 +222,7 @@ def _unjoined(path: Path) -> list[np.ndarray]:
 @pytest.mark.parametrize("schedule", ["C1", "C5", "P(1/2)"])
 def test_the_engine_agrees_with_a_loop_of_ones_own(schedule: str):
     """Blocks with bins closed between them, against the stream that closes them itself."""
-    problem, plan = problems.paper_logistic(), paper_plan(schedule, 2.0, 600)
+    problem, plan = problems.paper_logistic(), paper_plan(schedule, 2.0, num_steps=600)
     key = jax.random.key(3)
     engine = simulate(key, problem, plan, replications=2, methods=one_step(), dtype="float64")
     alone = fit(key, problem, plan, methods=one_step(), dtype="float64", replication=1)
@@ -239,7 +239,7 @@ def test_the_engine_agrees_with_a_loop_of_ones_own(schedule: str):
 
 
 def test_reading_on_the_way_changes_nothing():
-    problem, plan = problems.paper_linear(), paper_plan("C5", 0.5, 900)
+    problem, plan = problems.paper_linear(), paper_plan("C5", 0.5, num_steps=900)
     how = {"replications": 3, "methods": one_step(), "dtype": "float64"}
     whole = simulate(jax.random.key(0), problem, plan, **how)
     often = simulate(jax.random.key(0), problem, plan, save_at=(7, 60, 100), **how)
@@ -256,7 +256,7 @@ SIGMAS = 5.0
 def paper_cell(model: str, schedule: str) -> Any:
     problem = problems.paper_problem(model)
     assert problem.gamma0 is not None
-    plan = paper_plan(schedule, problem.gamma0, 1_000)
+    plan = paper_plan(schedule, problem.gamma0, num_steps=1_000)
     methods = (one_step(), plug_in(), random_scaling(critical="schedule"))
     return simulate(
         jax.random.key(17), problem, plan, replications=REPLICATIONS, methods=methods, tile_size=256
@@ -310,7 +310,7 @@ def test_one_fit_says_what_to_expect():
 
 
 def test_an_early_explosion_is_left_out():
-    problem, plan = problems.linear(5, 10), paper_plan("C5", 8.0, 2_000)
+    problem, plan = problems.linear(5, 10), paper_plan("C5", 8.0, num_steps=2_000)
     cell = simulate(jax.random.key(0), problem, plan, replications=200, methods=one_step())
     rows = cell.methods["one_step"]
     assert rows.ok.all()
@@ -332,7 +332,7 @@ def test_p_values_invert_the_intervals():
 
 def test_verdicts_need_the_same_coordinates():
     contrast = random_scaling("contrasts", contrasts=[[1.0, -1.0, 0, 0, 0]], name="difference")
-    plan = paper_plan("C5", 0.5, 300)
+    plan = paper_plan("C5", 0.5, num_steps=300)
     cell = simulate(
         jax.random.key(0),
         problems.paper_linear(),

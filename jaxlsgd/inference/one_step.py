@@ -115,57 +115,81 @@ def _notes(detail: OneStepDetail) -> tuple[str, ...]:
 
 
 class _Tail(NamedTuple):
-    """What the bins from one on give."""
+    """What the bins from one on give, in the basis of Ĝ's eigenvectors."""
 
     move: Array  # (d,) x̂ − c of the last bin
+    D: Array  # (d,)
+    curvature: Array  # (d,) κ
+    variances: Array  # (bins, d) what each bin adds to V_jj, in the coordinates of the parameters
+
+
+class _Reading(NamedTuple):
+    """The interval as it is read off."""
+
+    estimate: Array  # (d,)
     V: Array  # (d, d)
     df: Array  # (d,)
-    curvature: Array  # (d,)
-    score: Array  # () mean logarithm of the half-widths; ∞ where the tail is too short
+    curvature: Array  # (d,) κ/√V
+    left_out: Array  # () share of the observations
+    floored: Array  # () bool
 
 
 def _measure(states: tuple[OneStepState, ...], horizon: Horizon | None) -> Measurement:
     del horizon
-    center, best, floored, skipped = _read(states[0])
-    variance = jnp.diagonal(best.V)
+    found = _read(states[0])
+    variance = jnp.diagonal(found.V)
     scale = jnp.sqrt(jnp.where(variance >= 0, variance, jnp.nan))
     scale = jnp.where(states[0].clock.m < 2, jnp.inf, scale)
-    curvature = best.curvature / jnp.where(scale > 0, scale, 1)
-    detail = OneStepDetail(best.df, curvature, skipped)
-    return Measurement(center + best.move, scale, floored, detail)
+    detail = OneStepDetail(found.df, found.curvature, found.left_out)
+    return Measurement(found.estimate, scale, found.floored, detail)
 
 
 def _matrix(states: tuple[OneStepState, ...], horizon: Horizon | None) -> Array:
     del horizon
-    return _read(states[0])[1].V
+    return _read(states[0]).V
 
 
-def _read(state: OneStepState) -> tuple[Array, _Tail, Array, Array]:
-    """Where the last bin began, the best tail, whether a floor acted, the share that was left out."""
+def _read(state: OneStepState) -> _Reading:
     sums, counts = _all_bins(state)
     after = jnp.cumsum(counts.E[::-1])[::-1]  # observations from each bin on
-    used, total = counts.n > 0, jnp.maximum(after[0], 1)
-    bins = jnp.arange(BINS)
-    for_G = used & (bins >= jnp.max(jnp.where(used & (after >= _FOR_HESSIAN * total), bins, 0)))
+    used, total, places = counts.n > 0, jnp.maximum(after[0], 1), jnp.arange(BINS)
+    for_G = used & (places >= jnp.max(jnp.where(used & (after >= _FOR_HESSIAN * total), places, 0)))
+    # As if the Hessian of every round were known.
     weight = jnp.where(counts.known > 0, counts.E / jnp.maximum(counts.known, 1), 0)
-    EH = sums.EH * weight[:, None, None]  # as if the Hessian of every round were known
-    G = jnp.sum(jnp.where(for_G[:, None, None], EH, 0), 0) / jnp.sum(jnp.where(for_G, counts.E, 0))
+    sums = sums._replace(EH=sums.EH * weight[:, None, None])
+    G = jnp.sum(_kept(for_G, sums.EH), 0) / jnp.sum(jnp.where(for_G, counts.E, 0))
     values, Q, floored = _spectrum(G)
-    c = sums.c[jnp.max(jnp.where(used, bins, 0))]
-    pulled = _pulled(counts, values)
-    G_b = EH / jnp.maximum(counts.E, 1)[:, None, None]
-    K = jnp.einsum("ij,bj,kj->bik", Q, pulled, Q, precision=_HIGH) + 0.5 * (G_b - G)
-    of_bins = _Bins(sums, counts, EH, pulled, K, sums.c - c, used)
+    c = sums.c[jnp.max(jnp.where(used, places, 0))]
+    bins = _rotated(sums._replace(c=sums.c - c), counts, values, Q)
 
-    def one(first: Array) -> _Tail:
-        found = _tail_from(of_bins, G, Q, used & (bins >= first))
+    def one(first: Array) -> tuple[_Tail, Array]:
+        found = _tail_from(bins, values, Q, used & (places >= first))
         enough = used[first] & (after[first] >= _LEAST_TAIL * total)
-        return found._replace(score=jnp.where(enough, found.score, jnp.inf))
+        score = jnp.where(enough, _score(found, counts, Q), jnp.inf)
+        return found, jnp.where(jnp.isnan(score), jnp.inf, score)
 
-    tails = lax.map(one, bins)
-    pick = jnp.argmin(jnp.where(jnp.isnan(tails.score), jnp.inf, tails.score))
+    tails, scores = lax.map(one, places)
+    pick = jnp.argmin(scores)
     best = jax.tree.map(lambda leaf: leaf[pick], tails)
-    return c, best, floored, 1 - after[pick] / total
+    V = _covariance(bins, best, Q, used & (places >= pick))
+    se = jnp.sqrt(jnp.diagonal(V))
+    return _Reading(
+        c + _times(Q, best.move),
+        V,
+        _degrees(best, counts),
+        _times(Q, best.curvature) / jnp.where(se > 0, se, 1),
+        1 - after[pick] / total,
+        floored,
+    )
+
+
+def _times(M: Array, v: Array) -> Array:
+    return jnp.einsum("...ij,...j->...i", M, v, precision=_HIGH)
+
+
+def _kept(chosen: Array, values: Array) -> Array:
+    """Those of the chosen bins; what has exploded in another must not make a NaN of 0 · ∞."""
+    return jnp.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
 
 
 def _all_bins(state: OneStepState) -> tuple[Sums, Counts]:
@@ -229,59 +253,71 @@ def _pulled(counts: Counts, values: Array) -> Array:
 
 
 class _Bins(NamedTuple):
+    """The bins in the basis of Ĝ's eigenvectors, with c = 0 where the last one began."""
+
     sums: Sums
     counts: Counts
-    EH: Array  # (bins, d, d)
     pulled: Array  # (bins, d) λ̃_b
     K: Array  # (bins, d, d)
-    off: Array  # (bins, d) c_b − c
-    used: Array  # (bins,)
+    spread: Array  # (bins, d, d) Σ (h − E K s)(h − E K s)ᵀ
+    lever: Array  # (bins, d) Σ E (h − E K s)
 
 
-def _tail_from(bins: _Bins, G: Array, Q: Array, chosen: Array) -> _Tail:
-    """The interval that the chosen bins give, around c."""
-    sums, counts, off = bins.sums, bins.counts, bins.off
-    W = chosen.astype(G.dtype)
-    times = lambda M, v: jnp.einsum("...ij,...j->...i", M, v, precision=_HIGH)  # noqa: E731
-    D = jnp.sum((W * counts.E)[:, None] * bins.pulled, 0)
-    path = sums.Es + counts.E[:, None] * off  # ΣE (x̄ − c)
-    back = lambda v: times(Q, times(Q.T, v) / D)  # noqa: E731
-    newton = bins.pulled * times(Q.T, path) - times(Q.T, sums.h)
-    x0 = times(Q, jnp.sum(_kept(W, newton), 0) / D)
-    gap = off - x0
-    bent = sums.EHs + times(bins.EH, gap) - times(G, path - counts.E[:, None] * x0)
-    curvature = -0.5 * back(jnp.sum(_kept(W, bent), 0))
-    x = x0 - curvature
-    gap = off - x
-    M = _kept(W, _residuals(sums, counts, bins.K, gap))
-    L = jnp.einsum("ij,kj->ik", Q / D[None, :], Q, precision=_HIGH)
-    V = jnp.einsum("ij,bjk,lk->bil", L, M, L, precision=_HIGH)
-    v = jnp.diagonal(V, axis1=1, axis2=2)
-    total = jnp.sum(v, 0)
-    df = total**2 / jnp.sum(v**2 / jnp.maximum(counts.n, 1)[:, None], 0)
-    se = jnp.sqrt(total)
-    bias = jnp.interp(
-        LEFT * jnp.abs(curvature) / se, _BIAS.astype(G.dtype), _FOLDED.astype(G.dtype)
-    )
-    score = jnp.mean(jnp.log(se * _student(df) * bias))
-    return _Tail(x, jnp.sum(V, 0), df, curvature, score)
+def _rotated(sums: Sums, counts: Counts, values: Array, Q: Array) -> _Bins:
+    def turn(leaf: Array) -> Array:
+        if leaf.ndim == 2:
+            return _times(Q.T, leaf)
+        return jnp.einsum("ji,bjk,kl->bil", Q, leaf, Q, precision=_HIGH)
+
+    sums = jax.tree.map(turn, sums)
+    pulled = _pulled(counts, values)
+    G_b = sums.EH / jnp.maximum(counts.E, 1)[:, None, None]
+    K = 0.5 * (G_b + jnp.eye(len(values), dtype=G_b.dtype) * (2 * pulled - values)[:, None, :])
+    CK = jnp.einsum("bij,bkj->bik", sums.Ehs, K, precision=_HIGH)
+    KSK = jnp.einsum("bij,bjk,blk->bil", K, sums.EEss, K, precision=_HIGH)
+    spread = sums.hh - CK - jnp.swapaxes(CK, 1, 2) + KSK
+    return _Bins(sums, counts, pulled, K, spread, sums.Eh - _times(K, sums.EEs))
 
 
-def _kept(W: Array, values: Array) -> Array:
-    """Those of the chosen bins; what has exploded in another must not make a NaN of 0 · ∞."""
-    return jnp.where(W.reshape(-1, *[1] * (values.ndim - 1)) > 0, values, 0)
+def _tail_from(bins: _Bins, values: Array, Q: Array, chosen: Array) -> _Tail:
+    """What the chosen bins give."""
+    sums, E = bins.sums, bins.counts.E[:, None]
+    D = jnp.sum(_kept(chosen, E * bins.pulled), 0)
+    path = sums.Es + E * sums.c  # ΣE (x̄ − c)
+    x0 = jnp.sum(_kept(chosen, bins.pulled * path - sums.h), 0) / D
+    bent = sums.EHs + _times(sums.EH, sums.c - x0) - values * (path - E * x0)
+    curvature = -0.5 * jnp.sum(_kept(chosen, bent), 0) / D
+    move = x0 - curvature
+    residuals = _kept(chosen, _residuals(bins, move))
+    V = jnp.einsum("ji,bik->bjk", Q / D, residuals, precision=_HIGH)
+    return _Tail(move, D, curvature, jnp.sum(V * (Q / D), axis=2))
 
 
-def _residuals(sums: Sums, counts: Counts, K: Array, gap: Array) -> Array:
-    """Σ r rᵀ of each bin, r = h − E K (s + gap)."""
-    outer = lambda u, v: u[:, :, None] * v[:, None, :]  # noqa: E731
-    transposed = lambda A: jnp.swapaxes(A, 1, 2)  # noqa: E731
-    product = lambda A, B: jnp.einsum("bij,bjk->bik", A, B, precision=_HIGH)  # noqa: E731
-    C = sums.Ehs + outer(sums.Eh, gap)
-    cross = outer(sums.EEs, gap)
-    S = sums.EEss + cross + transposed(cross) + counts.EE[:, None, None] * outer(gap, gap)
-    CK = product(C, transposed(K))
-    return sums.hh - CK - transposed(CK) + product(product(K, S), transposed(K))
+def _residuals(bins: _Bins, move: Array) -> Array:
+    """Σ r rᵀ of each bin, r = h − E K (s + c_b − move)."""
+    gap = _times(bins.K, bins.sums.c - move)
+    outer = bins.lever[:, :, None] * gap[:, None, :]
+    square = bins.counts.EE[:, None, None] * gap[:, :, None] * gap[:, None, :]
+    return bins.spread - outer - jnp.swapaxes(outer, 1, 2) + square
+
+
+def _covariance(bins: _Bins, best: _Tail, Q: Array, chosen: Array) -> Array:
+    middle = jnp.sum(_kept(chosen, _residuals(bins, best.move)), 0)
+    return jnp.einsum("ji,ik,lk->jl", Q / best.D, middle, Q / best.D, precision=_HIGH)
+
+
+def _degrees(tail: _Tail, counts: Counts) -> Array:
+    """Satterthwaite's degrees of freedom, (d,)."""
+    v = tail.variances
+    return jnp.sum(v, 0) ** 2 / jnp.sum(v**2 / jnp.maximum(counts.n, 1)[:, None], 0)
+
+
+def _score(tail: _Tail, counts: Counts, Q: Array) -> Array:
+    """Mean logarithm of the 95 % half-widths."""
+    se = jnp.sqrt(jnp.sum(tail.variances, 0))
+    bias = LEFT * jnp.abs(_times(Q, tail.curvature)) / se
+    table = (jnp.asarray(leaf, se.dtype) for leaf in (_BIAS, _FOLDED))
+    return jnp.mean(jnp.log(se * _student(_degrees(tail, counts)) * jnp.interp(bias, *table)))
 
 
 def _student(df: Array) -> Array:
