@@ -275,7 +275,7 @@ def simulate(
         places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
     if tile_size is None:
         platform = places[0].platform
-        widest = default_tile(problem, cell.methods, dtype, platform, shards)
+        widest = default_tile(problem, cell.methods, dtype, platform, shards, algorithm)
         tile_size = min(widest, _round_up(-(-replications // len(places)), WIDTH_MULTIPLE))
     size = checks.count("tile_size", tile_size, 1)
     firsts = range(0, replications, size)
