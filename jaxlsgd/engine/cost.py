@@ -125,7 +125,7 @@ def default_tile(
     client_shards: int = 1,
     algorithm: Algorithm | None = None,
 ) -> int:
-    """The width that a tile has unless told otherwise: within a cache on a CPU, wide elsewhere.
+    """The width that a tile has by default: within a cache on a CPU, wide elsewhere.
 
     Example::
 

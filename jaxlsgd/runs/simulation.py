@@ -103,8 +103,8 @@ def read_cells(
             event = next(events, None)
             if event is None:
                 return
-            told = event if isinstance(event, Advanced) else read(event)
-        yield told
+            found = event if isinstance(event, Advanced) else read(event)
+        yield found
 
 
 def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
@@ -357,7 +357,7 @@ def on_devices(jobs: Sequence[Callable[[Any], Any]], devices: Sequence[Any]) -> 
 
 
 class _Progress:
-    """Adds up steps from all devices and tells the user's function the share done."""
+    """Adds up steps from all devices and calls the user's function with the share that is done."""
 
     def __init__(self, tell: Callable[[float], None] | None, total: int) -> None:
         self._tell, self._total, self._done = tell, total, 0
