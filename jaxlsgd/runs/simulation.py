@@ -32,7 +32,10 @@ Device = Any  # jax.Device is a value to type checkers
 
 
 class Reading(NamedTuple):
-    """What the methods of a cell say at a saved round; arrays have the replications first."""
+    """What the methods of a cell say at a saved round; arrays have the replications first.
+
+    `states` are on the device, and only there until the next event is asked for.
+    """
 
     cell: int
     save: int
@@ -326,7 +329,7 @@ def _digest(key: Array, cell: Cell, replications: int, size: int, mesh: Mesh) ->
     problem, plan = cell.problem, cell.plan
     numbers = [np.asarray(x).tobytes() for x in (plan.E, plan.eta, jax.random.key_data(key))]
     about = [problem.name, problem.num_clients, problem.dim, problem.weights.tobytes()]
-    names = [method.name for method in cell.methods]
+    names = [cell.algorithm.name, *(method.name for method in cell.methods)]
     ids = [device.id for device in mesh.devices.flat]
     how = [cell.levels, cell.save_at, cell.dtype, replications, size, dict(mesh.shape), ids]
     return [*numbers, *about, *names, *how]
