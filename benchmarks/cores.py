@@ -64,7 +64,7 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
             for label, each in times.items():
                 rate = Spread.of([work / t for t in each])
                 findings.append(
-                    finding(case, f"{label} core(s)", rate, "million client-steps a second")
+                    finding(case, f"{label} core(s)", rate, "million client-steps per second")
                 )
     for name in cases.PROBLEMS:
         with contextlib.ExitStack() as stack:

@@ -2,7 +2,7 @@
 
 A local step of R replications launches a fixed number of kernels, moves bytes and does operations:
 
-    seconds a step = kernels · launch  +  max(bytes / bandwidth, operations / rate)
+    seconds per step = kernels · launch  +  max(bytes / bandwidth, operations / rate)
 
 With clients on several devices a round adds one sum over them. The form of the model is fitted to this
 machine's processor and tried on sizes that the fit has not seen; for the H100 its numbers come from the
@@ -29,10 +29,10 @@ class Device(NamedTuple):
 
     name: str
     memory: float  # bytes
-    bandwidth: float  # bytes a second of its memory
-    rate: float  # 32-bit integer operations a second
+    bandwidth: float  # bytes per second of its memory
+    rate: float  # 32-bit integer operations per second
     launch: float  # seconds a kernel, in a stream that is never empty
-    link: float  # bytes a second to the other devices
+    link: float  # bytes per second to the other devices
     latency: float  # seconds of a sum over all devices, however small
 
 
@@ -103,7 +103,7 @@ class Cost(NamedTuple):
 
 
 def cost(size: Size, device: Device, devices: int, shard_clients: bool = False) -> Cost:
-    """Replications are dealt to the devices, or else the clients are, with a sum a round."""
+    """Replications are dealt to the devices, or else the clients are, with one sum per round."""
     mine = size._replace(clients=-(-size.clients // devices)) if shard_clients else size
     share = size.replications if shard_clients else -(-size.replications // devices)
     wide = int(min(share, 0.8 * device.memory / state_bytes(mine)))
@@ -143,7 +143,7 @@ TABLE = [
     ),
     ("the same, clients sharded", Size(10**5, 100, 40_000, 8_000, 1, False), 8, True),
     (
-        "K = 10⁶ of which 10⁴ a round, d = 100, diagonal, 1,000 replications, C5",
+        "K = 10⁶ of which 10⁴ per round, d = 100, diagonal, 1,000 replications, C5",
         Size(10**4, 100, 40_000, 8_000, 1_000, False),
         64,
         False,
@@ -192,7 +192,7 @@ def markdown() -> str:
         "- **Many devices: nothing new binds** while replications are dealt out; each device needs enough of them "
         "to be past its launches.",
         "- **Clients sharded:** the sum of a round is small in the diagonal mode (latency binds) and large with "
-        "matrices, d² numbers a replication: then the network binds, and E_m is what buys it back.",
+        "matrices, d² numbers per replication: then the network binds, and E_m is what buys it back.",
         "",
     ]
     return "\n".join(lines)
@@ -228,8 +228,8 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
     fixed, each = np.linalg.lstsq(design / measured[:, None], np.ones(len(FITTED)), rcond=None)[0]
     case = "linear, P(1/2), one core"
     findings = [
-        finding(case, "launches, a step", 1e6 * fixed / steps, "µs"),
-        finding(case, "work, a client-step", 1e9 * each / (steps * 10), "ns"),
+        finding(case, "launches, per step", 1e6 * fixed / steps, "µs"),
+        finding(case, "work, per client-step", 1e9 * each / (steps * 10), "ns"),
     ]
     for R in TRIED:
         off = abs((fixed + each * R) / seconds[str(R)] - 1)

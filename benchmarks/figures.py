@@ -36,7 +36,7 @@ def throughput(raw: Mapping[str, Any], path: Path) -> None:
             for x, height, gain in zip(places, heights, gains, strict=True):
                 axis.annotate(f"{gain:.1f}×", (x, height), ha="center", va="bottom", fontsize=8)
     axis.set_xticks(range(len(times)), list(times))
-    axis.set_ylabel("million client-steps a second")
+    axis.set_ylabel("million client-steps per second")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
     _save(figure, path)
 

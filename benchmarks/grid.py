@@ -75,7 +75,7 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
             work = steps * 10 * (64 if quick else cases.REPLICATIONS) / 1e6
             for label, each in times.items():
                 rate = Spread.of([work / t for t in each])
-                findings.append(finding(case, label, rate, "million client-steps a second"))
+                findings.append(finding(case, label, rate, "million client-steps per second"))
             gain = ratio(times["NumPy"], times["together"])
             findings += [
                 finding(case, "together over NumPy, both on all cores", gain, at_least=4.0),

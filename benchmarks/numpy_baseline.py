@@ -6,7 +6,7 @@ are last in memory, which is NumPy's fastest layout too, and draws are made for 
 that they are still in the cache when they are used.
 
 It has less to do than the engine: its streams are of one generator a process (SFC64, NumPy's fastest)
-and not of a key a replication, and nothing is a compensated sum.
+and not of one key per replication, and nothing is a compensated sum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Client-steps a second: the engine against NumPy on all cores, and against drawing alone."""
+"""Client-steps per second: the engine against NumPy on all cores, and against drawing alone."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _case(
     work = sizes.replications * sizes.num_steps * problem.num_clients / 1e6
     for job, each in times.items():
         rate = Spread.of([work / t for t in each])
-        findings.append(finding(case, job, rate, "million client-steps a second"))
+        findings.append(finding(case, job, rate, "million client-steps per second"))
     warm = finding(case, "first call, with compiling", first, "s")
     gain = ratio(times["NumPy"], times["engine"])
     cost = ratio(times["engine"], times["drawing"])

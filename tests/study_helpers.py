@@ -142,6 +142,11 @@ class Held:
         new.write_text(str(jobs))
         new.replace(self.folder / "let")
 
+    @property
+    def allowed(self) -> int:
+        """Jobs that may go."""
+        return int((self.folder / "let").read_text())
+
     def open(self) -> None:
         """Holds nothing any more."""
         self.let(10**9)

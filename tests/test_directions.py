@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -196,8 +197,7 @@ def test_nothing_is_nan_at_the_edges(value: float) -> None:
     plan = schedules.paper("C5").plan(schedules.constant_step(5.0), num_rounds=30)
     assert plan.eta[0] == 1.0
     for dtype in ("float32", "float64"):
-        found = factors([value, 0.3], plan, dtype)
-        assert np.isfinite(found.pair).all() and np.isfinite(found.start).all()
+        chex.assert_tree_all_finite(factors([value, 0.3], plan, dtype))
     rho, noise = finite_law.local_factors(plan, value)
     np.testing.assert_allclose(rho, (1 - value) ** 5, atol=1e-12)
     np.testing.assert_allclose(noise, sum((1 - value) ** (2 * k) for k in range(5)), rtol=1e-9)

@@ -17,7 +17,10 @@ import pytest
 from mesh_cases import FIELDS, JOINED_CASES
 from test_mesh import check_distance
 
+from jaxlsgd import algorithms, plug_in, problems
 from jaxlsgd.engine import distributed
+from jaxlsgd.runs.cell import Cell
+from jaxlsgd.runs.simulation import _digest
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,30 @@ def test_processes_that_ask_for_different_things_are_refused(tmp_path: Path):
         assert ended.code == 1, ended.output
         told = f"process {number} differs from processes [{1 - number}]"
         assert told in ended.output and "same call" in ended.output
+
+
+def test_what_processes_must_agree_on():
+    case = mesh_cases.CASES["four devices"]
+    problem, plan, mesh = (
+        mesh_cases.problem(case),
+        mesh_cases.plan(case),
+        mesh_cases.mesh({"clients": 2}),
+    )
+    cells = [
+        Cell(problem, plan, case.methods),
+        Cell(problem, plan.prefix(9), case.methods),
+        Cell(problem, plan, (plug_in(),)),
+        Cell(problem, plan, case.methods, levels=(0.9,)),
+        Cell(problem, plan, case.methods, save_at=(3,)),
+        Cell(problem, plan, case.methods, dtype="float64"),
+        Cell(problem, plan, case.methods, algorithm=algorithms.fedprox(0.1)),
+        Cell(problems.linear(3, 4), plan, case.methods),
+    ]
+    keys = [jax.random.key(seed) for seed in range(2)]
+    digests = [_digest(keys[0], cell, 4, 2, mesh) for cell in cells]
+    digests += [_digest(keys[1], cells[0], 4, 2, mesh), _digest(keys[0], cells[0], 5, 2, mesh)]
+    assert len(set(map(repr, digests))) == len(digests)
+    assert _digest(keys[0], cells[0], 4, 2, mesh) == digests[0]
 
 
 class _Device(NamedTuple):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -210,10 +212,10 @@ def rows(name: str = "C1", **options: Any):
 
 
 def assert_same_bits(one: Any, other: Any) -> None:
-    for method in one.methods:
-        for field in ("estimate", "scale", "half_width", "floored"):
-            a, b = (getattr(x.methods[method], field) for x in (one, other))
-            np.testing.assert_array_equal(a, b)
+    a, b = (
+        {name: dataclasses.asdict(rows) for name, rows in x.methods.items()} for x in (one, other)
+    )
+    chex.assert_trees_all_equal(a, b)
 
 
 @pytest.mark.parametrize("devices", [(0, 1), (1, 0), (1,)])

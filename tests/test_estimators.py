@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,8 +140,7 @@ def test_the_modes_are_one_estimator_at_three_prices(short: tuple[np.ndarray, np
     full, diagonal = (state_of(path_scale(mode), path, E) for mode in ("full", "diagonal"))
     contrasts = state_of(path_scale("contrasts", R), path, E)
     V = np.asarray(scaling_matrix(full), np.float64)
-    assert scaling_matrix(diagonal).shape == (5,)
-    assert scaling_matrix(contrasts).shape == (2, 2)
+    chex.assert_shape([scaling_matrix(diagonal), scaling_matrix(contrasts)], [(5,), (2, 2)])
     np.testing.assert_allclose(np.diag(V), scaling_matrix(diagonal), rtol=1e-5)
     expected = np.asarray(R) @ V @ np.asarray(R).T
     np.testing.assert_allclose(scaling_matrix(contrasts), expected, rtol=1e-4)
@@ -160,9 +160,7 @@ def test_random_scaling_interval(short: tuple[np.ndarray, np.ndarray]):
         state = (state_of(estimator.accumulators[0], path.astype(np.float32), E),)
         interval = estimator.interval(state, level=0.9, plan=plan)
         half = q * np.sqrt(np.diag(V))
-        np.testing.assert_allclose(interval.estimate, y, rtol=1e-5)
-        np.testing.assert_allclose(interval.lower, y - half, rtol=1e-4)
-        np.testing.assert_allclose(interval.upper, y + half, rtol=1e-4)
+        chex.assert_trees_all_close(tuple(interval), (y, y - half, y + half), rtol=1e-4)
 
 
 def _observations(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -196,15 +194,16 @@ def plug_in_state(dtype: str) -> Any:
 def test_plug_in_by_hand(dtype: str, tolerance: float):
     with jax.enable_x64(dtype == "float64"):
         (state,), run, E = plug_in_state(dtype)
-        np.testing.assert_allclose(state.G, run.G, rtol=tolerance, atol=tolerance)
-        np.testing.assert_allclose(state.S, run.S, rtol=tolerance, atol=tolerance)
+        chex.assert_type([state.G, state.S, state.mean, state.lost], np.dtype(dtype).type)
+        sums = (state.G, state.S), (run.G, run.S)
+        chex.assert_trees_all_close(*sums, rtol=tolerance, atol=tolerance)
         interval = plug_in().interval((state,), level=0.95)
         half = 1.959963984540054 * np.sqrt(oracle.plug_in_variance(run, E))
         mean = run.averages.mean(axis=0)
         np.testing.assert_allclose(interval.estimate, mean, rtol=10 * tolerance)
         # Ĝ⁻¹ŜĜ⁻ᵀ has twice the condition number of Ĝ, which is about 3 here.
-        np.testing.assert_allclose(interval.upper - interval.estimate, half, rtol=20 * tolerance)
-        np.testing.assert_allclose(interval.estimate - interval.lower, half, rtol=20 * tolerance)
+        halves = interval.upper - interval.estimate, interval.estimate - interval.lower
+        chex.assert_trees_all_close(halves, (half, half), rtol=20 * tolerance)
 
 
 @pytest.mark.parametrize(("smallest", "floored"), [(1e-2, False), (0.0, True), (-0.5, True)])
@@ -215,7 +214,7 @@ def test_a_floor_under_the_hessian_is_reported_when_it_acts(smallest: float, flo
     state = estimator.update(state, Sync(jnp.zeros(2), 1, 0.1, g, H))
     found = estimator.measure(state, None)
     assert bool(found.floored) == floored
-    assert np.isfinite(found.scale).all()
+    chex.assert_tree_all_finite(found)
     assert (found.scale > 0).all()
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxlsgd
@@ -15,6 +19,7 @@ from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, lay_out
 from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.engine.source import Supply
+from jaxlsgd.runs.cell import LOCAL_SGD
 
 METHODS = (jaxlsgd.random_scaling(), jaxlsgd.plug_in())
 
@@ -22,7 +27,7 @@ METHODS = (jaxlsgd.random_scaling(), jaxlsgd.plug_in())
 @pytest.mark.parametrize(("dim", "clients", "name"), [(5, 10, "C1"), (3, 4, "P(1/2)")])
 def test_prediction_is_near_what_is_compiled(dim: int, clients: int, name: str) -> None:
     problem = jaxlsgd.problems.linear(dim, clients)
-    program = make_program(problem, METHODS, jaxlsgd.algorithms.local_sgd())
+    program = make_program(problem, METHODS, LOCAL_SGD)
     data = jax.tree.map(jnp.asarray, make_data(problem, "float32"))
     keys = replication_keys(jax.random.key(0), jnp.arange(256))
     plan = jaxlsgd.schedules.paper(name).plan(jaxlsgd.schedules.power_decay(0.5), num_steps=2000)
@@ -48,9 +53,15 @@ RANDOM_SCALING = (jaxlsgd.random_scaling(),)
 DIAGONAL = (jaxlsgd.random_scaling("diagonal"),)
 
 
-def planned_bytes(problem: jaxlsgd.Problem, methods: tuple, slots: int, R: int) -> int:
+def planned_bytes(
+    problem: jaxlsgd.Problem,
+    methods: tuple,
+    slots: int,
+    R: int,
+    algorithm: jaxlsgd.Algorithm = LOCAL_SGD,
+) -> int:
     """What the compiler plans for a block, from shapes alone."""
-    program = make_program(problem, methods, jaxlsgd.algorithms.local_sgd())
+    program = make_program(problem, methods, algorithm)
     data = make_data(problem, "float32")
     plan = jaxlsgd.schedules.constant(1).plan(jaxlsgd.schedules.power_decay(0.5), num_steps=64)
     block = lay_out(plan).groups[0][0].block
@@ -79,6 +90,33 @@ def test_prediction_covers_other_shapes(
 ) -> None:
     planned = planned_bytes(problem, methods, slots, 32)
     assert 0.9 * planned < tile_bytes(problem, methods, 32) < 1.5 * planned
+
+
+@pytest.mark.parametrize("slots", [SLOTS[0], BLOCK_STEPS], ids=["sparse", "dense"])
+@pytest.mark.parametrize("name", ["fedprox", "adam everywhere"])
+def test_prediction_counts_what_an_algorithm_keeps(name: str, slots: int) -> None:
+    algorithm = ALGORITHMS[name]()
+    problem = jaxlsgd.problems.linear(12, 20)
+    planned = planned_bytes(problem, DIAGONAL, slots, 32, algorithm)
+    predicted = tile_bytes(problem, DIAGONAL, 32, algorithm=algorithm)
+    assert 0.95 * planned < predicted < 1.5 * planned
+    if name != "fedprox":
+        assert tile_bytes(problem, DIAGONAL, 32) < 0.9 * planned  # what is kept is seen
+
+
+def _adam_everywhere() -> jaxlsgd.Algorithm:
+    """Two vectors per client and two at the server."""
+    adam = optax.scale_by_adam()
+    clients = jaxlsgd.algorithms.local_optimizer(optax.chain(adam, optax.scale(-1.0)))
+    server = jaxlsgd.algorithms.server_optimizer(optax.chain(adam, optax.scale(-0.1)))
+    parts = {"init_server": server.init_server, "receive": server.receive}
+    return dataclasses.replace(clients, **parts)
+
+
+ALGORITHMS = {
+    "fedprox": lambda: jaxlsgd.algorithms.fedprox(0.1),
+    "adam everywhere": functools.cache(_adam_everywhere),
+}
 
 
 def test_ten_thousand_parameters_in_diagonal_mode() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import processes
 import pytest
 from jax.sharding import Mesh
 from mesh_cases import CASES, CLIENT_CASES, FIELDS, REPLICATION_CASES, SAVE_AT, Case
+from test_algorithms import scaffold
 from test_structure import PLATFORMS, abstract, check_text
 
 from jaxlsgd import Draws, Problem, problems, random_scaling, simulate
@@ -22,7 +22,6 @@ from jaxlsgd.engine import client_rounds, cost, sharded
 from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.runs.cell import LOCAL_SGD
 
-ROOT = Path(__file__).parents[1]
 HERE = (*CLIENT_CASES, *REPLICATION_CASES)
 # The promise of the README. Found are 2e-7 and 3e-6 here in float32, and 3e-7 and 9e-6 at t_T = 5,000; in
 # float64 4e-16 and 6e-14. A sum in another order rounds otherwise, and later steps contract it.
@@ -83,41 +82,45 @@ CASE = Case("linear", "P(1/2)", 3, {"clients": 2})
 LONG = max(client_rounds.PAIRS)
 
 
+# One that adds nothing to a round's sum, and one whose clients send messages of their own.
+ALGORITHMS = {"local_sgd": LOCAL_SGD, "scaffold": scaffold()}
+
+
 @functools.cache
-def runner() -> sharded.Sharded:
-    program = make_program(mesh_cases.problem(CASE), CASE.methods, LOCAL_SGD)
+def runner(name: str = "local_sgd") -> sharded.Sharded:
+    program = make_program(mesh_cases.problem(CASE), CASE.methods, ALGORITHMS[name])
     mesh = sharded.check_mesh(mesh_cases.mesh(CASE.mesh), CASE.num_clients)
     return sharded.Sharded(program, mesh_cases.problem(CASE), mesh)
 
 
 @functools.cache
-def lowered(kind: str, pairs: int = LONG) -> Any:
+def lowered(kind: str, name: str) -> Any:
     """A program of a run with spread clients, with the arguments that it is called with."""
-    run, plan = runner(), mesh_cases.plan(CASE)
+    run, plan = runner(name), mesh_cases.plan(CASE)
     words = jax.ShapeDtypeStruct((4, 2), jnp.uint32)
     state = jax.eval_shape(lambda d: sharded.start(run.program, run.mesh, 4, d), run.data)
     last = client_rounds.lay_out(plan, (plan.num_rounds,))[-1]
-    eta = np.full(2 * pairs, 0.1)
     numbers = {
         "turn": last.turn,
         "read": last.reading,
-        "steps": client_rounds.make_block(0, eta, 2 * pairs),
+        "steps": client_rounds.make_block(0, np.full(2 * LONG, 0.1), 2 * LONG),
     }[kind]
     function = functools.partial(getattr(sharded, kind), run.program, run.mesh)
     return jax.jit(function), (run.data, words, state, numbers)
 
 
-def compiled(kind: str) -> str:
-    function, arguments = lowered(kind)
-    return function.lower(*arguments).compile().as_text()
-
-
 COLLECTIVE = r" (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)[\w\-]*\("
 
 
-@pytest.mark.parametrize("kind, sums", [("turn", 1), ("steps", 0), ("read", 2)])
-def test_one_sum_a_round_and_none_in_a_loop(kind: str, sums: int):
-    text = compiled(kind)
+every_program = pytest.mark.parametrize("kind, sums", [("turn", 1), ("steps", 0), ("read", 2)])
+every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+@every_program
+@every_algorithm
+def test_one_sum_per_round_and_none_in_a_loop(name: str, kind: str, sums: int):
+    function, arguments = lowered(kind, name)
+    text = function.lower(*arguments).compile().as_text()
     assert len(re.findall(COLLECTIVE, text)) == sums
     assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == sums
     bodies = dict(re.findall(r"^(?:ENTRY )?%([\w.\-]+) \(.*?\{\n(.*?)^\}", text, re.M | re.S))
@@ -157,9 +160,10 @@ def test_a_sum_in_the_loop_would_be_seen():
     assert any(re.search(COLLECTIVE, bodies[name]) for name in reached(body, bodies))
 
 
-@pytest.mark.parametrize("kind, sums", [("turn", 1), ("steps", 0), ("read", 2)])
-def test_programs_export_for_every_platform(kind: str, sums: int):
-    function, arguments = lowered(kind)
+@every_program
+@every_algorithm
+def test_programs_export_for_every_platform(name: str, kind: str, sums: int):
+    function, arguments = lowered(kind, name)
     exported = jax.export.export(function, platforms=PLATFORMS)(*arguments)
     assert exported.platforms == PLATFORMS and exported.nr_devices == 2
     text = exported.mlir_module()
@@ -256,15 +260,3 @@ def test_explicit_axes_are_taken_too():
     found = sharded.check_mesh(explicit, 3)
     assert found.axis_names == ("replications", "clients") and found.devices.shape == (1, 2)
     assert set(found.axis_types) == {jax.sharding.AxisType.Auto}
-
-
-def test_the_readme_example_runs(tmp_path: Path):
-    section = (ROOT / "README.md").read_text().partition("## One simulation over many devices")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
-    script = tmp_path / "example.py"
-    script.write_text(code)
-    env = processes.environment(1)
-    del env["XLA_FLAGS"]  # the example sets its own
-    ended = processes.run([script], env, limit=120)
-    assert ended.code == 0, ended.output
-    assert "coverage" in ended.output

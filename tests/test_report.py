@@ -274,6 +274,21 @@ def test_algorithms_have_panels_and_files_of_their_own(cells, tmp_path):
     assert lines == [4, 2]
 
 
+def test_a_schedule_looks_as_in_the_legend_in_every_panel():
+    cells = [fake_cell("x", saves=3), fake_cell("y", saves=3), fake_cell("y", problem="p", saves=3)]
+    rows = [row for cell in cells for row in figures.first_coordinate(cell)]
+    for figure in (figures.error_along_rounds(rows), figures.by_schedule(rows, "length")):
+        (legend,) = figure.legends
+        expected = legend.legend_handles[1].get_color()
+        assert figure.axes[-1].get_lines()[0].get_color() == expected
+
+
+def test_long_titles_have_several_lines():
+    rows = figures.first_coordinate(fake_cell(problem="p" * 30, saves=3, algorithm="a" * 30))
+    (title,) = titles(figures.error_along_rounds(rows))
+    assert title == "P" + "p" * 29 + ",\n" + "a" * 30
+
+
 def test_figures_leave_out_what_is_not_known(tmp_path):
     cell = fake_cell(truth=None, levels=(0.9, 0.95))
     assert {path.stem for path in figures.save_all(cell, tmp_path)} == {"length_90", "length_95"}

@@ -41,7 +41,7 @@ ROOMS = (
     "report",
     "cli",
 )
-LONGEST_FILE = 500
+LONGEST_FILE = 400
 # Pairs of files that know each other; the first imports the second only when it is called.
 MUTUAL = {
     # A builder that hands on to a method which is built upon its own.
@@ -106,8 +106,9 @@ def test_imports_go_one_way(module: str):
     assert room(module) in ROOMS, f"{module} has no place in the order of rooms"
     here = ROOMS.index(room(module))
     for target, _ in imports(module):
-        assert target, f"{module} imports the package itself"
-        assert room(target) in ROOMS[: here + 1], f"{module} imports {target}"
+        # The package's own names lead everywhere, so only the last room may go by them.
+        assert target or here == len(ROOMS) - 1, f"{module} imports the package itself"
+        assert room(target) in ("", *ROOMS[: here + 1]), f"{module} imports {target}"
 
 
 def test_the_package_itself_imports_nothing_at_once():
@@ -115,25 +116,30 @@ def test_the_package_itself_imports_nothing_at_once():
     assert imports("core.lazy") == imports("core") == []
 
 
-def test_no_file_needs_itself():
-    """No circles; those that are closed by an import within a function are on a short list."""
+def circles(mutual: set[tuple[str, str]]) -> set[str]:
+    """Files that need themselves, by way of others."""
     edges = {
         (module, target)
         for module in files()
         for target, lazy in imports(module)
-        if target != module and not (lazy and (module, target) in MUTUAL)
+        if target != module and not (lazy and (module, target) in mutual)
     }
     # A package's __init__ is not needed by the files in it.
-    edges = {(a, b) for a, b in edges if not a.startswith(f"{b}.")}
+    edges = {(a, b) for a, b in edges if not f"{a}.".startswith(f"{b}.")}
     left = set(files())
     while free := {name for name in left if not any(a == name and b in left for a, b in edges)}:
         left -= free
-    assert not left, f"these files import one another: {sorted(left)}"
+    return left
 
 
-def test_the_short_list_is_not_longer_than_it_need_be():
-    for module, target in MUTUAL:
-        assert (target, True) in imports(module)
+def test_no_file_needs_itself():
+    """No circles; those that are closed by an import within a function are on a short list."""
+    assert not circles(MUTUAL)
+
+
+@pytest.mark.parametrize("pair", sorted(MUTUAL), ids=" and ".join)
+def test_the_short_list_is_not_longer_than_it_need_be(pair: tuple[str, str]):
+    assert circles(MUTUAL - {pair})
 
 
 @pytest.mark.parametrize("module", files())

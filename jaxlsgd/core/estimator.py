@@ -146,8 +146,8 @@ class Estimator:
       name: short, unique among the methods of a run.
       accumulators: the statistics; two methods that name the same one share it in the engine.
       measure: `(states, horizon) → Measurement`, with one state per accumulator; traced by JAX.
-        `horizon` is a `Horizon` of arrays, or None, which only a method with `needs_plan` may exclude.
-      law: the law behind critical values and p-values.
+        `horizon` is the plan as a `Horizon` of arrays; it may be None unless `needs_plan`.
+      law: the law behind critical values and p-values, such as `jaxlsgd.inference.NORMAL`.
       matrix: `(states, horizon) → M`, the (d, d) matrix whose diagonal is the squared scale; joint
         inference calls it in float64. None where there is none.
       standard_error: whether the scale estimates the standard error of the estimate.

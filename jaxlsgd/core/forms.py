@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class Scaled(NamedTuple):
     """The vector scale · vector: the gradient of a generalised linear model's loss.
 
-    Said in this form, the engine keeps one number a client between its passes instead of d.
+    In this form the engine keeps one number per client between its passes instead of d.
     """
 
     scale: Any  # ()

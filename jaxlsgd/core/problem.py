@@ -136,7 +136,7 @@ class Problem:
         return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
 
     def parameter_names(self) -> list[str]:
-        """One name a coordinate of the flattened parameters: `x[0]`, or the pytree's path."""
+        """One name per coordinate of the flattened parameters: `x[0]`, or the pytree's path."""
         names = []
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.init):
             stem = jax.tree_util.keystr(path) or "x"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.estimator import Accumulator, Estimator
 from jaxlsgd.core.problem import Draws, Problem, abstract_source
+from jaxlsgd.engine import federation
 from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
 from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.engine.xla import UNROLLED_CLIENTS
@@ -33,26 +36,28 @@ def tile_bytes(
     tile_size: int,
     dtype: str = "float32",
     *,
+    algorithm: Algorithm | None = None,
     sublanes: int = 1,
     client_shards: int = 1,
 ) -> int:
     """Predicts the peak memory of a tile on its device: that of its hungriest block of steps.
 
-    With K clients, d parameters, n draws an observation, room for B synchronisations in a block and
+    With K clients, d parameters, n draws per observation, room for B synchronisations in a block and
     R replications,
 
-        state (K·d + d + statistics)·R   +   draws 3·2·K·n·R   +   met 2·(B + 1)·d·R
-                                         +   passes (2·K·d + 3·K + statistics)·R
+        state (K·d + d + statistics + own)·R   +   draws 3·2·K·n·R   +   met 2·(B + 1)·d·R
+                                               +   passes (2·K·d + 3·K + statistics + own)·R
 
-    where draws come for two steps at once, and are there as they are used, made and handed on.
-    Hessians by automatic differentiation are counted once a client, twice over. It does not count what
-    a user's own loss or `sample` keeps inside, nor the state of an optax transformation other than SGD.
+    where `own` is what the algorithm keeps, and draws come for two steps at once, and are there as they
+    are used, made and handed on. Hessians by automatic differentiation are counted once per client,
+    twice over. It does not count what a user's own loss or `sample` keeps inside.
 
     Args:
       problem: the problem.
       methods: the interval methods of the run.
       tile_size: R, replications that run side by side.
       dtype: "float32" or "float64"; draws are float32 in both.
+      algorithm: what is run; Local SGD if None.
       sublanes: what the device pads the last axis but one to: 1 on CPUs and GPUs, 8 on TPUs.
       client_shards: devices that share the clients of a tile, each with its part.
 
@@ -65,8 +70,8 @@ def tile_bytes(
     """
     tile_size = checks.count("tile_size", tile_size, 1)
     shards = checks.count("client_shards", client_shards, 1)
-    each = replication_bytes(problem, methods, dtype, sublanes=sublanes, client_shards=shards)
-    return tile_size * each
+    how = {"algorithm": algorithm, "sublanes": sublanes, "client_shards": shards}
+    return tile_size * replication_bytes(problem, methods, dtype, **how)
 
 
 def largest_tile(
@@ -75,6 +80,7 @@ def largest_tile(
     budget_bytes: int,
     dtype: str = "float32",
     *,
+    algorithm: Algorithm | None = None,
     sublanes: int = 1,
     client_shards: int = 1,
     widest: int = WIDEST,
@@ -86,6 +92,7 @@ def largest_tile(
       methods: the interval methods of the run.
       budget_bytes: memory for one tile.
       dtype: "float32" or "float64".
+      algorithm: as in `tile_bytes`.
       sublanes: as in `tile_bytes`.
       client_shards: as in `tile_bytes`.
       widest: no tile is wider than this.
@@ -99,7 +106,7 @@ def largest_tile(
     """
     budget_bytes = checks.count("budget_bytes", budget_bytes, 1)
     widest = checks.count("widest", widest, 1)
-    how = {"sublanes": sublanes, "client_shards": client_shards}
+    how = {"algorithm": algorithm, "sublanes": sublanes, "client_shards": client_shards}
     each = replication_bytes(problem, methods, dtype, **how)
     fits = min(widest, budget_bytes // each)
     if fits < 1:
@@ -116,15 +123,17 @@ def default_tile(
     dtype: str = "float32",
     platform: str = "cpu",
     client_shards: int = 1,
+    algorithm: Algorithm | None = None,
 ) -> int:
-    """The width that a tile has unless told otherwise: within a cache on a CPU, wide elsewhere.
+    """The width that a tile has by default: within a cache on a CPU, wide elsewhere.
 
     Example::
 
         default_tile(problems.linear(5, 10), (random_scaling(), plug_in()))  # 512
     """
     methods = tuple(methods)
-    how = {"sublanes": 8 if platform == "tpu" else 1, "client_shards": client_shards}
+    sublanes = 8 if platform == "tpu" else 1
+    how = {"algorithm": algorithm, "sublanes": sublanes, "client_shards": client_shards}
     each = replication_bytes(problem, methods, dtype, **how)
     if platform == "cpu" and WIDTH_MULTIPLE * each <= CACHE_BYTES:
         return largest_tile(problem, methods, CACHE_BYTES, dtype, **how, widest=CACHE_WIDEST)
@@ -138,13 +147,14 @@ def replication_bytes(
     methods: Iterable[Estimator],
     dtype: str = "float32",
     *,
+    algorithm: Algorithm | None = None,
     sublanes: int = 1,
     client_shards: int = 1,
 ) -> int:
-    """Predicted peak bytes a replication of a tile; see `tile_bytes`."""
-    draws = draws_bytes(problem, dtype, sublanes=sublanes, client_shards=client_shards)
-    own = own_bytes(problem, methods, dtype, sublanes=sublanes, client_shards=client_shards)
-    return draws + own
+    """Predicted peak bytes per replication of a tile; see `tile_bytes`."""
+    how: dict[str, Any] = {"sublanes": sublanes, "client_shards": client_shards}
+    own = own_bytes(problem, methods, dtype, algorithm=algorithm, **how)
+    return draws_bytes(problem, dtype, **how) + own
 
 
 def draws_bytes(
@@ -172,6 +182,7 @@ def own_bytes(
     methods: Iterable[Estimator],
     dtype: str = "float32",
     *,
+    algorithm: Algorithm | None = None,
     sublanes: int = 1,
     client_shards: int = 1,
 ) -> int:
@@ -184,15 +195,16 @@ def own_bytes(
         return sum(item * _padded(shape, sublanes) for shape in shapes)
 
     clients: list[Shape] = [(K, d)]
-    statistics = [shape for part in parts for shape in _state_shapes(part, d, dtype)]
+    kept = [shape for part in parts for shape in _state_shapes(part, d, dtype)]
+    kept += _algorithm_shapes(algorithm, K, d, dtype)
     hessians = 0
     if problem.hessian is None and any(part.needs_hessian for part in parts):
         hessians = 2 * size([(K, d, d)])
-    state = size([*clients, (d,), *statistics])
+    state = size([*clients, (d,), *kept])
     met = 2 * size([(max(SLOTS) + 1, d)])
     # Sums over many clients are reductions, whose terms a block of steps writes down.
     terms = 3 * clients if K > UNROLLED_CLIENTS and client_shards == 1 else []
-    passes = size([*clients, *clients, *terms, (3, K), *statistics])
+    passes = size([*clients, *clients, *terms, (3, K), *kept])
     return state + met + passes + hessians
 
 
@@ -210,6 +222,16 @@ def _state_shapes(part: Accumulator, dim: int, dtype: str) -> list[Shape]:
     axes = jax.tree.leaves(axes_of(part, vector), is_leaf=lambda axis: axis is None)
     pairs = zip(jax.tree.leaves(state), axes, strict=True)
     return [leaf.shape or (1,) for leaf, axis in pairs if axis is not None]
+
+
+def _algorithm_shapes(algorithm: Algorithm | None, K: int, d: int, dtype: str) -> list[Shape]:
+    """Shapes of what an algorithm keeps besides x_k and x̄."""
+    if algorithm is None or federation.folded(algorithm):
+        return []
+    vector = jax.ShapeDtypeStruct((d,), jnp.dtype(dtype))
+    state = jax.eval_shape(lambda x: federation.start(x, K, 1, algorithm), vector)
+    own = jax.tree.leaves((state.moved, state.local, state.memory, state.server))
+    return [leaf.shape[:-1] or (1,) for leaf in own]
 
 
 def _observed(problem: Problem, num_clients: int) -> list[Shape]:

@@ -28,7 +28,7 @@ def start(timeout: int = 300, heartbeat: int = 100) -> None:
 
     Args:
       timeout: seconds to wait for the others.
-      heartbeat: seconds after which a process that is not heard of is dead, which ends all of them.
+      heartbeat: seconds without a sign of life after which a process counts as dead, which ends all of them.
 
     Example::
 

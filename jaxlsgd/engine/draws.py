@@ -6,7 +6,7 @@ counter gives, an even t takes the first and an odd t the second. Nothing else e
 
 Normals are made by Box and Muller's transform from both words, so that the two observations of a
 pair share one logarithm and one square root. Its functions are short polynomials, because XLA's own
-`erf_inv` does not vectorise on a CPU (153 against 459 million normals a second on one core).
+`erf_inv` does not vectorise on a CPU (153 against 459 million normals per second on one core).
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.schedules import Plan
 
 BLOCK_STEPS = 64
-# Draws of a block that are made ahead for all cells, at most, a replication: with 512 of them, 16 MB,
-# which a processor's last cache holds.
+# Bytes per replication of a block's draws, up to which they are made ahead for all cells: with 512
+# replications 16 MB, which a processor's last cache holds.
 AHEAD_BYTES = 32 * 1024
 # Room for synchronisations in a block; above the last of these the statistics are updated in the
-# step loop itself, which costs less an update but makes one at every step.
+# step loop itself, which costs less per update but makes one at every step.
 SLOTS = (4, 16)
 
 

@@ -14,12 +14,12 @@ _WIDTH_VERSIONS = ("0.10.",)
 
 
 def prepare(devices: int | None = None) -> None:
-    """Sets JAX up for studies: a device a core, full vectors, a cache of compiled programs.
+    """Sets JAX up for studies: one device per core, full vectors, a cache of compiled programs.
 
     To be called before JAX makes its first array. What the user has set is left as it is.
 
     Args:
-      devices: CPU devices, one a core of this process if None.
+      devices: CPU devices; one per core of this process if None.
     """
     import jax
 

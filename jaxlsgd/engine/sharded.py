@@ -1,4 +1,4 @@
-"""One program on a mesh of devices: clients spread with one sum a round, replications side by side.
+"""One program on a mesh of devices: clients spread with one sum per round, replications side by side.
 
 Where a mesh has replications only, its devices run tiles of their own, as without one; this file is for
 those that spread clients as well. See `client_rounds` for what each device does. A mesh may span
@@ -95,7 +95,7 @@ class Sharded:
 
 
 class _Waiting:
-    """Lets calls queue up, but not without end, and tells how many steps are done."""
+    """Lets calls queue up, but not without limit, and reports how many steps are done."""
 
     def __init__(self) -> None:
         self._calls = self._steps = 0

@@ -16,7 +16,7 @@ MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
 def read_rows(name: str, clients: Any) -> list[Any]:
     """Returns the clients' rows as pytrees of arrays; a list within a client is an array."""
     if not isinstance(clients, (list, tuple, np.ndarray, jax.Array)) or len(clients) == 0:
-        raise ValueError(f"{name}: must be a sequence with one entry a client, got {clients!r}")
+        raise ValueError(f"{name}: must be a sequence with one entry per client, got {clients!r}")
     found = [jax.tree.map(_as_rows, c, is_leaf=lambda x: isinstance(x, list)) for c in clients]
     for k, client in enumerate(found):
         shapes = [leaf.shape for leaf in jax.tree.leaves(client)]

@@ -43,7 +43,7 @@ class Population(NamedTuple):
         return params if self.factor is None else params @ self.factor
 
     def client_factors(self) -> np.ndarray:
-        """Returns L once a client, (K, d, d), as a view."""
+        """Returns L once per client, (K, d, d), as a view."""
         assert self.factor is not None
         return np.broadcast_to(self.factor, (len(self.weights), *self.factor.shape))
 

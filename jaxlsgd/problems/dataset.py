@@ -81,7 +81,7 @@ def dataset(
     a relative n_k 2⁻²³. Clients are padded to the longest, so memory is K · max n_k rows.
 
     Args:
-      features: one array (n_k, ...) a client, or one pytree of such arrays; the n_k may differ.
+      features: one array (n_k, ...) per client, or one pytree of such arrays; the n_k may differ.
       targets: the same for the targets, (n_k,) for the losses with a name.
       loss: `(params, (features, targets)) → scalar` of one row, or 'squared', ½(aᵀx − b)², or
         'logistic', log(1 + eᶻ) − bz with z = aᵀx and b ∈ {0, 1}. With a name the problem knows x*,
@@ -94,7 +94,7 @@ def dataset(
       name: short name for tables.
 
     Returns:
-      The problem, with one uniform draw an observation.
+      The problem, with one uniform draw per observation.
 
     Example:
       >>> import numpy as np

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Setting = tuple[Any, ...]  # problem and algorithm
+_TITLE_WIDTH = 46  # characters
 
 
 def save_all(source: Any, directory: str | Path) -> list[Path]:
@@ -96,9 +98,10 @@ def _safe(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
-def _title(*parts: str) -> str:
-    whole = ", ".join(part for part in parts if part)
-    return whole[:1].upper() + whole[1:]
+def _title(*parts: str, what: str = "") -> str:
+    """Parts of a title, on as many lines as a panel's width needs."""
+    whole = ", ".join(part for part in parts if part) + (f": {what}" if what else "")
+    return textwrap.fill(whole[:1].upper() + whole[1:], _TITLE_WIDTH)
 
 
 def _settings(rows: Sequence[Row]) -> dict[Setting, list[Row]]:
@@ -132,7 +135,7 @@ def by_schedule(rows: Sequence[Row], measure: str) -> Figure:
       rows: of `summarise`, last round, one level and one coordinate.
       measure: "coverage", with Wilson intervals, or "length", with standard deviations.
     """
-    settings, labels = _settings(rows), method_labels(rows)
+    settings, labels, schedules = _settings(rows), method_labels(rows), _unique(rows, "schedule")
     algorithms, several = _algorithm_titles(rows), len(_unique(rows, "problem")) > 1
     coverage = measure == "coverage"
     share = {"sharex": True, "sharey": "all" if coverage else "row"}
@@ -140,7 +143,7 @@ def by_schedule(rows: Sequence[Row], measure: str) -> Figure:
     for line, ((problem, algorithm), group) in zip(axes, settings.items(), strict=True):
         for axis, (method, label) in zip(line, labels.items(), strict=True):
             chosen = [row for row in group if row["method"] == method]
-            _draw_points(axis, chosen, measure, _unique(rows, "num_steps"))
+            _draw_points(axis, chosen, measure, _unique(rows, "num_steps"), schedules)
             axis.set_title(_title(problem if several else "", label, algorithms[algorithm]))
             if coverage:
                 drawing.nominal(axis, rows[0]["level"])
@@ -150,13 +153,19 @@ def by_schedule(rows: Sequence[Row], measure: str) -> Figure:
     for axis in axes[-1]:
         axis.set_xlabel("Observations per client")
     level = rows[0]["level"] if coverage else None
-    drawing.legend(figure, _unique(rows, "schedule"), lines=False, level=level)
+    drawing.legend(figure, schedules, lines=False, level=level)
     return figure
 
 
-def _draw_points(axis: Axes, rows: Sequence[Row], measure: str, horizons: Sequence[int]) -> None:
-    horizons, schedules = sorted(horizons), _unique(rows, "schedule")
-    look, width = drawing.looks(schedules), 0.7 / max(len(schedules), 1)
+def _draw_points(
+    axis: Axes,
+    rows: Sequence[Row],
+    measure: str,
+    horizons: Sequence[int],
+    schedules: Sequence[str],
+) -> None:
+    horizons = sorted(horizons)
+    look, width = drawing.looks(schedules), 0.7 / len(schedules)
     for row in rows:
         shift = (schedules.index(row["schedule"]) - (len(schedules) - 1) / 2) * width
         style = look[row["schedule"]]._asdict()
@@ -187,22 +196,21 @@ def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
       rows: of `summarise`, one problem, algorithm, horizon, level and coordinate, all saved rounds.
       warmup: rounds of warm-up, to be marked.
     """
-    labels, level = method_labels(rows), rows[0]["level"]
+    labels, level, schedules = method_labels(rows), rows[0]["level"], _unique(rows, "schedule")
     (algorithm,) = _algorithm_titles(rows).values()
     figure, axes = drawing.grid(len(labels), 2, sharex=True)
     for (left, right), (method, label) in zip(axes, labels.items(), strict=True):
         chosen = [row for row in rows if row["method"] == method]
-        _draw_lines(left, chosen, "coverage", 100, warmup)
+        _draw_lines(left, chosen, "coverage", schedules, warmup, factor=100)
         drawing.nominal(left, level, max(row["n_ok"] for row in chosen))
         _limit_coverage(left, chosen)
-        _draw_lines(right, chosen, "length", 1, warmup)
+        _draw_lines(right, chosen, "length", schedules, warmup)
         drawing.plain_log(right.yaxis)
-        left.set_title(_title(label, algorithm) + ": coverage (%)")
-        right.set_title(_title(label, algorithm) + ": length")
+        left.set_title(_title(label, algorithm, what="coverage (%)"))
+        right.set_title(_title(label, algorithm, what="length"))
     for axis in axes[-1]:
         axis.set_xlabel("Communication rounds")
-    names = _unique(rows, "schedule")
-    drawing.legend(figure, names, level=level, band=True, warmup=bool(warmup))
+    drawing.legend(figure, schedules, level=level, band=True, warmup=bool(warmup))
     return figure
 
 
@@ -217,15 +225,16 @@ def error_along_rounds(
       warmup: rounds of warm-up by problem, to be marked.
     """
     settings, algorithms = _settings(rows), _algorithm_titles(rows)
+    schedules = _unique(rows, "schedule")
     figure, axes = drawing.grid(1, len(settings))
     for axis, ((problem, algorithm), group) in zip(axes[0], settings.items(), strict=True):
-        _draw_lines(axis, _longest(group), "l2_error", 1, warmup(problem))
+        _draw_lines(axis, _longest(group), "l2_error", schedules, warmup(problem))
         drawing.plain_log(axis.yaxis)
         axis.set_title(_title(problem, algorithms[algorithm]))
         axis.set_xlabel("Communication rounds")
     axes[0][0].set_ylabel("L2 error of the average")
     marked = any(warmup(problem) for problem, _ in settings)
-    drawing.legend(figure, _unique(rows, "schedule"), warmup=marked)
+    drawing.legend(figure, schedules, warmup=marked)
     return figure
 
 
@@ -241,9 +250,14 @@ def _longest(rows: Sequence[Row]) -> list[Row]:
 
 
 def _draw_lines(
-    axis: Axes, rows: Sequence[Row], measure: str, factor: float, warmup: int | None
+    axis: Axes,
+    rows: Sequence[Row],
+    measure: str,
+    schedules: Sequence[str],
+    warmup: int | None,
+    factor: float = 1,
 ) -> None:
-    look = drawing.looks(_unique(rows, "schedule"))
+    look = drawing.looks(schedules)
     known = [row for row in rows if row[measure] is not None]
     for (schedule,), group in _grouped(known, "schedule").items():
         x, y = [r["save_round"] for r in group], [factor * r[measure] for r in group]

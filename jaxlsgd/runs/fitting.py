@@ -214,7 +214,7 @@ def _like(init: Params, vector: NDArray[np.float64]) -> Params:
 
 
 def _table(result: Fit) -> str:
-    """Estimate and intervals of every method, a row a coordinate."""
+    """Estimate and intervals of every method, one row per coordinate."""
     cell = result.cell
     plan = cell.plan
     lines = [

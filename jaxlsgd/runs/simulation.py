@@ -32,7 +32,10 @@ Device = Any  # jax.Device is a value to type checkers
 
 
 class Reading(NamedTuple):
-    """What the methods of a cell say at a saved round; arrays have the replications first."""
+    """What the methods of a cell say at a saved round; arrays have the replications first.
+
+    `states` are on the device, and only there until the next event is asked for.
+    """
 
     cell: int
     save: int
@@ -103,8 +106,8 @@ def read_cells(
             event = next(events, None)
             if event is None:
                 return
-            told = event if isinstance(event, Advanced) else read(event)
-        yield told
+            found = event if isinstance(event, Advanced) else read(event)
+        yield found
 
 
 def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
@@ -275,7 +278,7 @@ def simulate(
         places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
     if tile_size is None:
         platform = places[0].platform
-        widest = default_tile(problem, cell.methods, dtype, platform, shards)
+        widest = default_tile(problem, cell.methods, dtype, platform, shards, algorithm)
         tile_size = min(widest, _round_up(-(-replications // len(places)), WIDTH_MULTIPLE))
     size = checks.count("tile_size", tile_size, 1)
     firsts = range(0, replications, size)
@@ -326,7 +329,7 @@ def _digest(key: Array, cell: Cell, replications: int, size: int, mesh: Mesh) ->
     problem, plan = cell.problem, cell.plan
     numbers = [np.asarray(x).tobytes() for x in (plan.E, plan.eta, jax.random.key_data(key))]
     about = [problem.name, problem.num_clients, problem.dim, problem.weights.tobytes()]
-    names = [method.name for method in cell.methods]
+    names = [cell.algorithm.name, *(method.name for method in cell.methods)]
     ids = [device.id for device in mesh.devices.flat]
     how = [cell.levels, cell.save_at, cell.dtype, replications, size, dict(mesh.shape), ids]
     return [*numbers, *about, *names, *how]
@@ -357,7 +360,7 @@ def on_devices(jobs: Sequence[Callable[[Any], Any]], devices: Sequence[Any]) -> 
 
 
 class _Progress:
-    """Adds up steps from all devices and tells the user's function the share done."""
+    """Adds up steps from all devices and calls the user's function with the share that is done."""
 
     def __init__(self, tell: Callable[[float], None] | None, total: int) -> None:
         self._tell, self._total, self._done = tell, total, 0

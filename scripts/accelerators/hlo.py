@@ -22,7 +22,7 @@ class Loop(NamedTuple):
 
     trips: int | None  # None where the compiler does not know
     kernels: list[str]  # kind, name and shape of each
-    statistics: int  # how many of them feed the statistics, once a round
+    statistics: int  # how many of them feed the statistics, once per round
     collectives: list[str]
 
 

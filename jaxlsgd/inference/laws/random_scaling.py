@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core.checks import refusal
@@ -39,26 +40,38 @@ def limit_law(critical: str, beta: float | None) -> Law:
         return critical_values.p_value(statistic, beta=_growth(beta, plan))
 
     def joint(plan: Plan | None) -> JointLaw:
-        spectrum = _spectrum(critical, beta, plan)
+        def one_quantile(level: float) -> float:
+            return multiplier(level, plan, ()) ** 2
 
-        def quantile(level: float, q: int) -> float:
-            if q == 1:
-                return multiplier(level, plan, ()) ** 2
-            if q > wald_law.DIMS:
-                raise refusal("contrasts", f"be at most {wald_law.DIMS} for random scaling", q)
-            if not spectrum.energy.any() and critical_values.wald_has_level(level):
-                return critical_values.wald_critical_value(q, level)
-            return wald_law.quantile(level, q, spectrum)
+        def one_tail(statistic: float) -> float:
+            return float(tail(statistic**0.5, plan, ()))
 
-        def joint_tail(statistic: float, q: int) -> tuple[float, float]:
-            if q == 1:
-                return float(tail(statistic**0.5, plan, ())), 0.0
-            return wald_law.tail(statistic, q, spectrum)
-
-        return JointLaw(quantile, joint_tail)
+        return _joint_law(_spectrum(critical, beta, plan), one_quantile, one_tail)
 
     # The law of a schedule is an integral that takes its time, and exists for every schedule.
     return Law(multiplier, tail, joint, from_plan=critical != "schedule")
+
+
+def _joint_law(
+    spectrum: pivot_law.Spectrum,
+    one_quantile: Callable[[float], float],
+    one_tail: Callable[[float], float],
+) -> JointLaw:
+    """Exact for one contrast, from the table where there is one, else simulated."""
+
+    def quantile(level: float, q: int) -> float:
+        if q == 1:
+            return one_quantile(level)
+        if q > wald_law.DIMS:
+            raise refusal("contrasts", f"be at most {wald_law.DIMS} for random scaling", q)
+        if not spectrum.energy.any() and critical_values.wald_has_level(level):
+            return critical_values.wald_critical_value(q, level)
+        return wald_law.quantile(level, q, spectrum)
+
+    def tail(statistic: float, q: int) -> tuple[float, float]:
+        return (one_tail(statistic), 0.0) if q == 1 else wald_law.tail(statistic, q, spectrum)
+
+    return JointLaw(quantile, tail)
 
 
 def _growth(beta: float | None, plan: Plan | None) -> float:

@@ -25,7 +25,7 @@ from jaxlsgd.study.store import codec
 
 Client = Any  # distributed.Client: what its methods return depends on how it is used
 
-CONNECT = 5.0  # seconds in which a scheduler must answer at first
+CONNECT = 10.0  # seconds in which a scheduler must answer at first
 RECONNECT = 60.0  # seconds in which a lost one may come back
 _FETCH = 60.0  # seconds in which the result of a finished job must arrive
 _TICK = 0.05  # seconds between looks while nothing is finished
@@ -278,9 +278,10 @@ class _Fleet:
             return [event for tile, part in parts for event in _decoded(tile, part)]
         if "error" in answer:
             return self._failed(flight, WorkerError(answer["error"]))
+        if not self.broken:
+            unlike = machine.difference(answer.get("unlike", {}), self.expected)
+            self.say(_refusal("that joined later", unlike))
         self.broken = True
-        unlike = machine.difference(answer.get("unlike", {}), self.expected)
-        self.say(_refusal("that joined later", unlike))
         return []
 
     def _failed(self, flight: _Flight, error: Exception) -> list[Event]:

@@ -1,0 +1,312 @@
+"""README.md and CONTRIBUTING.md as they stand: their code is run, their commands, links and names are tried.
+
+Python blocks run unchanged, those of one section in one process, as a reader would go through them. Commands run
+unchanged but for what would take minutes or a cluster:
+
+- `jaxlsgd init study.toml` writes the file that everybody gets; `SHRUNK` then makes it small.
+- `--dask tcp://scheduler:8786` becomes a cluster in the process: `--dask local --devices 1`.
+- `jaxlsgd reproduce all` becomes `reproduce table1`; tests/test_reproduce.py does all of it.
+- `dask_jobqueue`, which needs SLURM, is a stand-in that starts a local cluster.
+- `pip` is not run: its extras must be those of pyproject.toml. Scripts must be there and explain themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from processes import environment
+from study_helpers import ROOT, TOML
+
+README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
+SHRUNK = {  # of the study file that `jaxlsgd init` writes
+    "replications = 1000 ": "replications = 24\ntile_size = 24 ",
+    "horizons = [5000] ": "horizons = [200] ",
+}
+LIMIT = 300  # seconds, of one process on a busy machine
+# Runs commands, one list of arguments per line of standard input, in one process.
+COMMANDS = """\
+import json, sys
+from jaxlsgd import cli
+for line in sys.stdin:
+    print("$", line.strip(), flush=True)
+    code = cli.main(json.loads(line))
+    if code:
+        sys.exit(code)
+"""
+JOBQUEUE = """\
+from dask.distributed import LocalCluster
+
+class SLURMCluster(LocalCluster):
+    def __init__(self, cores, processes, memory, walltime):
+        super().__init__(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)
+
+    def adapt(self, maximum_jobs):
+        pass
+"""
+# Names that the kinds of CONTRIBUTING.md go by, in a study of them.
+OWN_STUDY = """\
+problems = [{kind = "huber", dim = 2, num_clients = 3}]
+methods = ["plug_in", {kind = "bonferroni", dim = 2}]
+algorithms = ["local_sgd", "scaffold"]
+schedules = [{family = "doubling", every = 20}]
+horizons = [200]
+replications = 24
+tile_size = 24
+"""
+
+
+class Block(NamedTuple):
+    """A fenced block, and the heading that it is under."""
+
+    section: str
+    language: str
+    text: str
+
+
+def blocks(path: Path, language: str) -> list[Block]:
+    found, section = [], ""
+    for match in re.finditer(
+        r"^#+ ([^\n]+)$|^```(\w+)\n(.*?)^```$", path.read_text("utf-8"), re.M | re.S
+    ):
+        if match[1]:
+            section = match[1]
+        elif match[2] == language:
+            found.append(Block(section, match[2], match[3]))
+    return found
+
+
+def commands(path: Path, program: str) -> list[list[str]]:
+    """The arguments of every call of a program in the shell blocks of a file, in order."""
+    lines = [line for block in blocks(path, "bash") for line in block.text.splitlines()]
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in split if words and words[0] == program]
+
+
+def inline(path: Path, start: str) -> str:
+    """The one piece of inline code that starts so."""
+    (found,) = re.findall(rf"`({re.escape(start)}[^`]*)`", path.read_text("utf-8"))
+    return found
+
+
+def settings(devices: int = 2) -> dict[str, str]:
+    found = environment(devices)
+    del found["XLA_FLAGS"]  # blocks choose for themselves
+    return found
+
+
+def call(folder: Path, arguments: list[str], said: str = "") -> str:
+    """Runs Python in a folder; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=said,
+        cwd=folder,
+        env=settings(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def python(folder: Path, text: str) -> str:
+    """Runs a program in a folder; returns what it printed."""
+    (folder / "block.py").write_text(text, "utf-8")
+    return call(folder, ["block.py"])
+
+
+def cli(folder: Path, lines: list[list[str]]) -> str:
+    """Runs commands in a folder, one after another; returns what they printed."""
+    return call(folder, ["-c", COMMANDS], "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def section(title: str) -> str:
+    """The Python blocks of a section of the README, one after another."""
+    return "\n\n".join(block.text for block in blocks(README, "python") if block.section == title)
+
+
+def test_no_python_block_is_forgotten() -> None:
+    assert {block.section for block in blocks(README, "python")} == {
+        "Ten lines",
+        "Your own problem, method, algorithm or loop",
+        "Coverage studies",
+        "Many machines",
+        "One simulation over many devices",
+    }
+    languages = re.findall(r"^```(\w+)$", README.read_text("utf-8"), re.M)
+    languages += re.findall(r"^```(\w+)$", CONTRIBUTING.read_text("utf-8"), re.M)
+    assert set(languages) == {"bash", "python"}
+
+
+def test_ten_lines(tmp_path) -> None:
+    told = python(tmp_path, section("Ten lines"))
+    assert "gamma_m must never increase" in told  # plan.check()
+    assert "Local SGD on logistic: 10 clients, schedule P(1/2)" in told
+    assert "random_scaling[finite_horizon]" in told
+    assert "1000/1000" in told
+
+
+def test_your_own(tmp_path) -> None:
+    """The sentence that puts the three together is run after their blocks."""
+    given = """
+key = jax.random.key(0)
+plan = jaxlsgd.schedules.paper("C5").plan(jaxlsgd.schedules.power_decay(0.2), num_steps=500)
+"""
+    sentence = inline(README, "fit(key, problem")
+    judged = """
+cell = jaxlsgd.simulate(key, problem, plan, replications=8, methods=[naive], algorithm=clipped(2.0))
+print(cell.algorithm, cell.methods["naive"].ok.all())
+print((abs(estimate - 1) < 0.2).all(), (lower < upper).all())
+"""
+    blocks_of = section("Your own problem, method, algorithm or loop")
+    told = python(tmp_path, f"{blocks_of}{given}\nprint(jaxlsgd.{sentence})\n{judged}")
+    assert "clipped: these intervals are outside the theory." in told
+    assert "['w'][2]" in told
+    assert told.splitlines()[-2:] == ["clipped True", "True True"]
+
+
+def test_studies_of_objects(tmp_path) -> None:
+    python(tmp_path, section("Coverage studies"))
+    told = cli(tmp_path, [["status", "objects"], ["table", "objects"]])
+    assert "cells 12/12" in told  # (2 step sizes + paper-logistic) × 2 algorithms × 2 schedules
+    assert "linear gamma0=0.25" in told
+    assert "server_momentum" in told
+
+
+def test_one_simulation_over_many_devices(tmp_path) -> None:
+    text = section("One simulation over many devices")
+    told = python(tmp_path, f"{text}\nprint(mesh.size, cell.methods['plug_in'].ok.all())\n")
+    assert told == "4 True\n"
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory) -> tuple[Path, str]:
+    """All commands of the README have been run in a folder, in their order."""
+    folder = tmp_path_factory.mktemp("readme")
+    (mine,) = [block for block in blocks(README, "python") if block.text.startswith("# mine.py\n")]
+    (folder / "mine.py").write_text(mine.text, "utf-8")
+    first, *others = commands(README, "jaxlsgd")
+    assert first == ["init", "study.toml"]
+    told = cli(folder, [first])
+    shrink(folder / "study.toml")
+    lines = [quickened(line) for line in others if "--dask" not in line]
+    own = ["run", "own.toml", "--out", "own", *inline(README, "--import mine.py").split()]
+    (folder / "own.toml").write_text(f"{inline(README, 'algorithms = ')}\n{TOML}", "utf-8")
+    return folder, told + cli(folder, [*lines, own, ["table", "own"]])
+
+
+def shrink(path: Path) -> None:
+    text = path.read_text("utf-8")
+    for old, new in SHRUNK.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text, "utf-8")
+
+
+def quickened(line: list[str]) -> list[str]:
+    return ["reproduce", "table1", *line[2:]] if line[0] == "reproduce" else line
+
+
+def test_commands(walked) -> None:
+    folder, told = walked
+    assert "cells 6/6" in told  # jaxlsgd status
+    assert r"\begin{tabular}" in told  # jaxlsgd table --format latex
+    assert list((folder / "results" / "figures").glob("*.pdf"))
+    assert "agrees with the stored row" in told  # jaxlsgd replay
+    assert "\n5.8069\n" in told  # jaxlsgd critical-value
+    assert "server_momentum" in told  # jaxlsgd kinds
+    assert (folder / "paper" / "table1.md").is_file()
+    assert "clipped" in told.rpartition('["table", "own"]')[2]
+
+
+def test_many_machines(walked) -> None:
+    """On the results of the commands above, so that there is nothing left to do: tests/test_dask.py does it."""
+    folder, _ = walked
+    (folder / "dask_jobqueue.py").write_text(JOBQUEUE, "utf-8")
+    python(folder, section("Many machines"))
+    (line,) = [line for line in commands(README, "jaxlsgd") if "--dask" in line]
+    line[line.index("--dask") + 1] = "local"
+    done = call(folder, ["-m", "jaxlsgd.cli", *line, "--devices", "1"])
+    assert done.startswith("done: 0 tiles"), done
+
+
+def test_extras_of_pip_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    calls = commands(README, "pip")
+    assert len(calls) >= 4
+    for call in calls:
+        *install, what = call
+        assert install == ["install", "-e"]
+        given = re.fullmatch(r"\.(?:\[(\w+(?:,\w+)*)\])?", what)
+        assert given, what
+        assert set((given[1] or "").split(",")) - {""} <= set(project["optional-dependencies"])
+    (core,) = re.findall(r"pip install -e \. +# core: (.*)", README.read_text("utf-8"))
+    for name in core.split(", "):
+        assert any(re.match(rf"{name}\b", needed) for needed in project["dependencies"]), name
+
+
+def test_the_kinds_of_contributing_run_as_they_stand(tmp_path) -> None:
+    found = blocks(CONTRIBUTING, "python")
+    assert len(found) == 4
+    lines = ["run", "study.toml", "--out", "out"]
+    for i, block in enumerate(found):
+        (tmp_path / f"kind{i}.py").write_text(block.text, "utf-8")
+        lines += ["--import", f"kind{i}.py"]
+    (tmp_path / "study.toml").write_text(OWN_STUDY, "utf-8")
+    told = cli(tmp_path, [lines, ["table", "out"], ["kinds"]])
+    for name in ("huber", "bonferroni", "scaffold", "doubling(20)"):
+        assert name in told
+    for path in sorted(tmp_path.glob("kind*.py")):
+        checked = ["-m", "ruff", "check", "--isolated", "--line-length", "100", "--select", "E,F,B"]
+        call(tmp_path, [*checked, path.name])
+
+
+def test_the_scripts_and_tests_that_are_named_are_there() -> None:
+    for path in (README, CONTRIBUTING):
+        text = path.read_text("utf-8")
+        for name in re.findall(r"\bscripts/\w+", text):
+            assert (ROOT / name).stat().st_mode & 0o111, name
+        for name in re.findall(r"\b(?:tests|benchmarks)/[\w/]+\.(?:py|md|png)", text):
+            assert (ROOT / name).is_file(), name
+    tried = [line for line in commands(CONTRIBUTING, "scripts/test") if line]
+    ((path, _, expression, _),) = tried
+    assert re.search(rf"def test_\w*{expression}", (ROOT / path).read_text("utf-8"))
+    options = {word for line in commands(CONTRIBUTING, "python") for word in line}
+    source = (ROOT / "benchmarks" / "__main__.py").read_text("utf-8")
+    for option in options:
+        assert not option.startswith("--") or f'"{option}"' in source, option
+
+
+@pytest.mark.parametrize(
+    "path", [README, CONTRIBUTING, ROOT / "CHANGELOG.md"], ids=lambda p: p.name
+)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_rooms_are_those_that_there_are() -> None:
+    tree = ast.parse((ROOT / "tests" / "test_structure.py").read_text("utf-8"))
+    (rooms,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS"
+    ]
+    told = CONTRIBUTING.read_text("utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", told, re.M) == list(rooms)
+    built = (
+        README.read_text("utf-8").partition("## How it is built")[2].partition(" A *problem*")[0]
+    )
+    named = [name for name in re.findall(r"`(\w+)`", built) if name not in ("simulate", "fit")]
+    assert named == list(rooms)
+    for name in re.findall(r"`((?:" + "|".join(rooms) + r")/[\w/]+(?:\.py|/))`", told):
+        assert (ROOT / "jaxlsgd" / name).exists(), name
