@@ -44,5 +44,6 @@ def fake_cell(
         truth=dict.fromkeys(METHODS, None if truth is None else np.array(truth)),
         standard_error={name: name == "plug_in" for name in METHODS},
         labels=dict(METHODS),
+        judge="",
         methods=dict.fromkeys(METHODS, rows),
     )

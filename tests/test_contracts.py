@@ -342,7 +342,12 @@ def test_a_sampled_observation_depends_on_replication_step_and_client_only():
 
 def test_fit_speaks_the_problems_language():
     case = PROBLEMS["pytree"]()
-    result = fit(jax.random.key(5), case, paper_plan("C5", num_steps=60))
+    result = fit(
+        jax.random.key(5),
+        case,
+        paper_plan("C5", num_steps=60),
+        methods=(plug_in(), plug_in("finite")),
+    )
     assert set(result.estimate) == {"slope", "level"}
     assert result.estimate["slope"].shape == (2,)
     assert result.estimate["level"].shape == ()

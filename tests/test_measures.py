@@ -50,6 +50,7 @@ def make_cell(
         truth={name: None if truth is None else np.asarray(truth, float)},
         standard_error={name: standard_error},
         labels={name: "plug-in"},
+        judge="",
         methods={name: rows},
     )
 

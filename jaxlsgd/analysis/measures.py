@@ -167,14 +167,15 @@ def _judged(
     expected, trusted = expected[keep], trusted[keep][..., None]
     known = ~np.isnan(expected)
     target = np.full(expected.shape[-1], np.nan) if truth is None else np.asarray(truth)
-    hits = np.abs(rows.estimate[keep, None] - target) <= rows.half_width[keep]
+    with np.errstate(invalid="ignore"):
+        hits = np.abs(rows.estimate[keep, None] - target) <= rows.half_width[keep]
     found = mean_measure("expected_coverage", np.where(known, expected, 0.0), known)
     for name, group in (("trusted", known & trusted), ("doubted", known & ~trusted)):
         n = group.sum(-2)
         covered = np.where(np.isnan(target) | (n == 0), np.nan, (hits & group).sum(-2))
         with np.errstate(invalid="ignore", divide="ignore"):
             found |= share(f"coverage_{name}", covered, n)
-        found[f"n_{name}"] = n.astype(np.float64)
+        found[f"n_{name}"] = np.where(known.any(), n, np.nan)
     return found
 
 

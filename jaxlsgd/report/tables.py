@@ -260,7 +260,11 @@ def to_parquet(source: Any, path: str | Path) -> Path:
     parquet = _extra("pyarrow.parquet")
     rows = [row for cell in cells_of(source) for row in measures_lib.summarise(cell)]
     names = _plain_columns(None)
-    parquet.write_table(arrow.table({name: [row[name] for row in rows] for name in names}), path)
+    columns = {name: [row[name] for row in rows] for name in names}
+    empty = [name for name, column in columns.items() if all(value is None for value in column)]
+    # A column of nothing would have no type of its own.
+    typed = {name: arrow.array(columns[name], arrow.float64()) for name in empty}
+    parquet.write_table(arrow.table(columns | typed), path)
     return Path(path)
 
 

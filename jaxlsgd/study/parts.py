@@ -170,9 +170,13 @@ def _as_table(role: str, value: Any, where: str) -> dict[str, Any]:
 
 
 def _is_object(role: str, value: Any) -> bool:
-    import jaxlsgd
+    from jaxlsgd.core.algorithm import Algorithm
+    from jaxlsgd.core.estimator import Estimator
+    from jaxlsgd.core.problem import Problem
 
-    return isinstance(value, getattr(jaxlsgd, _OBJECTS[role]))
+    return isinstance(
+        value, {"problem": Problem, "method": Estimator, "algorithm": Algorithm}[role]
+    )
 
 
 def _of_table(role: str, table: dict[str, Any], where: str) -> Part:
