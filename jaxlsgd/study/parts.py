@@ -64,15 +64,22 @@ class Part:
         return self.kind, self.arguments, self.identity
 
     def built(self) -> Self:
-        """The part with its object: made anew of its kind, and compared with what it was."""
+        """The part with its object: built again from its kind, and compared with what it was."""
         if self.made is not None:
             return self
+        from jaxlsgd.study import kinds
+
+        where = f"{self.role} {self.name}"
         if not self.kind:
+            raise SpecError(f"{where}: was given as an object in Python; give the study as well")
+        if not kinds.known(self.role, self.kind):
             raise SpecError(
-                f"{self.role} {self.name}: is an object that was given in Python; give the study as well"
+                f"{where}: its kind {checks.shown(self.kind)} is not registered here; import the file "
+                "that registers it, as for the run (--import FILE)"
             )
         table = {"kind": self.kind, "name": self.name} | {k: thawed(v) for k, v in self.arguments}
-        anew = _of_kind(self.role, table, f"{self.role} {self.name}")
+        with refusing(where):
+            anew = _of_kind(self.role, table, where)
         if anew.identity != self.identity:
             raise SpecError(changed(self))
         return dataclasses.replace(self, made=anew.made)
