@@ -7,12 +7,23 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from cluster_helpers import cli, ended, limited, script, wait_until
-from study_helpers import CACHE, ROOT, TOML, call, environment, small, tiles
+from cluster_helpers import cli, ended, limited, script
+from study_helpers import (
+    CACHE,
+    ROOT,
+    TOML,
+    Held,
+    call,
+    count,
+    environment,
+    read_until,
+    small,
+    tiles,
+    wait_until,
+)
 from test_store import ENVIRONMENT, fill
 
 from jaxlsgd.study import Results
@@ -78,7 +89,7 @@ def test_writer_killed_at_any_step_of_a_commit(tmp_path, call_of, number) -> Non
     assert not list(out.glob("cells/*/.*"))
 
 
-def in_own_mounts(text: str) -> subprocess.Popen[str]:
+def in_own_mounts(text: str, env: dict[str, str]) -> subprocess.Popen[str]:
     """A shell that may mount, seen by nobody else; the test is skipped where that is not allowed."""
     unshare = shutil.which("unshare")
     if (
@@ -91,7 +102,7 @@ def in_own_mounts(text: str) -> subprocess.Popen[str]:
     ):
         pytest.skip("no mounts of our own here")
     caches = {"PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jaxlsgd")}
-    return limited([unshare, "-rm", "bash", "-c", text], env=environment() | caches)
+    return limited([unshare, "-rm", "bash", "-c", text], env=env | caches)
 
 
 def shell_run(study: Path, out: Path) -> str:
@@ -106,7 +117,8 @@ def test_disk_that_fills_up_and_is_given_room(tmp_path, study, quiet) -> None:
         in_own_mounts(
             f"mount -t tmpfs -o size=400k none {out} && {run}; echo code $?\n"
             f"cp -r {out}/study {kept}; mount -o remount,size=100m {out}\n"
-            f"{run}; echo code $?; cp -r {out}/study/. {kept}2"
+            f"{run}; echo code $?; cp -r {out}/study/. {kept}2",
+            environment(),
         )
     )
     assert code == 0, err
@@ -121,13 +133,18 @@ def test_disk_that_fills_up_and_is_given_room(tmp_path, study, quiet) -> None:
 
 
 def test_directory_that_turns_read_only_under_a_run(tmp_path, study, quiet) -> None:
-    out, cells = tmp_path / "out", tmp_path / "out" / "cells"
+    out, cells, held = tmp_path / "out", tmp_path / "out" / "cells", Held(tmp_path / "held")
+    held.let(1)
+    # One job of two tiles is done, and the next ones wait, while the mount is made.
     code, text, err = ended(
         in_own_mounts(
             f"{shell_run(study, out)} --quiet & run=$!\n"
-            f"until ls {cells}/*/tile-* >/dev/null 2>&1; do sleep 0.01; done\n"
-            f"kill -STOP $run; mount --bind {cells} {cells} && mount -o remount,ro,bind {cells}\n"
-            "kill -CONT $run; wait $run; echo code $?"
+            f"until [ $(ls {cells}/*/tile-* 2>/dev/null | wc -l) = 2 ]; do\n"
+            "  kill -0 $run || exit 1; sleep 0.05; done\n"
+            f"mount --bind {cells} {cells} && mount -o remount,ro,bind {cells}\n"
+            f"echo 1000000 > {held.folder}/new && mv {held.folder}/new {held.folder}/let\n"
+            "wait $run; echo code $?",
+            held.environment,
         )
     )
     assert code == 0, err
@@ -135,7 +152,7 @@ def test_directory_that_turns_read_only_under_a_run(tmp_path, study, quiet) -> N
     last = err.strip().split("\n")[-1]
     assert last.startswith("jaxlsgd: error: cannot write")
     assert "Read-only file system; choose a directory that you may write to" in last
-    assert 0 < len(tiles(out)) < len(quiet)
+    assert len(tiles(out)) == 2
     assert tiles(out).items() < quiet.items()
 
 
@@ -151,11 +168,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_clock_that_jumps(tmp_path, study, quiet) -> None:
-    out = tmp_path / "out"
+    out, held = tmp_path / "out", Held(tmp_path / "held")
     run = ("run", study, "--out", out)
-    process = script(JUMPING, *run, "--max-time", "1h")
-    wait_until(lambda: len(tiles(out)) > 5, process)
+    held.let(3)
+    process = script(JUMPING, *run, "--max-time", "10h", env=held.environment)
+    wait_until(lambda: count(out) == 6, process)
     process.terminate()  # the time limit's process, which hands it on
+    read_until(process.stderr, "stopping when the tiles in flight are finished")
+    held.open()
     code, _, err = ended(process)
     assert code in (3, 143, -15), err
     stamps = {}
@@ -171,10 +191,9 @@ def test_clock_that_jumps(tmp_path, study, quiet) -> None:
 
 def test_second_process_is_told_who_writes(tmp_path, study) -> None:
     out = tmp_path / "out"
+    # The lock is held until the second process has ended, so that one that waited would not end.
     with Writer(out, small(replications=480), ENVIRONMENT):
-        began = time.monotonic()
         code, _, err = ended(cli("run", study, "--out", out, "--quiet"))
-        assert time.monotonic() - began < 20
     assert code == 1
     assert f"is being written by another run (process {os.getpid()} on " in err
     assert tiles(out) == {}
@@ -182,7 +201,7 @@ def test_second_process_is_told_who_writes(tmp_path, study) -> None:
 
 def test_short_soak() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "soak"), "--faults", "3", "--seed", "7"]
-    code, text, err = ended(limited(command), 110)
+    code, text, err = ended(limited(command))
     assert code == 0, text + err
     for line in ("committed tiles lost: 0", "committed tiles computed again: 0", "wrong rows: 0"):
         assert line in text

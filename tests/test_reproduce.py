@@ -304,6 +304,26 @@ def test_ctrl_c_leaves_what_is_committed(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
+def test_ctrl_c_in_one_study_keeps_the_next_from_beginning(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("matplotlib")
+    done = []
+
+    def press_at_the_last(self):
+        done.append(True)
+        if len(done) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Silent, "cell_done", press_at_the_last)
+    arguments = ["all", "--replications", 8, "--horizons", 60, "--quiet", "--out", tmp_path]
+    assert run(*arguments) == 3
+    assert "partial: 0 tiles" in capsys.readouterr().out
+    assert len(tiles(tmp_path / "study-tables")) == 4
+    assert tiles(tmp_path / "study-figures") == {}
+    whole = (tmp_path / "reproduction.md").read_text()
+    assert re.findall(r"(?m)^## (.*)$", whole) == [f"Table {i}" for i in range(1, 5)]
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -7,11 +7,11 @@ import doctest
 import math
 import subprocess
 import sys
-import time
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from work import counted
 
 from jaxlsgd import schedules
 from jaxlsgd.schedules import (
@@ -257,11 +257,11 @@ def test_prefix():
     assert plan.prefix(60).warmup_rounds == 60 and plan.prefix(plan.num_rounds) == plan
 
 
-def test_a_million_rounds_take_well_under_a_second():
-    start = time.perf_counter()
-    assert paper("P(1/2)").with_warmup(0.05).plan(STEP, num_rounds=10**6).num_rounds == 10**6
-    assert paper("C1").with_warmup(0.05).plan(STEP, num_steps=10**6).num_rounds == 10**6
-    assert time.perf_counter() - start < 1.0
+def test_a_million_rounds_take_no_loop_over_rounds():
+    with counted() as lines:
+        assert paper("P(1/2)").with_warmup(0.05).plan(STEP, num_rounds=10**6).num_rounds == 10**6
+        assert paper("C1").with_warmup(0.05).plan(STEP, num_steps=10**6).num_rounds == 10**6
+    assert lines.run < 10_000
 
 
 # --- Table 1 -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from study_helpers import TOML, small, tiles
+from study_helpers import LIMIT, TOML, small, tiles
 
 from jaxlsgd.study.store.writer import Writer
 
@@ -19,7 +19,7 @@ def quiet_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("one") / "results"
     study = out.with_name("study.toml")
     study.write_text(TOML)
-    ended = processes.run([*RUN, study, "--out", out, "--quiet"], processes.environment(2), 120)
+    ended = processes.run([*RUN, study, "--out", out, "--quiet"], processes.environment(2), LIMIT)
     assert ended.code == 0, ended.output
     return tiles(out)
 
@@ -35,7 +35,7 @@ def run_two(tmp_path: Path, *options: str) -> list[processes.Ended]:
         )
         for out, meeting in zip(("results", "untouched"), processes.meetings(2), strict=True)
     ]
-    return [processes.end(process, 120) for process in started]
+    return [processes.end(process, LIMIT) for process in started]
 
 
 def test_two_processes_write_the_bytes_of_one(tmp_path: Path, quiet_run: dict[str, bytes]):
@@ -67,9 +67,9 @@ def test_a_run_without_others_is_refused(tmp_path: Path):
     study = tmp_path / "study.toml"
     study.write_text(TOML)
     command = [*RUN, study, "--out", tmp_path / "results", "--distributed"]
-    ended = processes.run(command, processes.environment(1), 60)
+    ended = processes.run(command, processes.environment(1), LIMIT)
     assert ended.code == 2 and "JAX_COORDINATOR_ADDRESS" in ended.output
-    ended = processes.run([*command, "--dask", "local"], processes.environment(1), 60)
+    ended = processes.run([*command, "--dask", "local"], processes.environment(1), LIMIT)
     assert ended.code == 2 and "--distributed: must not be given with --dask" in ended.output
     assert not (tmp_path / "results").exists()
 

@@ -314,8 +314,10 @@ def reproduce(arguments: argparse.Namespace) -> int:
     from jaxlsgd.study import progress
     from jaxlsgd.study.stop import Stop
 
+    stop = Stop()  # of all studies: who has asked one to end wants no other to begin
+
     def run_study(study: Any, directory: Path) -> int:
-        stop, told = Stop(), progress.for_stream(sys.stderr, arguments.quiet)
+        told = progress.for_stream(sys.stderr, arguments.quiet)
         with _signals(stop):
             outcome = study.run(directory, stop=stop, progress=told)
         print(_outcome(outcome, str(directory)))

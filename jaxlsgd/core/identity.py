@@ -1,18 +1,19 @@
-"""What an object is made of, as a digest: its arrays and the source of its functions.
+"""What an object is made of, as a digest: its arrays, its constants and the code of its functions.
 
-Rows of a study belong to the code that made them. A study file names what comes with this package; somebody's
-own problem, method or algorithm is known by this digest, which resuming compares.
+Rows of a study belong to the code that made them. A study file names what comes with this package; a
+problem, method or algorithm of your own is known by this digest, which resuming compares.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
+import dis
 import functools
 import hashlib
 import inspect
+import site
+import sys
 import sysconfig
-import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,110 +21,211 @@ from typing import Any
 
 import numpy as np
 
+PYTHON = f"py{sys.version_info[0]}.{sys.version_info[1]}"
+_PATHS = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 _LIBRARIES = tuple(
     str(Path(path).resolve())
-    for key, path in sysconfig.get_paths().items()
-    if key in ("stdlib", "platstdlib", "purelib", "platlib")
+    for path in {*_PATHS, *site.getsitepackages(), site.getusersitepackages()}
 )
+# Instructions that differ between two readings of the same source, or do nothing.
+_IDLE = {"CACHE", "NOP", "RESUME", "EXTENDED_ARG"}
+_STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+_WRAPPED = (staticmethod, classmethod, property, functools.cached_property)
+
+Seen = dict[int, tuple[int, Any]]  # by id: a number, and the object, so that the id stays its own
 
 
 def digest(value: Any) -> str:
-    """The first 16 hexadecimal digits of a SHA-256 over an object's arrays and sources.
+    """16 hexadecimal digits of a SHA-256 over an object's arrays, constants and code.
 
-    Functions count by their source without comments and formatting, their defaults, and the variables
-    and functions that they use, as far as those are not part of an installed library. Libraries, and this
-    package, count by name; their versions are recorded elsewhere.
+    Functions and classes of your own count by their bytecode, so that comments, formatting and docstrings
+    do not matter, and by the variables, functions and modules that they use. Those of installed libraries,
+    and of this package, count by their name and by what they enclose. Bytecode belongs to a version of
+    Python, which then stands behind the digits: "0123456789abcdef-py3.11".
     """
+    walk = _Walk()
     total = hashlib.sha256()
-    for part in _parts(value, set()):
+    for part in walk.parts(value):
         total.update(part.encode() + b"\0")
-    return total.hexdigest()[:16]
+    return total.hexdigest()[:16] + (f"-{PYTHON}" if walk.has_code else "")
 
 
-def _parts(value: Any, seen: set[int]) -> Iterator[str]:
-    if isinstance(value, (str, bytes, int, float, complex, bool, type(None))):
-        yield f"{type(value).__name__} {value!r}"
-    elif isinstance(value, (np.ndarray, np.generic)) or _is_jax_array(value):
-        array = np.asarray(value)
-        content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        yield f"array {array.dtype.str} {array.shape} {content}"
-    elif id(value) in seen:
-        yield "again"
-    else:
-        seen.add(id(value))
-        yield from _compound(value, seen)
+class _Walk:
+    """A way through everything that an object refers to."""
+
+    def __init__(self) -> None:
+        self.has_code = False
+        self._seen: Seen = {}
+
+    def parts(self, value: Any) -> Iterator[str]:
+        """The parts of a value as text, in an order that is the same in every process."""
+        if isinstance(value, (str, bytes, int, float, complex, type(None), type(...), np.dtype)):
+            yield f"{type(value).__name__} {value!r}"
+        elif isinstance(value, (np.ndarray, np.generic)) or _is_jax_array(value):
+            yield from self._array(value)
+        elif id(value) in self._seen:
+            yield f"again {self._seen[id(value)][0]}"
+        else:
+            self._seen[id(value)] = len(self._seen), value
+            yield from self._compound(value)
+
+    def _array(self, value: Any) -> Iterator[str]:
+        array = _as_numpy(value)
+        yield f"array {array.dtype.str} {array.shape}"
+        if array.dtype.hasobject:
+            yield from self._each(array.ravel().tolist())
+        else:
+            yield hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+    def _compound(self, value: Any) -> Iterator[str]:
+        if isinstance(value, types.FunctionType):
+            yield from self._function(value)
+        elif isinstance(value, types.MethodType):
+            yield from self._each((value.__func__, value.__self__))
+        elif isinstance(value, functools.partial):
+            yield "partial"
+            yield from self._each((value.func, value.args, value.keywords))
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif isinstance(value, types.ModuleType):
+            yield from self._module(value)
+        elif isinstance(value, types.CodeType):
+            yield from self._code(value)
+        elif isinstance(value, (types.BuiltinFunctionType, np.ufunc)):
+            yield f"name {_name(value)}"
+        elif callable(value) and hasattr(value, "__wrapped__"):  # jitted, cached, ...
+            yield f"wrapped {_name(type(value))}"
+            yield from self.parts(getattr(value, "__wrapped__"))  # noqa: B009
+        elif isinstance(value, (dict, types.MappingProxyType)):
+            yield f"dict {len(value)}"
+            for pair in value.items():
+                yield from self._each(pair)
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+            yield f"{_name(type(value))} {len(value)}"
+            yield from self._each(items)
+        else:
+            yield "object"
+            yield from self.parts(type(value))
+            yield from self.parts(_state(value))
+
+    def _each(self, values: Any) -> Iterator[str]:
+        for value in values:
+            yield from self.parts(value)
+
+    def _function(self, function: types.FunctionType) -> Iterator[str]:
+        yield f"function {_name(function)}" if _is_library(function) else "function"
+        if not _is_library(function):
+            yield from self._code(function.__code__)
+            yield from self._each((function.__defaults__, function.__kwdefaults__))
+            for name in sorted(_global_names(function.__code__)):
+                if name in function.__globals__:
+                    yield name
+                    yield from self.parts(function.__globals__[name])
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            yield name
+            yield from self._each(_contents(cell))
+
+    def _code(self, code: types.CodeType) -> Iterator[str]:
+        self.has_code = True
+        counts = code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount
+        yield f"code {counts} {code.co_flags & _STARS} {code.co_varnames}"
+        for step in dis.get_instructions(code):
+            if step.opname not in _IDLE:
+                yield step.opname
+                yield from self.parts(step.argval)
+
+    def _class(self, cls: type) -> Iterator[str]:
+        yield f"class {_name(cls)}"
+        if _is_library(cls):
+            return
+        yield from self._each(cls.__bases__)
+        for name, value in sorted(vars(cls).items()):
+            if isinstance(value, _WRAPPED):
+                yield name
+                inner = [getattr(value, x, None) for x in ("__func__", "func", "fget")]
+                yield from self._each(x for x in inner if x is not None)
+            elif isinstance(value, types.FunctionType) or not name.startswith("_"):
+                yield name
+                yield from self.parts(value)
+
+    def _module(self, module: types.ModuleType) -> Iterator[str]:
+        """All functions, classes and constants of a module: which of them are used is not known."""
+        yield f"module {module.__name__}"
+        if _is_library(module):
+            return
+        for name, value in sorted(vars(module).items()):
+            if not name.startswith("__"):
+                yield name
+                yield from self.parts(value)
 
 
-def _compound(value: Any, seen: set[int]) -> Iterator[str]:
-    if isinstance(value, functools.partial):
-        yield "partial"
-        yield from _each((value.func, value.args, value.keywords), seen)
-    elif isinstance(value, types.MethodType):
-        yield from _each((value.__func__, value.__self__), seen)
-    elif inspect.isfunction(inner := inspect.unwrap(value) if callable(value) else value):
-        yield from _function(inner, seen)
-    elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)):
-        yield f"name {_name(value)}"
-    elif isinstance(value, dict):
-        yield f"dict {len(value)}"
-        for key, item in value.items():
-            yield repr(key)
-            yield from _parts(item, seen)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        yield f"{_name(type(value))} {len(value)}"
-        yield from _each(items, seen)
-    else:
-        yield f"object {_name(type(value))}"
-        yield from _parts(_fields(value), seen)
+def _global_names(code: types.CodeType) -> set[str]:
+    """The global variables that a function uses, also within functions and lambdas inside it."""
+    loads = {"LOAD_GLOBAL", "LOAD_NAME"}
+    names = {str(step.argval) for step in dis.get_instructions(code) if step.opname in loads}
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return names.union(*map(_global_names, inner))
 
 
-def _each(values: Any, seen: set[int]) -> Iterator[str]:
-    for value in values:
-        yield from _parts(value, seen)
+def _contents(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # not assigned yet
+        return []
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _state(value: Any) -> Any:
+    """What an object holds."""
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return dict(getattr(value, "__dict__", {}))
-
-
-def _function(function: Any, seen: set[int]) -> Iterator[str]:
-    if _is_library(function):
-        yield f"name {_name(function)}"
-        return
-    yield f"function {_source(function)}"
-    yield from _each((function.__defaults__, function.__kwdefaults__), seen)
-    found = inspect.getclosurevars(function)
-    for used in (found.nonlocals, found.globals):
-        for name in sorted(used):
-            yield name
-            yield from _parts(used[name], seen)
-
-
-def _source(function: Any) -> str:
-    """The source as a syntax tree, so that comments and formatting do not count; or the bytecode."""
+    slots = [name for cls in type(value).__mro__ for name in _slots(cls)]
+    held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    held |= getattr(value, "__dict__", {})
+    if held:
+        return held
     try:
-        text = textwrap.dedent(inspect.getsource(function))
-        return ast.dump(ast.parse(text))
-    except (OSError, TypeError, SyntaxError, IndentationError):
-        code = function.__code__
-        return f"{code.co_code.hex()} {code.co_names} {[c for c in code.co_consts if not inspect.iscode(c)]}"
+        return value.__reduce_ex__(2)[1:3]
+    except Exception:  # a lock, a file, a device: known by its type alone
+        return None
 
 
-def _is_library(function: Any) -> bool:
-    module = function.__module__ or ""
-    if module.partition(".")[0] == "jaxlsgd":
+def _slots(cls: type) -> tuple[str, ...]:
+    slots = vars(cls).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _is_library(value: Any) -> bool:
+    """Whether a function, class or module comes with Python, a library or this package."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__ or ""
+    if name.partition(".")[0] in ("jaxlsgd", "builtins"):
         return True
-    path = str(Path(function.__code__.co_filename).resolve())
-    return path.startswith(_LIBRARIES)
+    if isinstance(value, types.FunctionType):
+        place: str | None = value.__code__.co_filename
+    else:
+        module = value if isinstance(value, types.ModuleType) else sys.modules.get(name)
+        place = getattr(module, "__file__", None)
+        if place is None:  # built in, or the session of an interpreter
+            return name != "__main__"
+    return place.startswith("<frozen") or str(Path(place).resolve()).startswith(_LIBRARIES)
 
 
 def _is_jax_array(value: Any) -> bool:
     return type(value).__module__.startswith("jax") and hasattr(value, "__array__")
 
 
+def _as_numpy(value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except TypeError:  # a random key
+        import jax
+
+        return np.asarray(jax.random.key_data(value))
+
+
 def _name(value: Any) -> str:
     owner = getattr(value, "__module__", None)
-    return f"{owner}.{getattr(value, '__qualname__', getattr(value, '__name__', repr(value)))}"
+    return f"{owner}.{getattr(value, '__qualname__', getattr(value, '__name__', type(value)))}"

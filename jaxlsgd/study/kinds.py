@@ -23,14 +23,18 @@ _MOST_BYTES = 1_000_000  # of an imported file
 _loaded: dict[str, str] = {}  # source by file name, for workers
 
 
+def known(role: str, name: str) -> bool:
+    """Whether there is a kind of this name."""
+    return name in registry.kinds(role)
+
+
 def find(role: str, name: Any, where: str) -> Kind:
     """The kind of this name; refuses one that is not known."""
-    known = registry.kinds(role)
-    if not isinstance(name, str) or name not in known:
-        rule = f"be one of {', '.join(known)}"
-        hint = checks.nearest(name, known) or "; own kinds are brought in by --import FILE"
-        raise checks.refusal(where, rule, name, hint)
-    return known[name]
+    there = registry.kinds(role)
+    if not isinstance(name, str) or name not in there:
+        hint = checks.nearest(name, there) + "; kinds of your own come from --import FILE"
+        raise checks.refusal(where, f"be one of {', '.join(there)}", name, hint)
+    return there[name]
 
 
 def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:

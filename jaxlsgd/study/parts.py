@@ -29,7 +29,7 @@ class Part:
     name: str
     kind: str  # registered kind, or "" for an object
     arguments: tuple[tuple[str, Any], ...]  # sorted, plain
-    identity: str  # digest of arrays and source of what does not come with the package, or ""
+    identity: str  # digest of data and code that do not come with the package, or ""
     facts: tuple[tuple[str, int], ...]  # sorted: sizes that readers of results need
     made: Any = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -64,25 +64,38 @@ class Part:
         return self.kind, self.arguments, self.identity
 
     def built(self) -> Self:
-        """The part with its object: made anew of its kind, and compared with what it was."""
+        """The part with its object: built again from its kind, and compared with what it was."""
         if self.made is not None:
             return self
+        from jaxlsgd.study import kinds
+
+        where = f"{self.role} {self.name}"
         if not self.kind:
+            raise SpecError(f"{where}: was given as an object in Python; give the study as well")
+        if not kinds.known(self.role, self.kind):
             raise SpecError(
-                f"{self.role} {self.name}: is an object that was given in Python; give the study as well"
+                f"{where}: its kind {checks.shown(self.kind)} is not registered here; import the file "
+                "that registers it, as for the run (--import FILE)"
             )
         table = {"kind": self.kind, "name": self.name} | {k: thawed(v) for k, v in self.arguments}
-        anew = _of_kind(self.role, table, f"{self.role} {self.name}")
+        with refusing(where):
+            anew = _of_kind(self.role, table, where)
         if anew.identity != self.identity:
-            raise SpecError(changed(self))
+            raise SpecError(changed(self, anew))
         return dataclasses.replace(self, made=anew.made)
 
 
-def changed(part: Part) -> str:
+def changed(old: Part, new: Part) -> str:
     """What is said where code or data differ from those that made the rows."""
+    before, now = (part.identity.partition("-py")[2] for part in (old, new))
+    if before and now and before != now:
+        return (
+            f"{new.role} {new.name}: its rows were made under Python {before}, and its code cannot be "
+            f"compared under {now}; use that version, or choose a new directory"
+        )
     return (
-        f"{part.role} {part.name}: its code or data changed since its rows were made; bring the old "
-        "code back, or choose a new directory"
+        f"{new.role} {new.name}: its code or data changed since its rows were made; bring the old code "
+        "back, or choose a new directory"
     )
 
 

@@ -173,7 +173,7 @@ def _changed(directory: Path, old: Study, new: Study) -> str:
     for before, after in zip(_parts(old), _parts(new), strict=False):
         same = dataclasses.replace(before, identity=after.identity) == after
         if same and before.identity != after.identity:
-            return f"{directory}: {changed(after)}"
+            return f"{directory}: {changed(before, after)}"
     lines = differences(old.plain() | {"replications": 0}, new.plain() | {"replications": 0})
     shown = lines[:20] + ([f"and {len(lines) - 20} more"] if len(lines) > 20 else [])
     return f"{directory} holds another study; choose a new directory. What changed:\n  " + (
