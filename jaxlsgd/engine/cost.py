@@ -114,6 +114,10 @@ def largest_tile(
             f"budget_bytes: one replication of {problem.name} needs about {each} bytes, "
             f"got {budget_bytes}; fewer clients, or random_scaling('diagonal') instead of matrices"
         )
+    return _rounded(fits)
+
+
+def _rounded(fits: int) -> int:
     return fits if fits < WIDTH_MULTIPLE else fits - fits % WIDTH_MULTIPLE
 
 
@@ -135,8 +139,9 @@ def default_tile(
     sublanes = 8 if platform == "tpu" else 1
     how = {"algorithm": algorithm, "sublanes": sublanes, "client_shards": client_shards}
     each = replication_bytes(problem, methods, dtype, **how)
-    if platform == "cpu" and WIDTH_MULTIPLE * each <= CACHE_BYTES:
-        return largest_tile(problem, methods, CACHE_BYTES, dtype, **how, widest=CACHE_WIDEST)
+    in_cache = replication_bytes(problem, methods, dtype, **how, stored=False)
+    if platform == "cpu" and WIDTH_MULTIPLE * in_cache <= CACHE_BYTES:
+        return _rounded(min(CACHE_WIDEST, CACHE_BYTES // in_cache))
     widest = WIDTH_MULTIPLE if platform == "cpu" else WIDEST
     budget = max(DEFAULT_BYTES, each)  # one replication is run whatever it needs
     return largest_tile(problem, methods, budget, dtype, **how, widest=widest)
@@ -150,10 +155,11 @@ def replication_bytes(
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
     client_shards: int = 1,
+    stored: bool = True,
 ) -> int:
-    """Predicted peak bytes per replication of a tile; see `tile_bytes`."""
+    """Predicted peak bytes per replication of a tile; see `tile_bytes` and `own_bytes`."""
     how: dict[str, Any] = {"sublanes": sublanes, "client_shards": client_shards}
-    own = own_bytes(problem, methods, dtype, algorithm=algorithm, **how)
+    own = own_bytes(problem, methods, dtype, algorithm=algorithm, **how, stored=stored)
     return draws_bytes(problem, dtype, **how) + own
 
 
@@ -185,8 +191,12 @@ def own_bytes(
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
     client_shards: int = 1,
+    stored: bool = True,
 ) -> int:
-    """Bytes per replication of what a cell needs besides the draws; see `tile_bytes`."""
+    """Bytes per replication of what a cell needs besides the draws; see `tile_bytes`.
+
+    Without `stored`, only of what the loop over steps touches.
+    """
     item, d = jnp.dtype(dtype).itemsize, problem.dim
     K = -(-problem.num_clients // client_shards)
     parts = tuple(dict.fromkeys(part for method in methods for part in method.accumulators))
@@ -195,12 +205,15 @@ def own_bytes(
         return sum(item * _padded(shape, sublanes) for shape in shapes)
 
     clients: list[Shape] = [(K, d)]
-    kept = [shape for part in parts for shape in _state_shapes(part, d, dtype)]
+    kept = [shape for part in parts for shape in _state_shapes(part, d, dtype, stored=False)]
+    store = [shape for part in parts for shape in _state_shapes(part, d, dtype, stored=True)]
     kept += _algorithm_shapes(algorithm, K, d, dtype)
+    if any(part.needs_gradient_sum for part in parts):
+        kept.append((d,))
     hessians = 0
     if problem.hessian is None and any(part.needs_hessian for part in parts):
         hessians = 2 * size([(K, d, d)])
-    state = size([*clients, (d,), *kept])
+    state = size([*clients, (d,), *kept, *(store if stored else [])])
     met = 2 * size([(max(SLOTS) + 1, d)])
     # Sums over many clients are reductions, whose terms a block of steps writes down.
     terms = 3 * clients if K > UNROLLED_CLIENTS and client_shards == 1 else []
@@ -215,12 +228,18 @@ def _padded(shape: Shape, sublanes: int) -> int:
     return math.prod(shape[:-1]) * rows
 
 
-def _state_shapes(part: Accumulator, dim: int, dtype: str) -> list[Shape]:
-    """Shapes of what a statistic keeps of each replication."""
+def _state_shapes(part: Accumulator, dim: int, dtype: str, *, stored: bool) -> list[Shape]:
+    """Shapes of what a statistic keeps of each replication: what its updates leave alone, or the rest."""
     vector = jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype))
-    state = jax.eval_shape(part.init, vector)
-    axes = jax.tree.leaves(axes_of(part, vector), is_leaf=lambda axis: axis is None)
-    pairs = zip(jax.tree.leaves(state), axes, strict=True)
+    state, axes = jax.eval_shape(part.init, vector), axes_of(part, vector)
+    fields = part.rolling.store if part.rolling else ()
+    if fields:
+        chosen = [name for name in state._fields if (name in fields) == stored]
+        state, axes = ([getattr(tree, name) for name in chosen] for tree in (state, axes))
+    elif stored:
+        return []
+    leaves = jax.tree.leaves(axes, is_leaf=lambda axis: axis is None)
+    pairs = zip(jax.tree.leaves(state), leaves, strict=True)
     return [leaf.shape or (1,) for leaf, axis in pairs if axis is not None]
 
 
