@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, identity
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.keys import check_key
@@ -329,7 +329,7 @@ def _digest(key: Array, cell: Cell, replications: int, size: int, mesh: Mesh) ->
     problem, plan = cell.problem, cell.plan
     numbers = [np.asarray(x).tobytes() for x in (plan.E, plan.eta, jax.random.key_data(key))]
     about = [problem.name, problem.num_clients, problem.dim, problem.weights.tobytes()]
-    names = [cell.algorithm.name, *(method.name for method in cell.methods)]
+    names = [identity.digest(cell.algorithm), *(method.name for method in cell.methods)]
     ids = [device.id for device in mesh.devices.flat]
     how = [cell.levels, cell.save_at, cell.dtype, replications, size, dict(mesh.shape), ids]
     return [*numbers, *about, *names, *how]

@@ -76,13 +76,13 @@ def draw_bytes(cell: CellSpec) -> int:
 
 def state_bytes(cell: CellSpec) -> int:
     """Memory of one tile besides the draws: the clients and the statistics."""
-    return cell.tile_size * _own_bytes(cell.problem, cell.methods, cell.dtype)
+    return cell.tile_size * _own_bytes(cell.problem, cell.algorithm, cell.methods, cell.dtype)
 
 
 @functools.lru_cache(maxsize=4096)
-def _own_bytes(problem: Part, methods: tuple[Part, ...], dtype: str) -> int:
+def _own_bytes(problem: Part, algorithm: Part, methods: tuple[Part, ...], dtype: str) -> int:
     made = tuple(method.built().made for method in methods)
-    return cost.own_bytes(problem.built().made, made, dtype)
+    return cost.own_bytes(problem.built().made, made, dtype, algorithm=algorithm.built().made)
 
 
 def job_bytes(job: Job) -> int:
