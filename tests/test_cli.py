@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,12 @@ from jaxlsgd import cli
 from jaxlsgd.cli._common import seconds
 from jaxlsgd.study import Results, forecast
 from jaxlsgd.study.store.writer import Writer
+
+
+@pytest.fixture(autouse=True)
+def own_flags(monkeypatch) -> None:
+    """What the command line sets for XLA is gone at the end of a test."""
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
 
 
 @pytest.fixture

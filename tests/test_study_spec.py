@@ -39,7 +39,7 @@ BAD = {
         ["algorithms[0].mu", "at least 0", "-1"],
     ),
     "no algorithms": ({"algorithms": []}, ["algorithms", "[]", "at least one"]),
-    "unknown kind": ({"problems": ["poisson"]}, ["problems[0].kind", "'poisson'", "--import FILE"]),
+    "unknown kind": ({"problems": ["probit"]}, ["problems[0].kind", "'probit'", "--import FILE"]),
     "a number for a problem": ({"problems": [7]}, ["problems[0]", "jaxlsgd.Problem", "7"]),
     "no step": ({"problems": [LINEAR | {"gamma0": []}]}, ["problems[0].gamma0", "[]"]),
     "twice the step": (

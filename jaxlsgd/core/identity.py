@@ -50,11 +50,20 @@ def digest(value: Any) -> str:
     return total.hexdigest()[:16] + (f"-{PYTHON}" if walk.has_code else "")
 
 
+def modules(value: Any) -> set[str]:
+    """The modules of the functions and classes of your own that an object is made of."""
+    walk = _Walk()
+    for _ in walk.parts(value):
+        pass
+    return walk.modules
+
+
 class _Walk:
     """A way through everything that an object refers to."""
 
     def __init__(self) -> None:
         self.has_code = False
+        self.modules: set[str] = set()
         self._seen: Seen = {}
 
     def parts(self, value: Any) -> Iterator[str]:
@@ -116,6 +125,7 @@ class _Walk:
     def _function(self, function: types.FunctionType) -> Iterator[str]:
         yield f"function {_name(function)}" if _is_library(function) else "function"
         if not _is_library(function):
+            self.modules.add(function.__module__)
             yield from self._code(function.__code__)
             yield from self._each((function.__defaults__, function.__kwdefaults__))
             for name in sorted(_global_names(function.__code__)):
@@ -141,6 +151,7 @@ class _Walk:
         yield f"class {_name(cls)}"
         if _is_library(cls):
             return
+        self.modules.add(cls.__module__)
         yield from self._each(cls.__bases__)
         for name, value in sorted(vars(cls).items()):
             if isinstance(value, _WRAPPED):
@@ -156,6 +167,7 @@ class _Walk:
         yield f"module {module.__name__}"
         if _is_library(module):
             return
+        self.modules.add(module.__name__)
         for name, value in sorted(vars(module).items()):
             if not name.startswith("__"):
                 yield name
@@ -201,15 +213,16 @@ def _slots(cls: type) -> tuple[str, ...]:
 def _is_library(value: Any) -> bool:
     """Whether a function, class or module comes with Python, a library or this package."""
     name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__ or ""
-    if name.partition(".")[0] in ("jaxlsgd", "builtins"):
+    package = name.partition(".")[0]
+    if package == "jaxlsgd":
         return True
     if isinstance(value, types.FunctionType):
         place: str | None = value.__code__.co_filename
     else:
-        module = value if isinstance(value, types.ModuleType) else sys.modules.get(name)
-        place = getattr(module, "__file__", None)
-        if place is None:  # built in, or the session of an interpreter
-            return name != "__main__"
+        loaded = [sys.modules.get(name), sys.modules.get(package)]
+        place = next((x.__file__ for x in loaded if x and getattr(x, "__file__", None)), None)
+    if place is None:
+        return package in sys.stdlib_module_names or package == "builtins"
     return place.startswith("<frozen") or str(Path(place).resolve()).startswith(_LIBRARIES)
 
 

@@ -83,9 +83,10 @@ def register(
         if brief and brief not in kind.parameters:
             raise refusal("brief", f"be an argument of {kind.name}", brief)
         known = _KINDS[role].get(kind.name)
-        # The same builder once more is a module that is loaded anew.
-        if known is not None and (not known.own or not kind.own):
-            raise ValueError(f"name: must be new, got {kind.name!r}, which is a {role} already")
+        # From the same module, it is that module loaded anew.
+        if known is not None and (not kind.own or known.build.__module__ != build.__module__):
+            there = f"which is a {role} of {known.build.__module__}"
+            raise ValueError(f"name: must be new, got {kind.name!r}, {there}")
         _KINDS[role][kind.name] = kind
         return build
 
@@ -95,3 +96,10 @@ def register(
 def kinds(role: str) -> dict[str, Kind]:
     """The kinds of a role by name, those of this package first."""
     return dict(_KINDS[role])
+
+
+def forget(module: str) -> None:
+    """Drops the kinds that a module has registered."""
+    for known in _KINDS.values():
+        for name in [name for name, kind in known.items() if kind.build.__module__ == module]:
+            del known[name]

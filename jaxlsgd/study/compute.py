@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxlsgd import schedules
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.estimator import Estimator, Horizon
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.runs.cell import Cell
@@ -90,7 +92,8 @@ def check(study: Study) -> None:
     tried = dict.fromkeys((spec.problem, spec.algorithm, spec.methods) for spec in study.cells)
     for problem, algorithm, methods in tried:
         made = tuple(method.built().made for method in methods)
-        with refusing(f"problem {problem.name}"):
+        own = any(part.identity for part in (problem, algorithm, *methods))
+        with refusing(f"problem {problem.name}", own=own):
             Cell(
                 problem.built().made,
                 brief,
@@ -98,10 +101,28 @@ def check(study: Study) -> None:
                 algorithm=algorithm.built().made,
                 dtype=study.dtype,
             )
+            for method in methods:
+                if method.identity:
+                    _check_measure(method.built().made, problem.built().made, study.dtype)
     paths = {(spec.schedule, spec.extent, spec.methods): spec for spec in study.cells}
     for spec in paths.values():
-        with refusing(f"schedule {spec.schedule} to {spec.extent}"):
+        own = any(method.identity for method in spec.methods)
+        with refusing(f"schedule {spec.schedule} to {spec.extent}", own=own):
             _check_path(spec)
+
+
+def _check_measure(method: Estimator, problem: Problem, dtype: str) -> None:
+    """Refuses a `measure` whose result has the wrong shape, which would come to light in a tile."""
+    plan = schedules.constant(1).plan(schedules.power_decay(0.5), num_steps=64)
+    with jax.enable_x64(dtype == "float64"):
+        states = jax.eval_shape(method.init, jax.ShapeDtypeStruct((problem.dim,), dtype))
+        found = jax.eval_shape(method.measure, states, Horizon.of(plan, dtype))
+    count = len(method.coordinates(problem))
+    for name in ("estimate", "scale"):
+        shape = getattr(getattr(found, name), "shape", None)
+        if shape != (count,):
+            rule = f"return an {name} of shape ({count},)".replace("an scale", "a scale")
+            raise refusal(f"method {method.name}.measure", rule, shape)
 
 
 def _check_path(spec: CellSpec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Collection, Iterator
 
 
@@ -12,18 +13,42 @@ class SpecError(ValueError):
 
 
 @contextlib.contextmanager
-def refusing(where: str = "", arguments: Collection[str] = ()) -> Iterator[None]:
+def refusing(
+    where: str = "", arguments: Collection[str] = (), *, own: bool = False
+) -> Iterator[None]:
     """Turns what is refused inside into a `SpecError` that says where the value stands.
 
     Args:
       where: the place in the study, such as "problems[0]".
       arguments: names that are keys there, so that a refusal of `noise` is one of "problems[0].noise".
+      own: whether somebody's own code runs inside, any error of which is then told as a refusal.
     """
     try:
         yield
     except SpecError:
         raise
-    except (ValueError, TypeError, OverflowError) as error:
-        text = str(error)
+    except Exception as error:
+        refused = isinstance(error, (ValueError, OverflowError))
+        if own and not refused:
+            brief = str(error).strip().partition("\n")[0]
+            text = f"{type(error).__name__}: {brief}{_place(error)}"
+        elif refused or isinstance(error, TypeError):
+            text = str(error)
+        else:
+            raise
         between = "." if re.split(r"[:\[]", text, maxsplit=1)[0] in arguments else ": "
         raise SpecError(f"{where}{between}{text}" if where else text) from error
+
+
+def _place(error: BaseException) -> str:
+    """Where an imported file was when the error came, in words; "" if it was not there."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    found = next((f for f in frames if f.filename.startswith("<import ")), None)
+    return f" ({found.filename[8:-1]}, line {found.lineno})" if found else ""
+
+
+def line_of(error: BaseException, place: str) -> int | None:
+    """The line of a source where an error came, or where its syntax is wrong."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    found = next((frame.lineno for frame in frames if frame.filename == place), None)
+    return found or getattr(error, "lineno", None)

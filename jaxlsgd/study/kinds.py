@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import os
+import re
 import sys
-import traceback
 import types
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,22 @@ import jaxlsgd.problems
 import jaxlsgd.schedules  # noqa: F401
 from jaxlsgd.core import checks, registry
 from jaxlsgd.core.registry import Kind
-from jaxlsgd.study.errors import SpecError, refusing
+from jaxlsgd.study.errors import SpecError, line_of, refusing
 
 _MOST_BYTES = 1_000_000  # of an imported file
-_loaded: dict[str, str] = {}  # source by file name, for workers
+_sources: dict[str, str] = {}  # by file name, for workers
+_places: dict[str, Path] = {}  # by file name
 
 
 def known(role: str, name: str) -> bool:
     """Whether there is a kind of this name."""
     return name in registry.kinds(role)
+
+
+def imported(role: str, name: str) -> bool:
+    """Whether a kind comes from a file that `load` has run."""
+    kind = registry.kinds(role).get(name)
+    return kind is not None and kind.build.__module__ in map(_module, _sources)
 
 
 def find(role: str, name: Any, where: str) -> Kind:
@@ -45,50 +53,66 @@ def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
             raise SpecError(
                 f"{where}.{name}: is missing; {kind.name} needs {', '.join(kind.required)}"
             )
-    with refusing(where, kind.parameters):
+    with refusing(where, kind.parameters, own=kind.own):
         return kind.build(**arguments)
 
 
-def load(path: str | Path) -> None:
+def load(path: str | os.PathLike[str]) -> None:
     """Runs a Python file that registers kinds; see `jaxlsgd.register`."""
     path = Path(path)
     try:
-        source = path.read_bytes()[: _MOST_BYTES + 1].decode()
+        with path.open("rb") as file:
+            source = file.read(_MOST_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"--import {path}: cannot be read: {error}") from error
     if len(source) > _MOST_BYTES:
         raise SpecError(f"--import {path}: must have at most {_MOST_BYTES} bytes")
+    if _places.setdefault(path.name, path.resolve()) != path.resolve():
+        other = _places[path.name]
+        raise SpecError(f"--import {path}: must have another name than {other}, got {path.name}")
     load_source(path.name, source)
 
 
 def load_source(name: str, source: str) -> None:
     """Runs the source of such a file, once; also on workers, which do not have the file."""
-    if _loaded.get(name) == source:
+    if _sources.get(name) == source:
         return
     # Not the file's own path: a digest of its functions must not depend on where it lies.
     place = f"<import {name}>"
-    module = types.ModuleType(f"jaxlsgd_import_{Path(name).stem}")
+    module = types.ModuleType(_module(name))
     module.__file__ = place
     linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
+    _forget(name)
     sys.modules[module.__name__] = module
     try:
         exec(compile(source, place, "exec"), module.__dict__)
-    except Exception as error:
-        line = next(
-            (
-                f.lineno
-                for f in reversed(traceback.extract_tb(error.__traceback__))
-                if f.filename == place
-            ),
-            getattr(error, "lineno", None),
-        )
+    except (Exception, SystemExit) as error:
+        _forget(name)
+        line = line_of(error, place)
         at = f", line {line}" if line else ""
-        raise SpecError(f"--import {name}{at}: {type(error).__name__}: {error}") from error
-    except SystemExit as error:
-        raise SpecError(f"--import {name}: must not exit, got SystemExit({error.code})") from error
-    _loaded[name] = source
+        text = error.msg if isinstance(error, SyntaxError) else error
+        raise SpecError(f"--import {name}{at}: {type(error).__name__}: {text}") from error
+    _sources[name] = source
+
+
+def load_only(sources: dict[str, str]) -> None:
+    """Runs these sources and forgets all others: those that a worker ran for another study."""
+    for name in [name for name in _sources if name not in sources]:
+        _forget(name)
+    for name, source in sources.items():
+        load_source(name, source)
 
 
 def loaded() -> dict[str, str]:
     """The sources that were imported so far, by file name."""
-    return dict(_loaded)
+    return dict(_sources)
+
+
+def _forget(name: str) -> None:
+    registry.forget(_module(name))
+    sys.modules.pop(_module(name), None)
+    _sources.pop(name, None)
+
+
+def _module(name: str) -> str:
+    return "jaxlsgd_import_" + re.sub(r"\W", "_", name)

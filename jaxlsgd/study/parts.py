@@ -5,6 +5,7 @@ A part that was read from results is plain data; it is built again only to run a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -218,7 +219,7 @@ def _of_kind(role: str, table: dict[str, Any], where: str) -> Part:
         option = table.pop("[")
         if not kind.brief:
             raise SpecError(f"{where}: {kind.name} takes no brackets, got [{option}]")
-        table[kind.brief] = option
+        table[kind.brief] = _number(option)
     name = table.pop("name", None)
     given = {key: _data(f"{where}.{key}", value, kind, key) for key, value in table.items()}
     made = kinds.make(kind, {key: thawed(value) for key, value in given.items()}, where)
@@ -269,6 +270,14 @@ def _as_floats(where: str, value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_as_floats(where, part) for part in value)
     return checks.number(where, value)
+
+
+def _number(text: str) -> Any:
+    """A number from its text, as in "batch_means[20]"; else the text."""
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return text
 
 
 def fraction(value: Any) -> Any:

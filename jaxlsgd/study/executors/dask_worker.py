@@ -9,16 +9,19 @@ import hashlib
 import json
 import queue
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
+from jaxlsgd.core import identity
 from jaxlsgd.engine import machine
 from jaxlsgd.study import kinds
 from jaxlsgd.study.grid import CellSpec, canonical
 from jaxlsgd.study.jobs import Tile
+from jaxlsgd.study.parts import Part
 from jaxlsgd.study.store import codec
 
 PACKAGE = Path(__file__).parents[2]
@@ -46,22 +49,47 @@ def code() -> str:
     return total.hexdigest()[:12]
 
 
-def pack(cells: list[CellSpec], first: int) -> bytes:
+Packed = tuple[bytes, bytes]  # JSON, pickled objects
+
+
+def pack(cells: list[CellSpec], first: int) -> Packed:
     """A job for a worker: cells as plain data, with the objects and imported sources behind them.
 
-    What comes with the package, or from an imported file, is built anew by the worker; only objects
-    that were given in Python are pickled, by value as far as cloudpickle can.
+    What comes with the package, or from an imported file, is built by the worker; only what was given or
+    registered in Python is pickled.
     """
-    import cloudpickle
-
-    parts = {part for c in cells for part in (c.problem, c.algorithm, *c.methods) if not part.kind}
+    parts = {part for c in cells for part in (c.problem, c.algorithm, *c.methods)}
+    own = {x for x in parts if x.identity and not kinds.imported(x.role, x.kind)}
     content = {
         "cells": [cell.plain() for cell in cells],
         "first": first,
         "imports": kinds.loaded(),
-        "objects": {(part.role, part.name, part.identity): part.made for part in parts},
     }
-    return cloudpickle.dumps(content)
+    return canonical(content), _pickled(frozenset(own))
+
+
+@functools.lru_cache(maxsize=64)
+def _pickled(parts: frozenset[Part]) -> bytes:
+    """Objects by role, name and identity; code of your own by value, as no worker has its modules."""
+    import cloudpickle
+
+    named = {name for part in parts for name in identity.modules(part.made)}
+    own = [sys.modules[name] for name in named - {"__main__"} if name in sys.modules]
+    own = [module for module in own if module.__name__ not in _by_value()]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps({(x.role, x.name, x.identity): x.made for x in parts})
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _by_value() -> Collection[str]:
+    """Modules that somebody else has asked cloudpickle to take by value."""
+    import cloudpickle
+
+    return cloudpickle.list_registry_pickle_by_value()
 
 
 class Answer(TypedDict, total=False):
@@ -72,7 +100,7 @@ class Answer(TypedDict, total=False):
     unlike: dict[str, Any]  # the environment of a worker that would compute other digits
 
 
-def work(packed: bytes, expected: dict[str, Any]) -> Answer:
+def work(packed: Packed, expected: dict[str, Any]) -> Answer:
     """Runs a job.
 
     Args:
@@ -90,37 +118,41 @@ def work(packed: bytes, expected: dict[str, Any]) -> Answer:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _unpack(packed: bytes) -> tuple[list[CellSpec], int]:
-    import cloudpickle
-
-    content = cloudpickle.loads(packed)
-    for name, source in content["imports"].items():
-        kinds.load_source(name, source)
+def _unpack(packed: Packed) -> tuple[list[CellSpec], int]:
+    content, objects = json.loads(packed[0]), packed[1]
     with _lock:
-        cells = [_built(canonical(plain), content["objects"]) for plain in content["cells"]]
+        kinds.load_only(content["imports"])
+        cells = [_built(canonical(plain), objects) for plain in content["cells"]]
     return cells, content["first"]
 
 
 _cells: dict[bytes, CellSpec] = {}  # those of the last jobs: built once, compiled once
 
 
-def _built(plain: bytes, objects: dict[tuple[str, str, str], Any]) -> CellSpec:
+def _built(plain: bytes, objects: bytes) -> CellSpec:
     if plain not in _cells:
         spec = CellSpec.read(json.loads(plain))
-
-        def part(given: Any) -> Any:
-            key = (given.role, given.name, given.content)
-            if key not in _parts:
-                made = objects.get((given.role, given.name, given.identity))
-                _parts[key] = (dataclasses.replace(given, made=made) if made else given).built()
-            return dataclasses.replace(given, made=_parts[key].made)
-
-        methods = tuple(map(part, spec.methods))
-        parts = {"problem": part(spec.problem), "algorithm": part(spec.algorithm)}
+        methods = tuple(_part(method, objects) for method in spec.methods)
+        parts = {x: _part(getattr(spec, x), objects) for x in ("problem", "algorithm")}
         if len(_cells) > _MOST_CELLS:
             _cells.clear()
         _cells[plain] = dataclasses.replace(spec, methods=methods, **parts)
     return _cells[plain]
+
+
+def _part(given: Any, objects: bytes) -> Any:
+    key = (given.role, given.name, given.content)
+    if key not in _parts:
+        made = _unpickled(objects).get((given.role, given.name, given.identity))
+        _parts[key] = dataclasses.replace(given, made=made).built().made
+    return dataclasses.replace(given, made=_parts[key])
+
+
+@functools.lru_cache(maxsize=64)
+def _unpickled(objects: bytes) -> dict[tuple[str, str, str], Any]:
+    import cloudpickle
+
+    return cloudpickle.loads(objects)
 
 
 _parts: dict[Any, Any] = {}
