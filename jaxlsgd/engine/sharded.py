@@ -57,6 +57,7 @@ class Sharded:
     def __init__(self, program: Program, problem: Problem, mesh: Mesh) -> None:
         self.program, self.mesh = program, mesh
         data = pad_clients(make_data(problem, program.dtype), mesh.shape[CLIENTS])
+        self._vector = data.init
         self.data = _place(mesh, data, _DATA)
 
     def run(
@@ -90,8 +91,11 @@ class Sharded:
 
     def measure(self, found: Statistics, method: Estimator, horizon: Horizon) -> Measurement:
         """One method's measurement of every replication, on every process, as NumPy arrays."""
-        measured = _measure(self.program, self.mesh, method, self.data, found, horizon)
-        return jax.tree.map(lambda x: np.asarray(distributed.whole(x), np.float64), measured)
+        # On one device: see `statistics.measure_states` for what two at once may do on a CPU.
+        states = statistics.states_of(self.program, found, method)
+        states = jax.tree.map(distributed.whole, states)
+        measured = statistics.measure_states(method, self._vector, states, horizon)
+        return jax.tree.map(lambda x: np.asarray(x, np.float64), measured)
 
 
 class _Waiting:
@@ -244,19 +248,3 @@ def _shards(function: Any, program: Program, mesh: Mesh, specs: ShardState, out_
         return function(program, data, keys, state, numbers)
 
     return _on_mesh(mesh, body, (_DATA, P(REPLICATIONS), specs, P()), out_specs)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _measure(
-    program: Program,
-    mesh: Mesh,
-    method: Estimator,
-    data: ProblemData,
-    found: Statistics,
-    horizon: Horizon,
-) -> Measurement:
-    def body(data: Any, found: Any, horizon: Any) -> Measurement:
-        return statistics.measure(program, data, found, method, horizon)
-
-    given = (_DATA, _of_statistics(program, data.init, found), P())
-    return _on_mesh(mesh, body, given, P(REPLICATIONS))(data, found, horizon)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any, NamedTuple
 
 import jax
@@ -111,10 +112,23 @@ def measure(
     program: Program, data: ProblemData, statistics: Statistics, method: Estimator, horizon: Horizon
 ) -> Measurement:
     """One method's measurement of every replication, replications first."""
-    states = states_of(program, statistics, method)
+    return measure_states(method, data.init, states_of(program, statistics, method), horizon)
+
+
+# jaxlib's `eigh` waits, in a thread of XLA's pool on the CPU, for work that it hands to that same pool. Two
+# devices that are in it at once can take all threads and wait for ever (seen with jaxlib 0.10.2, two cores).
+_alone = threading.Lock()
+
+
+def measure_states(
+    method: Estimator, vector: Array, states: tuple[Any, ...], horizon: Horizon
+) -> Measurement:
+    """One method's measurement of states (..., R), made while no other is."""
     # A method that can do without the plan is not compiled again for plans of another length.
     given = horizon if method.needs_plan else None
-    return _measure(method.measure, method.accumulators, data.init, states, given)
+    with _alone:
+        found = _measure(method.measure, method.accumulators, vector, states, given)
+        return jax.block_until_ready(found)
 
 
 def states_of(program: Program, statistics: Statistics, method: Estimator) -> tuple[Any, ...]:
