@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 
 import numpy as np
@@ -212,12 +215,18 @@ def test_kinds_are_listed_with_their_arguments(capsys) -> None:
         assert any(line.startswith(f"  {kind}: ") for line in lines), kind
 
 
-def test_the_names_of_the_library_are_there() -> None:
-    for name in jaxlsgd.__all__:
-        assert getattr(jaxlsgd, name) is not None
+def test_the_names_of_the_library_are_there_whatever_was_imported_before() -> None:
+    for module in pkgutil.walk_packages(jaxlsgd.__path__, "jaxlsgd."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    rooms = [jaxlsgd, jaxlsgd.study, jaxlsgd.inference, jaxlsgd.report]
+    for room in rooms:
+        assert {*room.__all__} <= {*dir(room)}
+        for name, where in room._WHERE.items():  # a name must not be hidden by a file called alike
+            found = getattr(room, name)
+            assert isinstance(found, types.ModuleType) == where.endswith(":"), (room, name)
     assert callable(jaxlsgd.prepare) and callable(jaxlsgd.study.replay)
     assert jaxlsgd.study.Study is jaxlsgd.Study
-    assert {*jaxlsgd.study.__all__} <= {*dir(jaxlsgd.study)}
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         jaxlsgd.simulat  # type: ignore[attr-defined]  # noqa: B018
 

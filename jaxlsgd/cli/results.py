@@ -139,7 +139,7 @@ def replay(arguments: argparse.Namespace) -> int:
 
     machine.prepare(1)  # ahead of all that may make an array
     load_imports(arguments)
-    from jaxlsgd.study.replay import replay as run_again
+    from jaxlsgd.study.replaying import replay as run_again
 
     found = run_again(results, cell, arguments.replication, max(2, arguments.rounds))
     _print_path(found.path, cell, arguments)

@@ -9,7 +9,7 @@ _WHERE = {
     "SpecError": "jaxlsgd.study.errors",
     "StoreError": "jaxlsgd.study.store.codec",
     "Study": "jaxlsgd.study.spec",
-    "replay": "jaxlsgd.study.replay",
+    "replay": "jaxlsgd.study.replaying",
     "run": "jaxlsgd.study.runner",
 }
 __getattr__, __dir__ = attach(__name__, _WHERE)
