@@ -186,7 +186,7 @@ class Structure(NamedTuple):
                 return jax.hessian(flat_loss)(vector, observation)
             return hessian(unravel(vector), observation)
 
-        return FlatFunctions(flat_gradient, flat_hessian, sample, observe, unravel)
+        return FlatFunctions(flat_gradient, flat_hessian, sample, observe, unravel, flat_loss)
 
 
 class FlatFunctions(NamedTuple):
@@ -197,6 +197,7 @@ class FlatFunctions(NamedTuple):
     sample: Callable[[Array, Client], Observation] | None
     observe: Callable[[Draws, Client], Observation] | None
     unravel: Callable[[Array], Params]
+    loss: Callable[[Array, Observation], Array]
 
 
 def flatten(params: Params) -> Array:

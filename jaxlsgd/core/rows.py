@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxlsgd.core.causes import Cause, causes
+
 
 @dataclasses.dataclass(frozen=True)
 class MethodRows:
@@ -18,11 +20,19 @@ class MethodRows:
     scale: NDArray[np.float64]  # (saves, replications, coordinates)
     half_width: NDArray[np.float64]  # (saves, levels, replications, coordinates)
     floored: NDArray[np.bool_]  # (saves, replications): a numerical floor acted
+    cause: NDArray[np.uint8] = None  # type: ignore[assignment]  # (saves, replications), of `Cause`
+
+    def __post_init__(self) -> None:
+        if self.cause is None:  # type: ignore[redundant-expr]  # of rows alone, as if no loss were known
+            found = causes(self.estimate, self.half_width, self.floored)
+            object.__setattr__(self, "cause", found)
 
     @property
     def ok(self) -> NDArray[np.bool_]:
-        """(saves, replications): estimate and half-widths are finite, so the path has not diverged."""
-        return np.all(np.isfinite(self.estimate) & np.isfinite(self.half_width).all(1), axis=-1)
+        """(saves, replications): completed, with an estimate and half-widths that are finite."""
+        # Of the numbers too, as rows may come from a file.
+        finite = np.all(np.isfinite(self.estimate) & np.isfinite(self.half_width).all(1), axis=-1)
+        return finite & (self.cause <= Cause.FLOORED)
 
     @classmethod
     def joined(cls, parts: Sequence[MethodRows], keep: int | None = None) -> MethodRows:
@@ -32,7 +42,8 @@ class MethodRows:
             whole = np.concatenate([getattr(part, name) for part in parts], axis=axis)
             return whole if keep is None else whole.take(range(keep), axis=axis)
 
-        return cls(join("estimate", 1), join("scale", 1), join("half_width", 2), join("floored", 1))
+        axes = {"estimate": 1, "scale": 1, "half_width": 2, "floored": 1, "cause": 1}
+        return cls(**{name: join(name, axis) for name, axis in axes.items()})
 
     @classmethod
     def stacked(cls, saves: Sequence[MethodRows]) -> MethodRows:

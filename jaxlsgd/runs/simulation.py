@@ -26,6 +26,7 @@ from jaxlsgd.engine.tile import Advanced, run_tile
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
 from jaxlsgd.runs.cell import LOCAL_SGD, Cell, as_tuple
+from jaxlsgd.runs.outcomes import growths, method_rows
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers
@@ -42,10 +43,14 @@ class Reading(NamedTuple):
     plan: Plan  # up to the saved round
     found: dict[str, Measurement]  # by method, NumPy float64
     states: dict[str, tuple[Any, ...]]  # by method, what it was made of; replications last
+    growth: dict[str, np.ndarray]  # by method, of the loss at its estimates
 
     def rows(self, cell: Cell) -> dict[str, MethodRows]:
         """Half-widths are multiplier times scale, in float64 on the host."""
-        return {m.name: _rows(m, self.found[m.name], self.plan, cell.levels) for m in cell.methods}
+        return {
+            m.name: method_rows(m, self.found[m.name], self.plan, cell.levels, self.growth[m.name])
+            for m in cell.methods
+        }
 
 
 class Finished(NamedTuple):
@@ -96,7 +101,8 @@ def read_cells(
         }
         found = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
         states = {m.name: statistics.states_of(program, event.statistics, m) for m in methods}
-        return Reading(event.cell, event.save, plan, found, states)
+        growth = growths(problem, dtype, methods, found)
+        return Reading(event.cell, event.save, plan, found, states, growth)
 
     # The setting of the precision must not leak to the caller, who runs between two events.
     with _settings(dtype, device):
@@ -198,8 +204,9 @@ def run_on_mesh(
             if not isinstance(event, Advanced):
                 plan = cell.plan.prefix(cell.layout.save_at[event.save])
                 horizon = Horizon.of(plan, cell.dtype)
-                measured = [(m, run.measure(event.statistics, m, horizon)) for m in cell.methods]
-                saved.append({m.name: _rows(m, found, plan, cell.levels) for m, found in measured})
+                found = {m.name: run.measure(event.statistics, m, horizon) for m in cell.methods}
+                growth = growths(cell.problem, cell.dtype, cell.methods, found)
+                saved.append(Reading(0, event.save, plan, found, {}, growth).rows(cell))
                 continue
         yield event
     yield Finished(0, _stacked(saved))
@@ -208,14 +215,6 @@ def run_on_mesh(
 @jax.jit(static_argnums=2)
 def _keys(key: Array, first: Array, count: int) -> Array:
     return replication_keys(key, first + jnp.arange(count, dtype=jnp.uint32))
-
-
-def _rows(
-    method: Estimator, found: Measurement, plan: Plan, levels: tuple[float, ...]
-) -> MethodRows:
-    half = [method.law.multiplier(level, plan, found.detail) * found.scale for level in levels]
-    floored = np.asarray(found.floored).astype(bool)
-    return MethodRows(np.asarray(found.estimate), np.asarray(found.scale), np.stack(half), floored)
 
 
 def simulate(

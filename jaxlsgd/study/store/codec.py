@@ -16,13 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from jaxlsgd.core.causes import Cause
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study.grid import CellSpec, canonical, digest_of
 
-FORMAT = 2
+FORMAT = 3
 MOST_JSON = 64_000_000  # bytes
 _TEMPORARY = ".writing"
-_ARRAYS = {"estimate": "<f8", "scale": "<f8", "half_width": "<f8", "floored": "|b1"}
+_ARRAYS = {
+    "estimate": "<f8",
+    "scale": "<f8",
+    "half_width": "<f8",
+    "floored": "|b1",
+    "cause": "|u1",
+}
 
 
 class StoreError(RuntimeError):
@@ -131,7 +138,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path} is damaged: its checksum does not match")
     if content.get("format") != FORMAT:
         raise StoreError(
-            f"{path} has format {content.get('format')!r}, this version reads {FORMAT}"
+            f"{path} has format {content.get('format')!r}, and this version reads {FORMAT}; use the "
+            "version that wrote it, or choose a new directory"
         )
     return content
 
@@ -186,7 +194,7 @@ def _most_bytes(cell: CellSpec) -> int:
     coordinates, saves = cell.problem.fact("dim"), len(cell.save_at) + 1
     for method in cell.methods:
         coordinates = max(coordinates, method.fact("contrasts"))
-    row = coordinates * 8 * (2 + len(cell.levels)) + 1
+    row = coordinates * 8 * (2 + len(cell.levels)) + 2
     return len(cell.methods) * saves * cell.tile_size * row + 1_000_000
 
 
@@ -203,6 +211,8 @@ def decode_tile(content: bytes, cell: CellSpec, first: int) -> dict[str, MethodR
         parts: list[Any] = [arrays[f"{i}.{name}"] for name in _ARRAYS]
         if not _fits(parts, cell):
             raise Damaged("its arrays do not have the shape of the cell")
+        if parts[-1].max(initial=0) > max(Cause):
+            raise Damaged("it has a cause of failure that is none")
         rows[method.name] = MethodRows(*parts)
     return rows
 
@@ -212,7 +222,7 @@ def _fits(parts: list[Any], cell: CellSpec) -> bool:
         return False
     saves, count, coordinates = parts[0].shape
     half = (saves, len(cell.levels), count, coordinates)
-    shapes = [(saves, count, coordinates)] * 2 + [half, (saves, count)]
+    shapes = [(saves, count, coordinates)] * 2 + [half] + [(saves, count)] * 2
     kinds = list(_ARRAYS.values())
     found = [part.shape for part in parts], [part.dtype.str for part in parts]
     return count == cell.tile_size and found == (shapes, kinds)

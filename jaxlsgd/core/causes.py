@@ -1,0 +1,80 @@
+"""What became of a replication: it completed, or it failed and there is a cause.
+
+Failures are outcomes: they are kept, counted and listed, and never drawn again.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# Healthy runs end below the loss they began with, up to noise, from however far they start.
+MOST_GROWTH = 100.0
+
+
+class Cause(enum.IntEnum):
+    """The outcome of a replication under one method; the first that applies, in this order.
+
+    `EXPLODED` needs no truth and no scale of the parameters: the loss at the estimate is worse than at
+    x_0 by more than `MOST_GROWTH` times the mean absolute loss at x_0, all of it on 32 observations that
+    belong to the problem (see `engine.probe`). A method that leaves the wild part of a path out, as
+    `one_step` does, is judged by its own estimate, and may complete where the others have exploded.
+    """
+
+    COMPLETED = 0
+    FLOORED = 1  # completed, but a numerical floor acted, so that the scale is regularised
+    NON_FINITE = 2  # the estimate is not finite, or a half-width is not a number
+    EXPLODED = 3
+    LOSS = 4  # the loss at the estimate is not a number, whatever its gradient is
+    UNDEFINED = 5  # an infinite half-width: too few rounds for an interval
+
+    @property
+    def text(self) -> str:
+        """As people read it."""
+        return _TEXTS[self]
+
+    @property
+    def count(self) -> str:
+        """Name of the column that counts it."""
+        return f"n_{self.name.lower()}"
+
+
+_TEXTS = {
+    Cause.COMPLETED: "completed",
+    Cause.FLOORED: "regularised",
+    Cause.NON_FINITE: "not finite",
+    Cause.EXPLODED: "exploded",
+    Cause.LOSS: "loss not a number",
+    Cause.UNDEFINED: "no interval yet",
+}
+FAILURES = (Cause.NON_FINITE, Cause.EXPLODED, Cause.LOSS, Cause.UNDEFINED)
+
+
+def causes(
+    estimate: NDArray[np.float64],
+    half_width: NDArray[np.float64],
+    floored: NDArray[np.bool_],
+    growth: ArrayLike = 0.0,
+) -> NDArray[np.uint8]:
+    """The `Cause` of every replication.
+
+    Args:
+      estimate: (..., replications, coordinates).
+      half_width: (..., levels, replications, coordinates).
+      floored: (..., replications).
+      growth: (..., replications), how much worse the loss is than at x_0, in units of the loss there; NaN
+        where it is not a number.
+    """
+    growth = np.broadcast_to(np.asarray(growth, np.float64), floored.shape)
+    rules = {
+        Cause.EXPLODED: growth > MOST_GROWTH,
+        Cause.LOSS: np.isnan(growth),
+        Cause.NON_FINITE: np.isnan(half_width).any((-3, -1)),
+        Cause.UNDEFINED: np.isinf(half_width).any((-3, -1)),
+        Cause.FLOORED: floored,
+    }
+    found = np.select(list(rules.values()), list(rules), Cause.COMPLETED)
+    lost = ~np.isfinite(estimate).all(-1)
+    return np.where(lost, Cause.NON_FINITE, found).astype(np.uint8)

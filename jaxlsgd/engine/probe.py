@@ -1,0 +1,82 @@
+"""The loss at estimates, on a few observations that belong to the problem and to no replication.
+
+Made where intervals are read, outside the loop over steps: the engine itself sees gradients alone, and
+those may be zero where the loss is not a number.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from numpy.typing import NDArray
+
+from jaxlsgd.core.problem import Array, Draws, FlatFunctions, Problem, Structure
+from jaxlsgd.engine.program import cast_floats, make_data
+
+OBSERVATIONS = 32
+
+
+def growth(problem: Problem, dtype: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How much worse the loss is at parameters than at x_0, in units of the mean absolute loss at x_0.
+
+    Observations whose loss at x_0 is infinite say nothing of growth and are left out. Where the loss at
+    x_0 is 0, or there is none, nothing is known and the growth is 0.
+
+    Args:
+      problem: whose loss it is.
+      dtype: of the run.
+      x: (R, d).
+
+    Returns:
+      (R,); NaN where a loss is not a number, infinite where it is beyond all numbers.
+    """
+    data = make_data(problem, dtype)
+    # As many of a client's observations as its weight asks for.
+    at = (np.arange(OBSERVATIONS) + 0.5) / OBSERVATIONS
+    chosen = np.searchsorted(np.cumsum(problem.weights), at).clip(max=problem.num_clients - 1)
+    clients = jax.tree.map(lambda leaf: leaf[chosen], data.clients)
+    with np.errstate(over="ignore"):  # to infinity, where float32 ends
+        points = np.concatenate([data.init[None], x.astype(dtype)])
+    found = np.asarray(_losses(problem.structure(), dtype, clients, points), np.float64)
+    return _growth(found[:, :1], found[:, 1:])
+
+
+def _growth(start: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
+    """From losses (observations, 1) at x_0 and (observations, R) elsewhere."""
+    use = np.isfinite(start[:, 0])
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        scale = np.abs(start[use]).sum()
+        worse = (now[use] - start[use]).sum(0) / scale if scale > 0 else np.zeros(now.shape[1])
+    return np.where(np.isnan(now).any(0), np.nan, worse)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _losses(structure: Structure, dtype: str, clients: Any, points: Array) -> Array:
+    """(observations, points)."""
+    functions = structure.flat_functions()
+
+    def at(given: tuple[Array, Any]) -> Array:
+        seen = _observation(structure, functions, dtype, *given)
+        return jax.vmap(lambda x: functions.loss(x, seen))(points)
+
+    return lax.map(at, (jnp.arange(OBSERVATIONS), clients))
+
+
+def _observation(
+    structure: Structure, functions: FlatFunctions, dtype: str, i: Array, client: Any
+) -> Any:
+    key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), i)
+    if functions.observe is None or structure.draws is None:
+        assert functions.sample is not None
+        return functions.sample(key, client)
+    one, two = jax.random.split(key)
+    normal = jax.random.normal(one, (structure.draws.normal,), jnp.float32)
+    uniform = jax.random.uniform(
+        two, (structure.draws.uniform,), jnp.float32, minval=jnp.finfo(jnp.float32).tiny
+    )
+    return functions.observe(cast_floats(Draws(normal, uniform), dtype), client)
