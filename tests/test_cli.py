@@ -123,7 +123,7 @@ def test_init_writes_a_study_that_runs_and_never_overwrites(capsys, tmp_path) ->
     assert run(capsys, "plan", path)[0] == 0
     code, _, err = run(capsys, "init", path)
     assert code == 2
-    assert "is there already" in err
+    assert "already exists" in err
     assert run(capsys, "init", "--paper", tmp_path / "paper.toml")[0] == 0
     code, out, _ = run(capsys, "plan", tmp_path / "paper.toml", "--mcse", 0.002)
     assert code == 0
@@ -135,7 +135,7 @@ def test_plan_tells_cells_tiles_programs_memory_time_and_precision(capsys, study
     assert code == 0
     found = dict(line.split(None, 1) for line in out.split("\n") if line)
     assert found["cells"] == "2"
-    assert found["tiles"] == "10 of 16 replications"
+    assert found["tiles"] == "10 of 16 replications each"
     # 2 cells × 80 replications × 41 steps × 3 clients
     assert found["work"] == "1.97e+04 client-steps"
     assert "0:00:10 at 0.001 million client-steps per second per device (given)" in found["time"]
@@ -302,11 +302,10 @@ def test_replay_shows_the_path_and_agrees_with_the_stored_row(results) -> None:
 
 
 def test_replay_refuses_a_cell_that_is_not_or_not_unique(capsys, faked_results) -> None:
-    for part, word in [("linear", "fits several"), ("cubic", "fits no cell")]:
+    for part, word in [("linear", "it matches linear-c1"), ("cubic", "the cells are linear-c1")]:
         code, _, err = run(capsys, "replay", faked_results, "--cell", part, "--replication", 1)
         assert code == 2
-        assert word in err
-        assert "linear-c1-40-" in err
+        assert f"--cell: must match exactly one cell, got {part!r}; {word}-40-" in err
 
 
 def test_critical_values(capsys) -> None:

@@ -109,7 +109,7 @@ def test_interrupted_from_the_terminal_it_drains_and_leaves_no_process(
     below = workers_of(process)
     for child in psutil.Process(process.pid).children(recursive=True):
         os.kill(child.pid, signal.SIGINT)  # as a terminal does, to all of them
-    read_until(process.stderr, "stopping when the tiles in flight are finished")
+    read_until(process.stderr, "stopping once the tiles in flight are finished")
     held.open()
     code, text, err = ended(process)
     assert (code, text.split(":")[0]) == (3, "partial"), err
@@ -173,7 +173,7 @@ def test_scheduler_lost_for_good_ends_partial_and_resumes_without_it(
         kill(made.processes[0])
         code, _, err = ended(process)
     assert code == 3, err
-    assert "the scheduler did not come back; what is committed stays" in err
+    assert "the scheduler did not come back; what is committed is kept" in err
     kept = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/tile-*.npz")}
     assert len(kept) == 4
     assert call("run", study, "--out", out, "--quiet")[::2] == (0, "")
@@ -242,7 +242,7 @@ def test_workers_of_another_version_are_refused_before_anything_is_written(
     last = err.strip().split("\n")[-1]
     assert last.startswith("jaxlsgd: error: the worker tcp://127.0.0.1:")
     assert "is refused: jaxlsgd '9.9' is not " in last
-    assert "give all workers" in last
+    assert "all workers need the versions of this process" in last
     assert not out.exists()
 
 
@@ -275,7 +275,7 @@ def test_other_xla_flags_that_join_later_end_the_run_with_a_word(study, out, hel
 def test_nobody_listens(study, out) -> None:
     code, _, err = call("run", study, "--out", out, "--dask", "tcp://127.0.0.1:9")
     assert code == 2
-    assert "no Dask scheduler answers there" in err
+    assert "where none answers" in err
     assert err.count("\n") == 1
     code, _, err = call("run", study, "--out", out, "--dask", "scheduler")
     assert (code, err.count("\n")) == (2, 1)

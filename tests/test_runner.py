@@ -141,7 +141,7 @@ def test_signal_drains_and_the_rest_is_resumed_on_other_devices(tmp_path, held, 
     assert code == 0
     assert "a run is writing" in text
     process.send_signal(signal.SIGTERM)
-    err = read_until(process.stderr, "stopping when the tiles in flight are finished")
+    err = read_until(process.stderr, "stopping once the tiles in flight are finished")
     held.open()
     text, err = process.communicate(timeout=LIMIT)
     assert (process.returncode, text.split(":")[0]) == (3, "partial"), err

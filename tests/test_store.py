@@ -283,7 +283,9 @@ def test_manifest_with_a_study_that_is_none_is_refused(tmp_path) -> None:
 
 def test_format_of_a_later_version_is_refused(tmp_path) -> None:
     codec.write_json(tmp_path / "manifest.json", {"format": 99})
-    with pytest.raises(StoreError, match=f"format 99, and this version reads {codec.FORMAT}; use the"):
+    with pytest.raises(
+        StoreError, match=f"format 99, and this version reads {codec.FORMAT}; use the"
+    ):
         Results(tmp_path)
 
 

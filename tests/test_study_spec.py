@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from study_helpers import ROOT, TOML, small
 
 from jaxlsgd import schedules
-from jaxlsgd.study import SpecError, Study, parts
+from jaxlsgd.study import SpecError, Study, compute, parts
 from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.spec import differences
 
@@ -227,7 +228,7 @@ def test_saved_rounds_from_shares_and_counts() -> None:
     cell = small(save_at=[0.001, 0.5, 7]).cells[0]
     assert cell.saved_rounds(40) == (1, 7, 20, 40)
     assert small(save_at=4).cells[0].saved_rounds(40) == (10, 20, 30, 40)
-    with pytest.raises(ValueError, match="round 7 is beyond the last, 5"):
+    with pytest.raises(ValueError, match="save_at: must be at most 5, the last round, got 7"):
         cell.saved_rounds(5)
 
 
@@ -297,8 +298,33 @@ def test_sizes_of_problems_are_read_without_building_them() -> None:
 @pytest.mark.parametrize("name", ["template.toml", "paper.toml"])
 def test_packaged_study_files_are_valid(name: str) -> None:
     study = Study.from_toml(ROOT / "jaxlsgd" / "study" / name)
+    compute.check(study)
     assert study.replications == 1000
     assert len(study.cells) == (10 if name == "paper.toml" else 6)
+
+
+def uncommented() -> list[str]:
+    """The template with one of its commented lines, or tables, in use."""
+    text = (ROOT / "jaxlsgd" / "study" / "template.toml").read_text()
+    lines = re.findall(r"^ *# (?:\{family|\{kind|\w+ = ).*(?<!\")$", text, re.MULTILINE)
+    whole = re.findall(r"^# \[\[\w+\]\]\n(?:# \w+ = .*\n)+", text, re.MULTILINE)
+    alone = [line for line in lines if not any(line in table for table in whole)]
+    uncomment = [(part, re.sub(r"^( *)# ", r"\1", part, flags=re.MULTILINE)) for part in alone]
+    tables = [(part, re.sub(r"^# ", "", part, flags=re.MULTILINE)) for part in whole]
+    return [text.replace(*pair) for pair in [*uncomment, *tables]]
+
+
+def test_every_suggestion_of_the_template_can_be_used(tmp_path) -> None:
+    path, refused = tmp_path / "study.toml", []
+    for text in uncommented():
+        path.write_text(text)
+        try:
+            compute.check(Study.from_toml(path))
+        except SpecError as error:
+            refused.append(str(error))
+    assert len(uncommented()) >= 10
+    # All but the problem of somebody's own.
+    assert len(refused) == 1 and "got 'probit'" in refused[0], refused
 
 
 def test_reading_a_study_imports_no_jax() -> None:

@@ -15,25 +15,25 @@ from jaxlsgd.cli import results, studies, values
 USAGE = 2
 _EPILOG = """\
 a first study:
-  jaxlsgd init study.toml               a commented study file, to edit
-  jaxlsgd plan study.toml               what it will cost, before it runs
-  jaxlsgd run study.toml --out results  run it; the same command again resumes
-  jaxlsgd status results                how far it is, also while it runs
-  jaxlsgd table results                 coverage and length, with their errors
+  jaxlsgd init study.toml               write a commented study file to edit
+  jaxlsgd plan study.toml               estimate its cost before it runs
+  jaxlsgd run study.toml --out results  run it; the same command resumes it
+  jaxlsgd status results                show its progress, even while it runs
+  jaxlsgd table results                 print coverage and length with their errors
 
 the paper:
-  jaxlsgd reproduce all --out paper     its tables and figures, ours beside them
+  jaxlsgd reproduce all --out paper     its tables and figures next to ours
 
-exit codes: 0 done, 1 failed, 2 refused (usage, study file), 3 partial (stopped in time).
+exit codes: 0 done, 1 failed, 2 refused (usage, study file), 3 partial (stopped early).
 'jaxlsgd VERB --help' explains each verb. JAXLSGD_DEBUG=1 shows tracebacks.
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose refusals are one line."""
+    """A parser whose error messages are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Tells what is wrong and where to read more, and exits with code 2."""
+        """Says what is wrong and where to read more, and exits with code 2."""
         sys.stderr.write(f"jaxlsgd: error: {message} (see {self.prog} --help)\n")
         raise SystemExit(USAGE)
 
@@ -42,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of all verbs."""
     parser = _Parser(
         prog="jaxlsgd",
-        description="How sure can we be of parameters learnt by Local SGD? Coverage studies.",
+        description="How sure can we be of parameters learnt by Local SGD? Studies of confidence intervals.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _check_verb(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Refuses an unknown verb with the nearest known one, and not with the whole list."""
+    """Refuses an unknown verb and suggests the nearest known one instead of listing them all."""
     known = [*studies.VERBS, *results.VERBS, *values.VERBS]
     if not arguments:
         parser.error("a verb is needed")

@@ -27,14 +27,14 @@ def add_verb(
 
 
 def add_import(parser: argparse.ArgumentParser) -> None:
-    """Lets a verb bring in own kinds; a study file alone never runs code."""
+    """Adds --import, without which no code is run: a study file alone never runs any."""
     parser.add_argument(
         "--import",
         dest="imports",
         metavar="FILE",
         action="append",
         default=[],
-        help="a Python file that registers own kinds (@jaxlsgd.register); may be given several times",
+        help="Python file that registers kinds of your own (@jaxlsgd.register); may be repeated",
     )
 
 

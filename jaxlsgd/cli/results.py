@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import add_import, add_verb, load_imports
+from jaxlsgd.core.checks import refusal
 
 if TYPE_CHECKING:
     from jaxlsgd.core.rows import CellRows
@@ -22,7 +23,7 @@ def add_verbs(verbs: Any) -> None:
         verbs,
         "status",
         status,
-        "say how far a study is, also while it runs",
+        "show how much of a study is done, even while it runs",
         "jaxlsgd status results",
     )
     parser.add_argument("directory", metavar="DIR")
@@ -32,7 +33,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _add_table(verbs: Any) -> None:
-    text = "print coverage, length and their errors, also of a study that runs or was stopped"
+    text = "print coverage and length with their standard errors, also of an unfinished study"
     examples = "jaxlsgd table results\njaxlsgd table results --format latex > table.tex"
     parser = add_verb(verbs, "table", table, text, examples)
     parser.add_argument("directory", metavar="DIR")
@@ -40,7 +41,7 @@ def _add_table(verbs: Any) -> None:
 
 
 def _add_plot(verbs: Any) -> None:
-    text = "draw coverage, length and error against rounds (needs the extra 'plots')"
+    text = "plot coverage, length and error against rounds (needs the extra 'plots')"
     parser = add_verb(verbs, "plot", plot, text, "jaxlsgd plot results --out figures")
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("--out", metavar="DIR", help="default: DIR/figures")
@@ -49,7 +50,7 @@ def _add_plot(verbs: Any) -> None:
 def _add_replay(verbs: Any) -> None:
     text = (
         "run one replication again and show its path\n\nIts last round is compared with the stored "
-        "row; exit code 1 if they disagree."
+        "row; the exit code is 1 if they disagree."
     )
     examples = (
         "jaxlsgd replay results --cell linear-c5-5000 --replication 17\n"
@@ -57,15 +58,21 @@ def _add_replay(verbs: Any) -> None:
     )
     parser = add_verb(verbs, "replay", replay, text, examples)
     parser.add_argument("directory", metavar="DIR")
-    parser.add_argument("--cell", required=True, help="its id, or a part of it that is unique")
-    parser.add_argument("--replication", required=True, type=int, help="its number, from 0")
-    parser.add_argument("--coordinate", type=int, default=0, help="which to show (default: 0)")
-    parser.add_argument("--rounds", type=int, default=20, help="how many, about (default: 20)")
+    parser.add_argument(
+        "--cell", required=True, help="id of the cell, or a part that only its id has"
+    )
+    parser.add_argument(
+        "--replication", required=True, type=int, help="number of the replication, from 0"
+    )
+    parser.add_argument("--coordinate", type=int, default=0, help="coordinate to show (default: 0)")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="how many rounds to show, roughly (default: 20)"
+    )
     add_import(parser)
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Prints how much of each cell there is."""
+    """Prints how much of each cell is done."""
     from jaxlsgd.study.store.reader import Results
 
     results = Results(arguments.directory)
@@ -111,7 +118,7 @@ def plot(arguments: argparse.Namespace) -> int:
 
 
 def _rows(directory: str) -> list[CellRows]:
-    """Every cell's rows, with a word on stderr when some are still to come."""
+    """The rows of every cell, with a note on stderr if some are missing."""
     from jaxlsgd.study.store.codec import StoreError
     from jaxlsgd.study.store.reader import Results
 
@@ -124,7 +131,7 @@ def _rows(directory: str) -> list[CellRows]:
         fewest = min(count.replications for count in short)
         sys.stderr.write(
             f"jaxlsgd: partial: {len(short)} of {len(results.cells())} cells have fewer than "
-            f"{short[0].wanted:,} replications (the least: {fewest:,})\n"
+            f"{short[0].wanted:,} replications (fewest: {fewest:,})\n"
         )
     return rows
 
@@ -137,14 +144,14 @@ def replay(arguments: argparse.Namespace) -> int:
     cell = _find(results, arguments.cell)
     from jaxlsgd.engine import machine
 
-    machine.prepare(1)  # ahead of all that may make an array
+    machine.prepare(1)  # before anything can create an array
     load_imports(arguments)
     from jaxlsgd.study.replaying import replay as run_again
 
     found = run_again(results, cell, arguments.replication, max(2, arguments.rounds))
     _print_path(found.path, cell, arguments)
     if found.difference is None:
-        print("the study has no row of this replication yet")
+        print("the study has no row for this replication yet")
         return 0
     verdict = "agrees with" if found.agrees else "DISAGREES with"
     print(f"{verdict} the stored row (largest difference: {found.difference:.2g} half-widths)")
@@ -156,8 +163,8 @@ def _find(results: Results, part: str) -> str:
     matching = [cell for cell in known if part == cell] or [c for c in known if part in c]
     if len(matching) != 1:
         which = ", ".join((matching or known)[:10])
-        many = "fits several cells" if matching else "fits no cell"
-        raise ValueError(f"--cell = {part!r}: {many}: {which}")
+        many = "it matches" if matching else "the cells are"
+        raise refusal("--cell", "match exactly one cell", part, f"; {many} {which}")
     return matching[0]
 
 
@@ -166,7 +173,7 @@ def _print_path(path: CellRows, cell: str, arguments: argparse.Namespace) -> Non
     for name, rows in path.methods.items():
         labels = path.coordinates[name]
         if not 0 <= j < len(labels):
-            raise ValueError(f"--coordinate = {j}: must be in 0..{len(labels) - 1}")
+            raise refusal("--coordinate", f"be from 0 to {len(labels) - 1}", j)
         truth = path.truth[name]
         aim = "" if truth is None else f", truth {truth[j]:.6g}"
         where = f"{cell}, replication {arguments.replication}, {labels[j]}{aim}"

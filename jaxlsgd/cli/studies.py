@@ -1,4 +1,4 @@
-"""Verbs on study files: init, plan, run, reproduce."""
+"""Verbs on study files: init, kinds, plan, run, reproduce."""
 
 from __future__ import annotations
 
@@ -32,41 +32,47 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _add_init(verbs: Any) -> None:
-    text = "write a commented study file, to edit\n\nA file that is there is never overwritten."
+    text = "write a commented study file to edit\n\nAn existing file is never overwritten."
     examples = "jaxlsgd init study.toml\njaxlsgd init --paper paper.toml"
     parser = add_verb(verbs, "init", init, text, examples)
     parser.add_argument("path", nargs="?", default="study.toml", help="default: study.toml")
-    parser.add_argument("--paper", action="store_true", help="the paper's own experiments instead")
+    parser.add_argument(
+        "--paper", action="store_true", help="write the paper's own experiments instead"
+    )
 
 
 def _add_plan(verbs: Any) -> None:
     text = (
-        "say what a study will cost before it runs\n\n"
-        "Cells, tiles, compiled programs, memory, time and the Monte-Carlo standard error of a\n"
-        "coverage. Nothing is written."
+        "estimate what a study will cost before it runs\n\n"
+        "Prints cells, tiles, compiled programs, memory, time and the Monte-Carlo standard error of\n"
+        "a coverage. Writes nothing."
     )
     examples = "jaxlsgd plan study.toml\njaxlsgd plan study.toml --mcse 0.002 --measure"
     parser = add_verb(verbs, "plan", plan, text, examples)
     parser.add_argument("study", help="study file (TOML)")
-    parser.add_argument("--mcse", type=share, help="replications needed for this standard error")
     parser.add_argument(
-        "--devices", type=positive, help="number of devices to plan for (default: the cores here)"
+        "--mcse", type=share, help="how many replications this standard error needs"
     )
     parser.add_argument(
-        "--rate", type=positive, help="client-steps per second and device, if you know it"
+        "--devices", type=positive, help="number of devices to plan for (default: cores here)"
     )
-    parser.add_argument("--measure", action="store_true", help="measure the rate (some seconds)")
+    parser.add_argument(
+        "--rate", type=positive, help="client-steps per second per device, if you know it"
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="measure the rate first (a few seconds)"
+    )
     add_import(parser)
 
 
 def _add_run(verbs: Any) -> None:
     text = (
         "run a study, or what is missing of it\n\n"
-        "Every finished tile of replications is kept, so the same command again resumes, and\n"
-        "more replications in the study file extend it. Ctrl-C or SIGTERM finishes the tiles in\n"
-        "flight and exits with code 3; a second one drops them. A changed study is refused in\n"
-        "the same directory. With --dask, the workers of a cluster compute, and this process\n"
-        "writes: 'dask scheduler' and 'dask worker' start one, and so do dask-jobqueue and others."
+        "Every finished tile of replications is kept: the same command resumes a study, and more\n"
+        "replications in the study file extend it. Ctrl-C or SIGTERM finishes the tiles in flight\n"
+        "and exits with code 3; a second one drops them. A directory that holds a different study\n"
+        "is refused. With --dask, the workers of a cluster compute and this process writes; start\n"
+        "a cluster with 'dask scheduler' and 'dask worker', or with a package like dask-jobqueue."
     )
     examples = (
         "jaxlsgd run study.toml --out results\n"
@@ -78,14 +84,14 @@ def _add_run(verbs: Any) -> None:
     )
     parser = add_verb(verbs, "run", run, text, examples)
     parser.add_argument("study", help="study file (TOML)")
-    parser.add_argument("--out", required=True, metavar="DIR", help="directory of the results")
+    parser.add_argument("--out", required=True, metavar="DIR", help="directory for the results")
     parser.add_argument(
         "--max-time",
         type=seconds,
-        help="start no new tile after this long (90, 15m, 8h); running ones are finished",
+        help="start no tile after this long (90, 15m, 8h); tiles in flight are finished",
     )
     parser.add_argument(
-        "--devices", type=positive, help="use so many devices, or local workers (default: all)"
+        "--devices", type=positive, help="how many devices, or local workers, to use (default: all)"
     )
     parser.add_argument(
         "--dask",
@@ -95,20 +101,24 @@ def _add_run(verbs: Any) -> None:
     parser.add_argument(
         "--distributed",
         action="store_true",
-        help="one of several processes (SLURM, Open MPI, Cloud TPU, or JAX_COORDINATOR_ADDRESS, "
+        help="run as one of several processes (SLURM, Open MPI, Cloud TPU, or JAX_COORDINATOR_ADDRESS, "
         "JAX_NUM_PROCESSES and JAX_PROCESS_ID); the first of them writes",
     )
-    parser.add_argument("--replications", type=positive, help="in place of the study file's")
-    parser.add_argument("--fresh", action="store_true", help="refuse a DIR that holds a study")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only warnings")
+    parser.add_argument(
+        "--replications", type=positive, help="use this many, whatever the study file says"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="refuse a DIR that already holds a study"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print warnings only")
     add_import(parser)
 
 
 def _add_kinds(verbs: Any) -> None:
     text = (
-        "list the kinds of problems, methods, algorithms and schedules that a study file may name\n\n"
-        "Each with its arguments, as its builder has them. Own kinds are registered by\n"
-        "@jaxlsgd.register in a Python file that --import runs."
+        "list the problems, methods, algorithms and schedules that a study file can name\n\n"
+        "Each comes with the arguments of its builder. To add kinds of your own, register them with\n"
+        "@jaxlsgd.register in a Python file, and load it with --import."
     )
     parser = add_verb(verbs, "kinds", kinds, text, "jaxlsgd kinds\njaxlsgd kinds --import mine.py")
     add_import(parser)
@@ -116,7 +126,7 @@ def _add_kinds(verbs: Any) -> None:
 
 def _add_reproduce(verbs: Any) -> None:
     text = (
-        "reproduce the paper's tables and figures, ours beside them\n\n"
+        "reproduce the paper's tables and figures, next to the printed ones\n\n"
         "Tables 3 and 4 are made from one study, and Figures 1 to 3 from another. Both are kept as\n"
         "ordinary studies in DIR/study-tables and DIR/study-figures: the same command again resumes,\n"
         "more replications extend them, and 'jaxlsgd status' and 'jaxlsgd table' read them. Other\n"
@@ -128,7 +138,7 @@ def _add_reproduce(verbs: Any) -> None:
 
 
 def init(arguments: argparse.Namespace) -> int:
-    """Writes a study file to begin with."""
+    """Writes a study file to start from."""
     import jaxlsgd.study
 
     folder, path = Path(jaxlsgd.study.__file__).parent, Path(arguments.path)
@@ -137,13 +147,13 @@ def init(arguments: argparse.Namespace) -> int:
         with path.open("x", encoding="utf-8") as file:
             file.write(content)
     except FileExistsError:
-        raise ValueError(f"{path} is there already; give another name") from None
+        raise ValueError(f"{path} already exists; choose another name") from None
     print(f"wrote {path}; next: jaxlsgd plan {path}")
     return 0
 
 
 def kinds(arguments: argparse.Namespace) -> int:
-    """Prints what a study file may name."""
+    """Prints what a study file can name."""
     import textwrap
 
     load_imports(arguments)
@@ -165,7 +175,7 @@ def plan(arguments: argparse.Namespace) -> int:
     """Prints a forecast."""
     from jaxlsgd.engine import machine
 
-    machine.prepare()  # ahead of all that may make an array
+    machine.prepare()  # before anything can create an array
     load_imports(arguments)
     from jaxlsgd.study import forecast
     from jaxlsgd.study.spec import Study
@@ -183,7 +193,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Names the study file in what the builders refuse."""
+    """Adds the name of the study file to what is refused."""
     from jaxlsgd.study.executors.dask import ClusterError
 
     try:
@@ -202,8 +212,8 @@ def _plan_lines(
 
     found = forecast.forecast(study)
     yield "cells", f"{found.cells:,}"
-    yield "replications", f"{study.replications:,} of each cell"
-    yield "tiles", f"{found.tiles:,} of {study.tile_size} replications"
+    yield "replications", f"{study.replications:,} per cell"
+    yield "tiles", f"{found.tiles:,} of {study.tile_size} replications each"
     if found.idle_share > 0.1:
         full = study.tiles_per_cell * study.tile_size
         yield "", f"({full:,} replications would take no longer, as every tile runs at full width)"
@@ -214,7 +224,7 @@ def _plan_lines(
     yield "time", f"about {time} at {speed} per second per device ({source})"
     for level in study.levels:
         got = forecast.standard_error(level, study.replications)
-        yield f"MC error of {level:g}", f"{got:.4f} with {study.replications:,} replications"
+        yield f"MC error at {level:g}", f"{got:.4f} with {study.replications:,} replications"
         if error is not None:
             yield "", f"{error:g} needs {forecast.replications_for(level, error):,} replications"
 
@@ -223,7 +233,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs a study."""
     import dataclasses
 
-    _start_jax(arguments)  # ahead of all that may make an array: own kinds, the study's problems
+    _start_jax(arguments)  # before anything can create an array: own kinds, the problems
     load_imports(arguments)
     from jaxlsgd.study import progress
     from jaxlsgd.study.spec import Study
@@ -253,7 +263,7 @@ def _leads() -> bool:
 
 
 def _start_jax(arguments: argparse.Namespace) -> None:
-    """Sets JAX up, which reads its settings once, when it makes its first array."""
+    """Sets up JAX, which reads its settings once, when it creates its first array."""
     import jax
 
     from jaxlsgd.engine import distributed, machine
@@ -286,7 +296,7 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _signals(stop: Stop) -> Iterator[None]:
-    """Lets SIGINT and SIGTERM end a run in order."""
+    """Lets SIGINT and SIGTERM end a run in an orderly way."""
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -300,10 +310,10 @@ def _outcome(outcome: Outcome, directory: str) -> str:
 
     made = f"{outcome.tiles_run} tiles in {duration(outcome.seconds)}"
     if outcome.errors:
-        return f"failed: {len(outcome.errors)} cells, after {made}; other rows are in {directory}"
+        return f"failed: {len(outcome.errors)} cells; {made}, all other rows are in {directory}"
     if outcome.tiles_left:
-        return f"partial: {made}, {outcome.tiles_left} to come; the same command again goes on"
-    return f"done: {made}; jaxlsgd table {directory}"
+        return f"partial: {made}, {outcome.tiles_left} left; the same command resumes"
+    return f"done: {made}; next: jaxlsgd table {directory}"
 
 
 def reproduce(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from jaxlsgd.cli._common import add_verb, positive, share
+from jaxlsgd.core.checks import refusal
 
 VERBS = ("critical-value",)
 
@@ -15,8 +16,8 @@ def add_verbs(verbs: Any) -> None:
     """Declares the verb."""
     text = (
         "print the exact critical value of random scaling\n\n"
-        "For the limit under E_m ~ m^beta, or for the schedule as it is actually run: with a\n"
-        "warm-up the two differ a lot."
+        "Either of the limit under E_m ~ m^beta, or of a schedule as it is actually run; with a\n"
+        "warm-up, the two differ considerably."
     )
     examples = (
         "jaxlsgd critical-value --beta 0.5 --level 0.95\n"
@@ -33,9 +34,9 @@ def add_verbs(verbs: Any) -> None:
 
 
 def critical_value(arguments: argparse.Namespace) -> int:
-    """Prints one value a level."""
+    """Prints one value per level."""
     if arguments.schedule is None and arguments.num_steps is not None:
-        raise ValueError("--num-steps: goes with --schedule")
+        raise ValueError("--num-steps: must be given only with --schedule")
     for level in arguments.level:
         value = _value(arguments, level)
         print(f"{level:g} {value:.4f}" if len(arguments.level) > 1 else f"{value:.4f}")
@@ -48,7 +49,7 @@ def _value(arguments: argparse.Namespace, level: float) -> float:
     if arguments.schedule is None:
         return critical_values.critical_value(level, beta=_beta(arguments.beta))
     if arguments.num_steps is None:
-        raise ValueError("--num-steps: is needed with --schedule")
+        raise ValueError("--num-steps: must be given with --schedule")
     from jaxlsgd import schedules
 
     schedule = schedules.paper(arguments.schedule).with_warmup(arguments.warmup)
@@ -61,4 +62,4 @@ def _beta(text: str) -> float:
     try:
         return float(Fraction(text))
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"--beta = {text!r}: must be a number such as 0.5 or 1/3") from None
+        raise refusal("--beta", "be a number such as 0.5 or 1/3", text) from None

@@ -12,7 +12,7 @@ from jaxlsgd.schedules import Plan
 from jaxlsgd.study.jobs import Tile, grouped, job_bytes, program_kind, work
 from jaxlsgd.study.spec import Study
 
-RATE = 60e6  # client-steps per second and core: small problems, one recent x86 core
+RATE = 60e6  # client-steps per second per core: small problems, a recent x86 core
 
 
 class Forecast(NamedTuple):
@@ -26,7 +26,7 @@ class Forecast(NamedTuple):
     idle_share: float  # of the work beyond the replications asked for
 
     def seconds(self, rate: float, devices: int) -> float:
-        """Time without compiling, at a rate in client-steps per second and device."""
+        """Time without compiling, at a rate in client-steps per second per device."""
         return self.work / rate / min(devices, self.tiles)
 
 

@@ -99,7 +99,7 @@ class CellSpec:
 
     @property
     def coordinates(self) -> tuple[str, ...]:
-        """Problem, schedule, horizon, and an algorithm that is not Local SGD: those of a cell alone."""
+        """Problem, schedule, horizon and, unless it is Local SGD, the algorithm: unique to a cell."""
         other = (self.algorithm.name,) if self.algorithm.name != "local_sgd" else ()
         return self.problem.name, self.schedule.name, str(self.extent), *other
 
@@ -113,7 +113,7 @@ class CellSpec:
         step = power_decay(self.problem.gamma0, self.problem.alpha)
         plan = self.schedule.plan(step, **{self.extent.unit: self.extent.count})
         if plan.num_steps > MOST_STEPS:
-            raise ValueError(f"num_rounds: takes {plan.num_steps} steps, more than {MOST_STEPS}")
+            raise checks.refusal("num_rounds", f"take at most {MOST_STEPS} steps", plan.num_steps)
         return plan
 
     def saved_rounds(self, num_rounds: int) -> tuple[int, ...]:
@@ -122,7 +122,7 @@ class CellSpec:
         for value in self.save_at:
             m = max(1, round(value * num_rounds)) if isinstance(value, float) else value
             if m > num_rounds:
-                raise ValueError(f"save_at: round {m} is beyond the last, {num_rounds}")
+                raise checks.refusal("save_at", f"be at most {num_rounds}, the last round", m)
             rounds.add(m)
         return tuple(sorted(rounds))
 

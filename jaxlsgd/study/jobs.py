@@ -13,8 +13,8 @@ from jaxlsgd.engine import cost
 from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.parts import Part
 
-# A job is lost whole when its process is killed, and finished whole when it is asked to end, so it
-# must not be long: this is about half a minute of a core.
+# A job is lost as a whole if its process is killed, and finished as a whole if the run is asked to
+# stop, so it must not be long: this is about half a minute on one core.
 MOST_WORK = 2_000_000_000  # client-steps
 MOST_CELLS = 32
 MOST_BYTES = 1_000_000_000  # of the states that are in memory side by side
@@ -31,11 +31,11 @@ Job = tuple[Tile, ...]  # the unit of work: one range of cells that see the same
 
 
 def grouped(tiles: Iterable[Tile], workers: int) -> list[Job]:
-    """Tiles as jobs, those that share programs behind one another.
+    """Tiles as jobs, those that share programs next to one another.
 
     Args:
       tiles: what is to be done.
-      workers: how many jobs run at once. The last jobs are split so that each worker has one.
+      workers: how many jobs run at once; the last jobs are split so that every worker gets one.
     """
     kinds: dict[Any, dict[Any, list[Tile]]] = {}
     for tile in tiles:

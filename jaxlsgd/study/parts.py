@@ -147,8 +147,8 @@ def _steps(where: str, value: Any, default: float | None, name: str) -> list[flo
     value = default if value is None else value
     if value is None:
         raise SpecError(
-            f"{where}: is missing; give gamma0 of the step gamma0 / m^alpha in a table with {name}, or "
-            "Problem(gamma0=...)"
+            f"{where}: is missing; the step size is gamma0 / m^alpha: give gamma0 in the table of {name}, "
+            "or Problem(gamma0=...)"
         )
     listed = (
         checks.sequence(where, value, "number") if isinstance(value, (list, tuple)) else [value]

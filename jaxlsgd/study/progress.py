@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import resource
 import sys
-import threading
 import time
 from typing import NamedTuple, TextIO
 
@@ -22,22 +21,22 @@ class Totals(NamedTuple):
 
 
 class Silent:
-    """Tells nothing but warnings, which go to the log: the null object."""
+    """Shows nothing; warnings go to the log."""
 
     def start(self, totals: Totals) -> None:
         """Begins."""
 
     def advance(self, replications: float, work: float) -> None:
-        """Notes work done; called by every device's thread."""
+        """Notes work done."""
 
     def cell_done(self) -> None:
         """Notes that a cell is complete."""
 
     def tick(self) -> None:
-        """Called a few times a second: the moment to tell."""
+        """Called a few times per second: the moment to show something."""
 
     def say(self, text: str) -> None:
-        """Tells something that must not be missed."""
+        """Says something that must not be missed."""
         _log.warning("%s", text)
 
     def close(self) -> None:
@@ -51,7 +50,6 @@ class Lines(Silent):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._lock = threading.Lock()
         self._totals = Totals(0, 0, 0, 0.0)
         self._cells = 0
         self._replications = self._work = 0.0
@@ -62,9 +60,8 @@ class Lines(Silent):
         self._began = self._told = time.monotonic()
 
     def advance(self, replications: float, work: float) -> None:
-        with self._lock:
-            self._replications += replications
-            self._work += work
+        self._replications += replications
+        self._work += work
 
     def cell_done(self) -> None:
         self._cells += 1

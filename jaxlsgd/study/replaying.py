@@ -15,7 +15,7 @@ from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store.codec import StoreError
 from jaxlsgd.study.store.reader import Results
 
-# Alone, a replication runs in another vector width than in its tile, so that sums round otherwise.
+# On its own, a replication runs at another vector width than in its tile, so sums round differently.
 TOLERANCE = {"float32": 1e-2, "float64": 1e-6}  # of a half-width
 
 
@@ -39,13 +39,13 @@ def replay(
     Args:
       results: the study's results.
       cell_id: the cell.
-      replication: its number, from 0; one that is not stored is run all the same.
-      rounds: how many rounds of the path to show, about.
-      study: the study, where it has parts that were given as objects; else they are built again.
+      replication: its number, from 0; it need not be stored.
+      rounds: roughly how many rounds of the path to show.
+      study: the study, if parts of it were given as objects; all others are built again.
     """
     spec = _spec(results, cell_id, study)
     if not 0 <= replication < 2**32:
-        raise StoreError(f"replication: must be in 0..2³² − 1, got {replication}")
+        raise StoreError(f"replication: must be from 0 to 2³² − 1, got {replication}")
     num_rounds = spec.plan().num_rounds
     wanted = np.unique(np.linspace(1, num_rounds, min(rounds, num_rounds)).round().astype(int))
     saves = sorted({*wanted.tolist(), *spec.saved_rounds(num_rounds)})

@@ -20,7 +20,7 @@ from jaxlsgd.study.stop import Dropped, Stop
 from jaxlsgd.study.store.writer import Writer
 
 DONE, FAILED, PARTIAL = 0, 1, 3
-_STOPPING = "stopping when the tiles in flight are finished (two signals drop them)"
+_STOPPING = "stopping once the tiles in flight are finished (a second signal drops them)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +57,18 @@ def run(
 
     Args:
       study: what to run. More replications than before extend what is there.
-      directory: made if need be; refused if it holds another study.
+      directory: created if needed; refused if it holds another study.
       devices: JAX devices, all of the default backend's if None.
-      client: a `dask.distributed.Client`, whose workers then run the tiles in place of devices here.
+      client: a `dask.distributed.Client`, whose workers then run the tiles instead of the devices here.
       distributed: whether this is one of several processes that JAX has joined, all of which make this
         call; the first of them alone looks at the directory. See `jaxlsgd.engine.distributed.start`.
-      max_time: seconds after which no further tile begins.
-      progress: told how it goes; nothing but warnings if None.
-      stop: lets another thread or a signal end the run.
+      max_time: seconds after which no further tile is started.
+      progress: shows the progress; only warnings are logged if None.
+      stop: lets another thread, or a signal, end the run.
       fresh: refuse a directory that already holds a study.
 
     Returns:
-      The outcome; an error in one cell is in it, and the other cells are run.
+      The outcome. If a cell fails, its error is recorded there, and the other cells still run.
 
     Example::
 
@@ -164,7 +164,7 @@ class _Run:
             self.progress.close()
 
     def describe_anew(self) -> None:
-        """Puts right the descriptions of complete cells; those of others come with their tiles."""
+        """Repairs the descriptions of complete cells; those of others come with their tiles."""
         for cell in self.writer.study.cells:
             if not self._left[cell.id] and not self.writer.described(cell):
                 self.writer.describe(cell, compute.about(cell))

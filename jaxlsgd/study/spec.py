@@ -1,4 +1,4 @@
-"""A study as plain data: a grid of cells, validated when it is made, from TOML or from Python."""
+"""A study as data: a grid of cells, checked when it is created, from TOML or from Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST_CELLS = 100_000
 MOST_REPLICATIONS = 10**8
 MOST_LEVELS = 1_000
 MOST_BYTES = 1_000_000  # of a study file
-MOST_RULES = 20_000_000  # rules of `exclude` times what each is held against
+MOST_RULES = 20_000_000  # rules of `exclude` times what each is compared with
 MOST_DOTS = 200  # of a key: the time that TOML takes grows with their square
 
 
@@ -169,9 +169,11 @@ class Study:
         most = len(self.problems) * len(self.algorithms) * len(self.schedules)
         most *= max(1, len(self.horizons))
         if most + len(self.extra) > MOST_CELLS:
-            raise SpecError(f"the grid has {most + len(self.extra)} cells, at most {MOST_CELLS}")
+            raise SpecError(
+                f"the grid has {most + len(self.extra)} cells, more than the {MOST_CELLS} allowed"
+            )
         if most * len(self.methods) * len(self.exclude) > MOST_RULES:
-            raise refusal("exclude", "be few rules for so large a grid", len(self.exclude))
+            raise refusal("exclude", "have fewer rules for so large a grid", len(self.exclude))
         cells = tuple(expand(self))
         if not cells:
             cause = "every cell is excluded" if self.cross else "cross is false and extra is empty"
@@ -254,7 +256,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SpecError(f"cannot be read: {error.strerror}") from error
     if len(content) > MOST_BYTES:
-        raise SpecError(f"is larger than {MOST_BYTES} bytes, which no study file needs to be")
+        raise SpecError(f"is larger than {MOST_BYTES} bytes, more than any study file needs")
     try:
         text = content.decode("utf-8")
         if any(part.count(".") > MOST_DOTS for part in re.split(r"[=,\n{}\[\]]", text)):

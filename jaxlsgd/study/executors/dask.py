@@ -31,7 +31,7 @@ _FETCH = 60.0  # seconds in which the result of a finished job must arrive
 _TICK = 0.05  # seconds between looks while nothing is finished
 _LOOK = 5.0  # seconds between counts of the workers
 _TRIES = 2  # of a tile alone whose worker dies, each with Dask's own retries
-_AHEAD = 3  # jobs a thread that are handed to Dask, so that none waits for us
+_AHEAD = 3  # jobs per thread that are handed to Dask, so that no thread waits for us
 _LEAST = 16  # jobs in any case, so that a cluster that grows with demand sees some
 
 
@@ -48,8 +48,8 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
     """A client of the scheduler at an address, or of worker processes of our own.
 
     Args:
-      address: "tcp://host:8786", or "local" for a process a core of this machine.
-      workers: so many processes, with "local".
+      address: "tcp://host:8786", or "local" for one process per core of this machine.
+      workers: number of processes, with "local".
 
     Example::
 
@@ -73,8 +73,9 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
         client = distributed.Client(address, timeout=RECONNECT, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         raise ClusterError(
-            f"--dask = {shown(address)}: no Dask scheduler answers there within {CONNECT:g} s; "
-            f"start one with `dask scheduler`, or use --dask local ({_brief(error)})"
+            f"--dask: must be the address of a Dask scheduler, got {shown(address)}, where none answers "
+            f"within {CONNECT:g} s; start one with `dask scheduler`, or use --dask local "
+            f"({_brief(error)})"
         ) from error
     try:
         yield client
@@ -132,7 +133,8 @@ def _environments(client: Client) -> dict[str, Any]:
 
 def _refusal(which: str, cause: str, hint: str = "") -> str:
     hint = (
-        hint or "give all workers the versions of this process, one kind of machine and XLA_FLAGS"
+        hint
+        or "all workers need the versions of this process, the same kind of machine and XLA_FLAGS"
     )
     return f"the worker {which} is refused: {cause}; {hint}"
 
@@ -147,13 +149,13 @@ def threads(client: Client) -> int:
 class Dask:
     """The workers of a cluster.
 
-    Ends early, with a word to `say`, when the scheduler is lost for good or a worker joins that would
-    compute other digits.
+    Ends early, and says why, if the scheduler is lost for good or if a worker joins that would compute
+    other digits.
 
     Args:
       client: a synchronous `distributed.Client`.
       expected: of `environment`.
-      say: told what must not be missed.
+      say: is called with what must not be missed.
     """
 
     def __init__(
@@ -230,11 +232,11 @@ class _Fleet:
             self._submit(job, tries)
 
     def _connection(self) -> bool:
-        """Whether there is a scheduler; tells when it is lost, back, or gone."""
+        """Whether there is a scheduler; says when it is lost, back, or gone."""
         status = self.client.status
         if status == "closed":
             self.broken = True
-            self.say("the scheduler did not come back; what is committed stays")
+            self.say("the scheduler did not come back; what is committed is kept")
         elif (status != "running") != self.lost:
             self.lost = not self.lost
             self.say(f"the scheduler is {'lost; waiting for it' if self.lost else 'back'}")
