@@ -8,13 +8,13 @@ from typing import Any
 from benchmarks import cases
 from benchmarks.timing import Finding, finding, interleaved, ratio
 
-BASE = "random scaling, diagonal"
+BASE, BOTH = "random scaling, diagonal", "random scaling and plug-in"
 
 
 @functools.cache
 def methods() -> dict[str, tuple[Any, ...]]:
     """What is compared; made once, so that repeats compile nothing."""
-    from jaxlsgd import plug_in, random_scaling
+    from jaxlsgd import one_step, plug_in, random_scaling
 
     contrasts = [[1.0, -1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0]]
     return {
@@ -23,7 +23,8 @@ def methods() -> dict[str, tuple[Any, ...]]:
         "random scaling, 2 contrasts": (random_scaling("contrasts", contrasts=contrasts),),
         "plug-in": (plug_in(),),
         "plug-in, finite horizon": (plug_in("finite"),),
-        "random scaling and plug-in": (random_scaling(), plug_in()),
+        BOTH: (random_scaling(), plug_in()),
+        "one-step": (one_step(),),
         "random scaling, finite horizon": (random_scaling(critical="finite_horizon"),),
     }
 
@@ -51,6 +52,9 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
                 # The two full matrices differ in what they are asked: only this one is held to it.
                 bound = 1.25 if label == "random scaling, full" else None
                 price = ratio(each, times[BASE])
+                if label == "one-step":
+                    over_both = ratio(each, times[BOTH])
+                    findings.append(finding(case, f"one-step, over {BOTH}", over_both, at_most=1.3))
                 if label != BASE:
                     findings.append(finding(case, f"{label}, over diagonal", price, at_most=bound))
     return findings, {"num_steps": steps, "seconds": raw}

@@ -51,22 +51,23 @@ def topology(target: str) -> Any:
     ).devices[0]
 
 
-def methods() -> dict[str, Any]:
-    """What is measured, by name."""
-    from jaxlsgd import plug_in, random_scaling
+def methods() -> dict[str, dict[str, Any]]:
+    """What is measured in one run, by name: the paper's methods and their finite-horizon forms, and ours."""
+    from jaxlsgd import one_step, plug_in, random_scaling
 
-    return {
+    paper = {
         "random scaling": random_scaling(),
         "plug-in": plug_in(),
         "plug-in, finite horizon": plug_in("finite"),
         "random scaling, finite horizon": random_scaling(critical="finite_horizon"),
     }
+    return {"": paper, "one-step": {"one-step": one_step()}}
 
 
 class Programs:
     """The programs of one problem, lowered for any number of replications."""
 
-    def __init__(self, kind: str, device: Any) -> None:
+    def __init__(self, kind: str, device: Any, chosen: dict[str, Any]) -> None:
         import jax
 
         from jaxlsgd import problems
@@ -75,7 +76,7 @@ class Programs:
         from jaxlsgd.schedules import constant, power_decay
 
         self._sharding = jax.sharding.SingleDeviceSharding(device)
-        self.methods = methods()
+        self.methods = chosen
         problem = getattr(problems, kind)(DIM, CLIENTS)
         self._program = make_program(problem, tuple(self.methods.values()), local_sgd())
         self._data = self._abstract(make_data(problem, "float32"))
@@ -147,14 +148,16 @@ def jobs(device: Any) -> Iterator[Job]:
     from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS
 
     for kind in ("linear", "logistic"):
-        programs = Programs(kind, device)
-        yield Job(kind, "start of a tile", 0, programs.start)
-        for slots in (*SLOTS, BLOCK_STEPS):
-            lower = functools.partial(programs.block, slots)
-            yield Job(kind, f"block, room for {slots} rounds", slots, lower)
-        for name in programs.methods:
-            lower = functools.partial(programs.measurement, name)
-            yield Job(kind, f"measurement: {name}", 0, lower)
+        for group, chosen in methods().items():
+            programs = Programs(kind, device, chosen)
+            suffix = f" ({group})" if group else ""
+            yield Job(kind, f"start of a tile{suffix}", 0, programs.start)
+            for slots in (*SLOTS, BLOCK_STEPS):
+                lower = functools.partial(programs.block, slots)
+                yield Job(kind, f"block, room for {slots} rounds{suffix}", slots, lower)
+            for name in chosen:
+                lower = functools.partial(programs.measurement, name)
+                yield Job(kind, f"measurement: {name}", 0, lower)
 
 
 def report(target: str, job: Job, replications: int) -> dict[str, Any]:
