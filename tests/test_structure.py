@@ -17,7 +17,7 @@ import pytest
 from engine_helpers import momenta, paper_plan
 
 import jaxlsgd
-from jaxlsgd import Algorithm, Problem, plug_in, problems, random_scaling
+from jaxlsgd import Algorithm, Problem, one_step, plug_in, problems, random_scaling
 from jaxlsgd.core.estimator import Estimator, Horizon
 from jaxlsgd.engine import statistics
 from jaxlsgd.engine.block import run_block, start_tile
@@ -174,6 +174,7 @@ ALL_METHODS = (
     random_scaling("diagonal", name="diagonal"),
     plug_in("finite"),
     random_scaling(critical="finite_horizon"),
+    one_step(),
 )
 
 
