@@ -65,15 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except (ValueError, TypeError) as error:
-        return _told(error, USAGE)
+        return _report(error, USAGE)
     except (RuntimeError, ImportError, MemoryError) as error:
-        return _told(error, 1)
+        return _report(error, 1)
     except BrokenPipeError:
         # The reader of our output has left; what Python still holds for it must not be flushed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _told(error, 1)
+        return _report(error, 1)
     except KeyboardInterrupt:
         return 130
 
@@ -97,7 +97,7 @@ def _check_verb(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         parser.error(f"unknown verb {verb!r}{hint}")
 
 
-def _told(error: BaseException, code: int) -> int:
+def _report(error: BaseException, code: int) -> int:
     if os.environ.get("JAXLSGD_DEBUG") == "1":
         raise error
     sys.stderr.write(f"jaxlsgd: error: {error or type(error).__name__}\n")

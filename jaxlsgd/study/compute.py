@@ -43,7 +43,7 @@ def run_job(job: Job, device: Any = None) -> Iterator[Worked | Done]:
     """Runs the same replications of cells that see the same draws, and yields how it goes.
 
     Args:
-      job: tiles of cells that are alike in all but schedule, horizon and step size.
+      job: tiles of cells that differ in schedule, horizon and step size only.
       device: where to run; a tile is always run at full width.
     """
     spec = job[0].cell

@@ -21,7 +21,7 @@ def refusing(
     Args:
       where: the place in the study, such as "problems[0]".
       arguments: names that are keys there, so that a refusal of `noise` is one of "problems[0].noise".
-      own: whether somebody's own code runs inside, any error of which is then told as a refusal.
+      own: whether code of the user's own runs inside, any error of which then becomes a refusal.
     """
     try:
         yield

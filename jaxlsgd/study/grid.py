@@ -105,7 +105,7 @@ class CellSpec:
 
     @functools.cached_property
     def num_steps(self) -> int:
-        """Local steps of a client, with the one draw more that plug-in needs."""
+        """Local steps of a client, and the one more draw that plug-in needs."""
         return self.plan().num_steps + 1
 
     def plan(self) -> Plan:

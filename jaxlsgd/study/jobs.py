@@ -103,7 +103,7 @@ def _bounded(tiles: list[Tile]) -> list[Job]:
 
 
 def _most(tiles: Sequence[Tile]) -> int:
-    """How many of these tiles, which are alike in their memory, may be in one job."""
+    """How many of these tiles, which all need the same memory, may be in one job."""
     return max(1, min(MOST_CELLS, MOST_BYTES // state_bytes(tiles[0].cell)))
 
 

@@ -1,4 +1,4 @@
-"""Every kind that a study file may name: those of this package, and what `--import` brings in."""
+"""Every kind that a study file can name: those of this package, and those from `--import`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find(role: str, name: Any, where: str) -> Kind:
 
 
 def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
-    """Calls a kind's builder; what it refuses is told with its place."""
+    """Calls a kind's builder; what it refuses is reported with its place in the study."""
     checks.known_keys(where, arguments, tuple(kind.parameters))
     for name in kind.required:
         if name not in arguments:
@@ -74,10 +74,10 @@ def load(path: str | os.PathLike[str]) -> None:
 
 
 def load_source(name: str, source: str) -> None:
-    """Runs the source of such a file, once; also on workers, which do not have the file."""
+    """Runs the source of such a file, once; workers, which do not have the file, call it too."""
     if _sources.get(name) == source:
         return
-    # Not the file's own path: a digest of its functions must not depend on where it lies.
+    # Not the path of the file: workers do not have it, and messages name the file alone.
     place = f"<import {name}>"
     module = types.ModuleType(_module(name))
     module.__file__ = place

@@ -53,11 +53,11 @@ class Lines(Silent):
         self._totals = Totals(0, 0, 0, 0.0)
         self._cells = 0
         self._replications = self._work = 0.0
-        self._began = self._told = time.monotonic()
+        self._began = self._shown = time.monotonic()
 
     def start(self, totals: Totals) -> None:
         self._totals, self._cells = totals, totals.cells_done
-        self._began = self._told = time.monotonic()
+        self._began = self._shown = time.monotonic()
 
     def advance(self, replications: float, work: float) -> None:
         self._replications += replications
@@ -68,8 +68,8 @@ class Lines(Silent):
 
     def tick(self) -> None:
         now = time.monotonic()
-        if now - self._told >= self.every:
-            self._told = now
+        if now - self._shown >= self.every:
+            self._shown = now
             self._show(self.line(now))
 
     def say(self, text: str) -> None:
@@ -132,6 +132,6 @@ def duration(seconds: float) -> str:
 
 
 def peak_memory() -> int:
-    """Bytes that the process has held at most."""
+    """The most memory that the process has used so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -56,7 +56,7 @@ def run(
     rows are the same on one device or many, in any order, fresh or resumed.
 
     Args:
-      study: what to run. More replications than before extend what is there.
+      study: what to run; more replications than before extend the study.
       directory: created if needed; refused if it holds another study.
       devices: JAX devices, all of the default backend's if None.
       client: a `dask.distributed.Client`, whose workers then run the tiles instead of the devices here.
@@ -150,14 +150,14 @@ class _Run:
     def all(self, events: Events) -> None:
         """Commits every tile as it finishes."""
         self.progress.start(self._totals())
-        told = False
+        said = False
         try:
-            # Closed at once when a commit fails, so that jobs in flight drop before the lock goes.
+            # Closed at once if a commit fails, so that jobs in flight are dropped before the lock is.
             with contextlib.closing(events):
                 for event in events:
                     self.progress.tick()
-                    if self.stop.draining and not told:
-                        told = True
+                    if self.stop.draining and not said:
+                        said = True
                         self.progress.say(_STOPPING)
                     self._take(event)
         finally:
@@ -170,7 +170,7 @@ class _Run:
                 self.writer.describe(cell, compute.about(cell))
 
     def wanted(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """The jobs to do, without the tiles of a cell that has failed meanwhile."""
+        """The jobs to do, without the tiles of cells that have failed in the meantime."""
         for job in jobs:
             if left := tuple(tile for tile in job if tile.cell.id not in self.errors):
                 yield left

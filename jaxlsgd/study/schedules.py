@@ -18,9 +18,9 @@ def of(value: Any, where: str, warmup: float = 0.0) -> Schedule:
     """Reads a paper name, a table with `family` and the builder's arguments, or a `Schedule`.
 
     Args:
-      value: "C5", or {family = "power", beta = 0.25, scale = 2}, with `name` and `warmup` at will.
+      value: "C5", or {family = "power", beta = 0.25, scale = 2}, and optionally `name` and `warmup`.
       where: key, for messages.
-      warmup: share of the observations, where the schedule has none of its own.
+      warmup: share of the observations, for a schedule without a warm-up of its own.
     """
     if isinstance(value, Schedule):
         return value if value.warmup else value.with_warmup(warmup)

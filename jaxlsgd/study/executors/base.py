@@ -17,7 +17,7 @@ class Failed(NamedTuple):
     error: Exception
 
 
-# None comes now and then while nothing happens, so that the caller can look at the clock.
+# None comes now and then while nothing happens, so that the caller can check the clock.
 Event = Worked | Done | Failed | None
 Events = Generator[Event, None, None]
 
@@ -32,6 +32,6 @@ class Executor(Protocol):
         """Runs jobs, which are taken only as there is room for them, and yields how it goes.
 
         A job that fails is tried again tile by tile, so that one bad tile fails alone. When `stop` asks
-        for it, no further job begins. When the caller leaves early, jobs in flight are dropped.
+        for it, no further job is started. If the caller leaves early, jobs in flight are dropped.
         """
         ...

@@ -40,7 +40,7 @@ class ClusterError(ValueError):
 
 
 class WorkerError(RuntimeError):
-    """What went wrong in a worker, as it told it."""
+    """What went wrong in a worker, in its own words."""
 
 
 @contextlib.contextmanager
@@ -105,12 +105,12 @@ def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[
     """What all workers have in common; refuses those that differ. None if asked to end first."""
     if client.asynchronous:
         raise ClusterError("client: must be a synchronous distributed.Client")
-    told = False
+    said = False
     while not (found := _environments(client)):
         if stop.draining:
             return None
-        if not told:
-            told = True
+        if not said:
+            said = True
             say("the cluster has no workers yet; waiting for the first")
         time.sleep(0.5)
     expected = None
@@ -126,7 +126,7 @@ def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[
 
 
 def _environments(client: Client) -> dict[str, Any]:
-    """What each worker says of itself; one that dies meanwhile says nothing."""
+    """What each worker reports of itself; one that dies in the meantime is left out."""
     found = client.run(worker.environment, on_error="return")
     return {address: theirs for address, theirs in found.items() if not isinstance(theirs, OSError)}
 
@@ -301,7 +301,7 @@ class _Fleet:
         return []
 
     def drain(self) -> None:
-        """Gives up all jobs that have not begun; called often, acts once."""
+        """Gives up all jobs that have not started; called often, acts once."""
         if self.draining:
             return
         self.draining = True
@@ -328,5 +328,5 @@ def _decoded(tile: Tile, content: bytes) -> list[Event]:
         rows = codec.decode_tile(content, tile.cell, tile.first)
     except codec.Damaged as error:
         return [Failed(tile, codec.Damaged(f"what a worker sent is damaged: {error}"))]
-    # A worker says nothing on the way: all of its steps come with the rows.
+    # A worker does not report on the way: all of its steps come with the rows.
     return [Worked(tile, tile.cell.num_steps), Done(tile, rows)]

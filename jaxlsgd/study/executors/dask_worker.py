@@ -53,7 +53,7 @@ Packed = tuple[bytes, bytes]  # JSON, pickled objects
 
 
 def pack(cells: list[CellSpec], first: int) -> Packed:
-    """A job for a worker: cells as plain data, with the objects and imported sources behind them.
+    """A job for a worker: cells as plain data, with the objects and imported sources that they need.
 
     What comes with the package, or from an imported file, is built by the worker; only what was given or
     registered in Python is pickled.
@@ -105,7 +105,7 @@ def work(packed: Packed, expected: dict[str, Any]) -> Answer:
 
     Args:
       packed: made by `pack`.
-      expected: the environment that the run was begun with.
+      expected: the environment that the run started with.
     """
     from distributed import get_worker
 

@@ -24,7 +24,7 @@ from jaxlsgd.study.stop import Stop
 from jaxlsgd.study.store import codec
 
 LEADER = 0
-_ROWS, _ERROR = b"+", b"-"  # what a tile's content begins with
+_ROWS, _ERROR = b"+", b"-"  # first byte of a tile's content
 
 
 def meet(study: Study, devices: Sequence[Any]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Jobs on the devices of this process: one thread per device, results handed to the one writer."""
+"""Jobs on the devices of this process: one thread per device, events for the one writer."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Threads:
 
 
 class _Crew:
-    """The threads, and what they have to tell."""
+    """The threads, and the events that they report."""
 
     def __init__(self, jobs: Iterable[Job], devices: Sequence[Any], stop: Stop) -> None:
         self._jobs, self._stop, self._lock = iter(jobs), stop, threading.Lock()
-        self._told: queue.SimpleQueue[Event | threading.Thread] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | threading.Thread] = queue.SimpleQueue()
         # Bounded, so that devices wait for a slow disk and little is lost when the process is killed.
         self._room = threading.Semaphore(len(devices))
         self._left = False
@@ -57,7 +57,7 @@ class _Crew:
     def events(self) -> Iterator[Event]:
         """The next event; a tile's rows make room for others when the caller comes back for more."""
         try:
-            event = self._told.get(timeout=_TICK)
+            event = self._events.get(timeout=_TICK)
         except queue.Empty:
             yield None
             return
@@ -69,7 +69,7 @@ class _Crew:
             self._room.release()
 
     def leave(self) -> None:
-        """Waits for the threads, whatever they still have to tell."""
+        """Waits for the threads, whatever they still have to report."""
         self._left = True
         for thread in list(self.busy):
             while thread.is_alive():
@@ -82,7 +82,7 @@ class _Crew:
                 for tile in self._attempt(job, device):
                     self._attempt((tile,), device)
         finally:
-            self._told.put(threading.current_thread())
+            self._events.put(threading.current_thread())
 
     def _next(self) -> Job | None:
         with self._lock:
@@ -98,11 +98,11 @@ class _Crew:
                 if isinstance(event, Done):
                     self._room.acquire()
                     del left[event.tile]
-                self._told.put(event)
-        except Exception as error:  # told by the caller, tile by tile
+                self._events.put(event)
+        except Exception as error:  # reported by the caller, tile by tile
             if len(job) > 1 and not self._stop.draining:
                 return list(left)
             cause = error if len(job) == 1 else Dropped()
             for tile in left:
-                self._told.put(Failed(tile, cause))
+                self._events.put(Failed(tile, cause))
         return []

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import zipfile
 from pathlib import Path
@@ -38,6 +39,10 @@ class StoreError(RuntimeError):
 
 class Damaged(StoreError):
     """A file whose content is not what was written."""
+
+
+class Missing(StoreError):
+    """A file that is not there."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -73,14 +78,17 @@ def sync_directory(path: Path) -> None:
 def remove_unfinished(directory: Path) -> None:
     """Removes what a killed writer left half-written; only for the holder of the lock."""
     for path in directory.glob(f".*{_TEMPORARY}"):
-        path.unlink(missing_ok=True)
+        if is_unfinished(path.name):
+            path.unlink(missing_ok=True)
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file name is that of a half-written file."""
-    return name.startswith(".") and name.endswith(_TEMPORARY)
+    """Whether a file name is that of a file of ours that is half-written."""
+    ours = r"manifest\.json|cell\.json|tile-\d{9}\.npz"
+    return re.fullmatch(rf"\.({ours}){re.escape(_TEMPORARY)}", name) is not None
 
 
+_DENIED = (errno.EACCES, errno.EPERM)
 _HINTS = {
     errno.ENOSPC: "; free some space and run the same command again",
     errno.EDQUOT: "; free some of your quota and run the same command again",
@@ -88,19 +96,24 @@ _HINTS = {
     errno.EACCES: "; choose a directory that you may write to",
     errno.EPERM: "; choose a directory that you may write to",
     errno.EROFS: "; choose a directory that you may write to",
+    errno.ENOENT: "; it was moved or deleted meanwhile: put it back, or run the same command again",
 }
 
 
 def cannot(verb: str, path: Path, error: OSError) -> StoreError:
     """The plain message for an operating-system error."""
-    hint = _HINTS.get(error.errno or 0, "")
-    return StoreError(f"cannot {verb} {path}: {error.strerror or error}{hint}")
+    reading = verb in ("read", "open")
+    hint = "" if reading else _HINTS.get(error.errno or 0, "")
+    if reading and error.errno in _DENIED:
+        hint = "; ask its owner for the permission to read it"
+    kind = Missing if reading and error.errno in (errno.ENOENT, errno.ENOTDIR) else StoreError
+    return kind(f"cannot {verb} {path}: {error.strerror or error}{hint}")
 
 
 def read_regular(path: Path, most: int) -> bytes:
     """Up to `most` bytes of a regular file, and one more if it has more.
 
-    Anything else could keep a reader waiting for ever: a pipe, a terminal, a device.
+    Anything else could keep a reader waiting forever: a pipe, a terminal, a device.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -177,7 +190,7 @@ def read_tile(path: Path, cell: CellSpec, first: int) -> dict[str, MethodRows]:
     most = _most_bytes(cell)
     try:
         content = read_regular(path, most)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise cannot("read", path, error) from error
     except OSError as error:
         raise Damaged(f"{path} is damaged: it cannot be read ({error.strerror})") from error

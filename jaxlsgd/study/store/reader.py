@@ -1,4 +1,4 @@
-"""A study's directory: one writer commits tiles, any number of readers look at what is there.
+"""A study's directory: one writer commits tiles, any number of readers read what is there.
 
 DIR/manifest.json                     the study, its hash, versions, devices and flags
 DIR/lock                              held by the one writer
@@ -69,7 +69,7 @@ class Results:
         return self._cells[cell_id]
 
     def tile_path(self, cell_id: str, first: int) -> Path:
-        """Where the tile that begins with replication `first` is kept."""
+        """The path of the tile that starts with replication `first`."""
         return self.folder(cell_id) / f"tile-{first:09d}.npz"
 
     def firsts(self) -> range:
@@ -79,7 +79,7 @@ class Results:
     def read(self, cell_id: str) -> CellRows | None:
         """The rows of a cell, row r being replication r; None if there are none yet.
 
-        Tiles behind a gap wait until it is filled, so that the rows of two cells are paired.
+        Tiles after a gap are left out until it is filled, so that the rows of two cells are paired.
         """
         firsts = self._present(cell_id)
         if not firsts:
@@ -169,7 +169,7 @@ class Results:
         except _Unfit as error:
             raise Damaged(f"{path} is damaged: {error}; run the study again") from error
         except Damaged as error:
-            raise Damaged(f"{error}; run the study again to write it anew") from error
+            raise Damaged(f"{error}; run the study again to rewrite it") from error
 
 
 def study_of(manifest: dict[str, Any], path: Path) -> Study:

@@ -27,7 +27,7 @@ class Writer:
     """The one process that may add to a study's directory.
 
     Args:
-      directory: made if it is not there.
+      directory: created if it does not exist.
       study: what is to be there; refused if the directory holds another study.
       environment: versions, device kind and flags, recorded in the manifest.
       fresh: refuse a directory that already holds a study.
@@ -66,7 +66,7 @@ class Writer:
         self._lock.close()
 
     def missing(self) -> Iterator[tuple[CellSpec, int]]:
-        """The tiles to compute; damaged ones are set aside on the way, with a warning."""
+        """The tiles to compute; damaged ones are set aside, with a warning."""
         for cell in self.study.cells:
             codec.remove_unfinished(self._folder(cell))
             for first in self.results.firsts():
@@ -82,7 +82,7 @@ class Writer:
         return True
 
     def describe(self, cell: CellSpec, about: CellRows) -> None:
-        """Writes what readers need besides the rows, unless it is there."""
+        """Writes what readers need besides the rows, unless it is already there."""
         folder = self._folder(cell)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def _lock(directory: Path) -> Any:
     path = directory / "lock"
     codec.refuse_link(path)
     try:
-        # A link put there meanwhile is refused too: the file is emptied below.
+        # A link that appears in the meantime is refused too: the file is emptied below.
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         file = open(os.open(path, flags, 0o666), "a+")  # noqa: SIM115
     except OSError as error:

@@ -1,0 +1,188 @@
+"""A manifest that is lost, made again: cells and tiles say themselves what they are."""
+
+from __future__ import annotations
+
+import contextlib
+import graphlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.study.spec import MOST_REPLICATIONS, Study
+from jaxlsgd.study.store import codec
+from jaxlsgd.study.store.codec import FORMAT, Damaged, StoreError
+
+_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+_SHARED = ("levels", "save_at", "seed", "dtype", "tile_size")  # by all cells of a study
+
+
+class Note(NamedTuple):
+    """What a cell's description keeps of the manifest."""
+
+    place: int  # of the cell in the study
+    cells: int
+    replications: int
+    environment: dict[str, Any]
+
+    def plain(self) -> dict[str, Any]:
+        """The note as JSON data."""
+        return self._asdict()
+
+
+def note_of(content: dict[str, Any]) -> Note | None:
+    """The note in a description; None if it has none that can be used."""
+    found = content.get("manifest")
+    if not isinstance(found, dict) or set(found) != set(Note._fields):
+        return None
+    note = Note(**found)
+    counts = (note.place, note.cells, note.replications)
+    fits = all(type(x) is int and 0 <= x <= MOST_REPLICATIONS for x in counts)
+    return note if fits and isinstance(note.environment, dict) else None
+
+
+class Described(NamedTuple):
+    """The cells of a directory that can be read without its manifest."""
+
+    contents: dict[str, dict[str, Any]]  # what is in each cell.json, by the name of its directory
+    unread: list[str]  # directories whose cell.json is damaged or lost
+
+
+def described(directory: Path) -> Described:
+    """All cells that identify themselves, in the order of the study."""
+    contents, unread = {}, []
+    for name in folders(directory):
+        try:
+            contents[name] = codec.read_json(directory / "cells" / name / "cell.json")
+        except StoreError:
+            unread.append(name)
+    places = {name: (note.place if (note := note_of(x)) else -1) for name, x in contents.items()}
+    return Described({name: contents[name] for name in sorted(places, key=places.get)}, unread)  # type: ignore[arg-type]
+
+
+def folders(directory: Path) -> list[str]:
+    """The names in `cells`, sorted."""
+    try:
+        return sorted(os.listdir(directory / "cells"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise codec.cannot("read", directory / "cells", error) from error
+
+
+def environments(contents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What made the rows, as far as the descriptions tell."""
+    found: list[dict[str, Any]] = []
+    for note in filter(None, map(note_of, contents)):
+        if note.environment not in found:
+            found.append(note.environment)
+    return found
+
+
+def manifest(directory: Path) -> tuple[dict[str, Any], Study, str] | None:
+    """A manifest of what the cells tell, its study, and a word on what is missing; None if nothing is."""
+    found = described(directory)
+    if not found.contents:
+        return None
+    asked = max((note.replications for note in _notes(found)), default=1)
+    study = _study(found.contents, max(asked, 1), directory)
+    told = {cell.id: cell for cell in study.cells}
+    lost = [*found.unread, *(name for name in found.contents if name not in told)]
+    total = max([note.cells for note in _notes(found)] + [len(told)])
+    if most := most_replications(directory, study.cells, study.replications):
+        study = Study.read(study.plain() | {"replications": most})
+    content = {"format": FORMAT, "digest": "", "created": "", "study": study.plain()}
+    content["environments"] = environments(found.contents.values())
+    return content, study, _missing(len(told), total, lost)
+
+
+def _notes(found: Described) -> list[Note]:
+    return [note for note in map(note_of, found.contents.values()) if note]
+
+
+def _missing(told: int, total: int, lost: list[str]) -> str:
+    damaged = f"; the description of {lost[0]} is damaged" if lost else ""
+    more = f" and of {len(lost) - 1} more" if len(lost) > 1 else ""
+    return f"{told} of {total} cells have rows that can be shown{damaged}{more}"
+
+
+def _study(contents: dict[str, dict[str, Any]], replications: int, directory: Path) -> Study:
+    try:
+        cells = [content["cell"] for content in contents.values()]
+        shared = {key: cells[0][key] for key in _SHARED}
+        if any(cell[key] != value for cell in cells for key, value in shared.items()):
+            raise StoreError(f"{directory} has cells of several studies and no usable manifest")
+        return Study.read(shared | _grid(cells) | {"replications": replications})
+    except _ERRORS as error:
+        raise Damaged(
+            f"{directory} is damaged: neither its manifest nor its cells describe a study ({error})"
+        ) from error
+
+
+def _grid(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """The grid of these cells alone, each of them listed."""
+    methods = {method["name"]: method for cell in cells for method in cell["methods"]}
+    listed: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
+    for cell in cells:  # every cell has its methods in the study's order, some left out
+        names = [method["name"] for method in cell["methods"]]
+        for after, name in enumerate(names):
+            listed.add(name, *names[:after])
+    return {
+        "problems": _distinct(cell["problem"] for cell in cells),
+        "algorithms": _distinct(cell["algorithm"] for cell in cells),
+        "schedules": _distinct(cell["schedule"] for cell in cells),
+        "methods": [methods[name] for name in listed.static_order()],
+        "cross": False,
+        "extra": [_rule(cell) for cell in cells],
+    }
+
+
+def _distinct(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({part["name"]: part for part in parts}.values())
+
+
+def _rule(cell: dict[str, Any]) -> dict[str, Any]:
+    named = {key: cell[key]["name"] for key in ("problem", "algorithm", "schedule")}
+    return named | dict(cell["horizon"]) | {"methods": [x["name"] for x in cell["methods"]]}
+
+
+def identified(directory: Path, study: Study) -> dict[str, dict[str, Any]] | None:
+    """The descriptions of a study's cells, where the manifest is lost; None if none is of this study."""
+    known = {cell.id: cell for cell in study.cells}
+    names = folders(directory)
+    if not names or not set(names) <= set(known):
+        return None
+    contents = described(directory).contents
+    mine = {name: x for name, x in contents.items() if x.get("digest") == known[name].digest}
+    if mine or any(_intact(directory, known[name]) for name in names):
+        return mine
+    return None
+
+
+def _intact(directory: Path, cell: CellSpec) -> bool:
+    """Whether one tile at least is one of this cell."""
+    return any(_reads(path, cell) for path in (directory / "cells" / cell.id).glob("tile-*.npz"))
+
+
+def _reads(path: Path, cell: CellSpec) -> bool:
+    with contextlib.suppress(Damaged, ValueError):
+        codec.read_tile(path, cell, int(path.stem.removeprefix("tile-")))
+        return True
+    return False
+
+
+def most_replications(directory: Path, cells: Iterable[CellSpec], known: int) -> int:
+    """Replications beyond those `known` that tiles show to have been asked for; 0 if there are none."""
+    most = 0
+    for cell in cells:
+        beyond = sorted((directory / "cells" / cell.id).glob("tile-*.npz"), reverse=True)
+        for path in beyond:
+            digits = path.stem.removeprefix("tile-")
+            end = int(digits) + cell.tile_size if digits.isdecimal() else 0
+            if end - cell.tile_size < max(known, most):
+                break
+            if end <= MOST_REPLICATIONS and _reads(path, cell):
+                most = end
+                break
+    return most
