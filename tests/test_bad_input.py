@@ -19,6 +19,7 @@ from jaxlsgd import (
     Draws,
     Plan,
     Problem,
+    Study,
     fit,
     plug_in,
     problems,
@@ -71,6 +72,16 @@ class Refusal(NamedTuple):
     argument: str
     rule: str
     value: str
+
+
+def study(**changes: Any) -> Study:
+    given = {
+        "problems": [good()[0]],
+        "schedules": ["C1"],
+        "horizons": [40],
+        "methods": [plug_in()],
+    }
+    return Study(**(given | changes))
 
 
 def contrasts(rows: Any) -> Any:
@@ -305,6 +316,32 @@ TABLE: dict[str, Refusal] = {
         lambda: run_once(methods=plug_in()).test("wald"), "method", "plug_in", "wald"
     ),
     "an unknown schedule": Refusal(lambda: schedules.paper("C7"), "name", "one of C1", "C7"),
+    # studies
+    "study, no replications": Refusal(
+        lambda: study(replications=0), "replications", "integer from 1", "0"
+    ),
+    "study, half a tile": Refusal(lambda: study(tile_size=0.5), "tile_size", "integer", "0.5"),
+    "study, level 95": Refusal(lambda: study(levels=[95]), "levels[0]", "between 0 and 1", "95"),
+    "study, seed": Refusal(lambda: study(seed=-1), "seed", "integer from 0", "-1"),
+    "study, float16": Refusal(
+        lambda: study(dtype="float16"), "dtype", "float32, float64", "float16"
+    ),
+    "study, warm-up": Refusal(lambda: study(warmup=1), "warmup", "[0, 1)", "1"),
+    "study, schedule": Refusal(lambda: study(schedules=["C7"]), "schedules[0]", "one of C1", "C7"),
+    "study, problem": Refusal(lambda: study(problems=[3]), "problems[0]", "jaxlsgd.Problem", "3"),
+    "study, plan for a method": Refusal(
+        lambda: study(methods=[good()[1]]), "methods[0]", "jaxlsgd.Estimator", "Plan"
+    ),
+    "study, kind": Refusal(
+        lambda: study(problems=["cubic"]), "problems[0].kind", "one of linear", "cubic"
+    ),
+    "study, argument": Refusal(
+        lambda: study(problems=[{"kind": "linear", "dim": 2, "num_clients": 2, "noise": -1}]),
+        "problems[0].noise",
+        "at least 0",
+        "-1",
+    ),
+    "study, save_at": Refusal(lambda: study(save_at=[1.5]), "save_at[0]", "(0, 1]", "1.5"),
 }
 
 
