@@ -191,6 +191,10 @@ else:
     raise AssertionError("what is an object cannot be built")
 with Client(sys.argv[1], timeout=600) as client:
     assert study.run("on-dask", client=client).tiles_run == 6
+    # A kind that was registered in Python, and not by a file that the worker could run.
+    named = objects(problems=[{"kind": "poisson", "num_clients": 2}])
+    outcome = named.run("by-name", client=client)
+    assert (outcome.tiles_run, outcome.errors) == (6, {}), outcome
 assert tiles(Path("on-dask")) == whole
 """
 

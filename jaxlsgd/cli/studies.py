@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from jaxlsgd.study.stop import Stop
 
 VERBS = ("init", "kinds", "plan", "run", "reproduce")
+_HOW_TO_NAME = """
+In a study file, give a name alone, or a table with arguments:
+  problems = ["paper-linear", {kind = "linear", dim = 5, num_clients = 10, gamma0 = 0.5}]
+  schedules = ["C5", {family = "power", beta = "1/4"}]"""
 _TEMPLATES = {False: "template.toml", True: "paper.toml"}
 
 
@@ -168,6 +172,7 @@ def kinds(arguments: argparse.Namespace) -> int:
                 print(
                     textwrap.fill(takes, 100, initial_indent="      ", subsequent_indent="      ")
                 )
+    print(_HOW_TO_NAME)
     return 0
 
 
