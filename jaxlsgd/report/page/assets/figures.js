@@ -1,0 +1,197 @@
+// The figures of the last round: coverage, the trade-off, paired differences.
+const RIGHT = 14;
+
+function report(v) {
+  const side = apart(v.score);
+  const note = side ? `\n${Math.abs(v.score).toFixed(1)} standard errors ${side} its level` : "";
+  return `${data.methods[v.method]}\n${cellName(v.cell)}\n` +
+    `coverage ${percent(v.coverage, v.error)}, ${grouped(v.n)} runs${note}\n` +
+    `length ${withError(v.length, v.lengthError)}\n${number(v.cell.acf)} rounds per observation`;
+}
+
+// Rows of marks with bars: groups are {label, items: [{method, x, low, high, hollow, text, cell}]}.
+function forest(groups, { domain, label, line, band }) {
+  return (svg, width) => {
+    const rows = groups.reduce((n, group) => n + group.items.length, 0);
+    const step = rows > 60 ? 9 : 12, gap = 8, top = 6;
+    const widest = Math.max(...groups.map((group) => group.label.length));
+    const left = Math.min(width * 0.4, 14 + widest * 6.6);
+    const bottom = top + rows * step + groups.length * gap;
+    const x = scale(domain, [left, width - RIGHT]), points = [];
+    const inside = (value) => Math.max(left, Math.min(width - RIGHT, x(value)));
+    if (band) svg.append(shape("rect", {
+      x: inside(band[0]), y: top, width: Math.max(0, inside(band[1]) - inside(band[0])), height: bottom - top, class: "band",
+    }));
+    svg.append(shape("path", { d: `M${x(line)},${top}V${bottom}`, class: "nominal" }));
+    let y = top + gap / 2;
+    groups.forEach((group, i) => {
+      const high = group.items.length * step;
+      if (i) svg.append(shape("path", { d: `M0,${y - gap / 2}H${width - RIGHT}`, class: "grid" }));
+      svg.append(shape("text", { x: left - 8, y: y + high / 2 + 4, class: "label end strong" }, short(group.label, left)));
+      for (const item of group.items) {
+        const at = { x: inside(item.x), y: y + step / 2 };
+        if (Number.isFinite(item.x)) {
+          svg.append(
+            shape("path", { d: `M${inside(item.low)},${at.y}H${inside(item.high)}`, class: `bar ${look(item.method)}` }),
+            mark(item.method, at.x, at.y, item.hollow, step > 10 ? 4 : 3));
+          points.push({ ...at, text: item.text, cell: item.cell });
+        }
+        y += step;
+      }
+      y += gap;
+    });
+    axisX(svg, x, bottom, label);
+    return { height: bottom + 38, points, name: label };
+  };
+}
+
+// Most panels are never looked at.
+const later = (make) => (svg, width) => make()(svg, width);
+const short = (text, room) => text.length * 6.6 <= room ? text : `${text.slice(0, Math.max(3, room / 6.6 - 1))}…`;
+
+// Where 95 % of the points of exact intervals would be.
+function exact(n) {
+  const half = 1.96 * Math.sqrt((level() * (1 - level())) / n);
+  return [100 * (level() - half), 100 * (level() + half)];
+}
+
+function drawCoverage(cells) {
+  const known = (cell) => views(cell).filter((v) => Number.isFinite(v.coverage));
+  const all = cells.flatMap(known);
+  const domain = span(all.flatMap((v) => [100 * v.low, 100 * v.high]), { include: [100 * level()] });
+  domain[1] = Math.min(domain[1], 100.5);
+  figure("coverage", !all.length ? [] : settings(cells).map((group) => ({
+    title: settingName(group[0]),
+    draw: later(() => forest(group.map((cell) => ({
+      label: cell.schedule,
+      items: known(cell).map((v) => ({
+        method: v.method, x: 100 * v.coverage, low: 100 * v.low, high: 100 * v.high,
+        hollow: apart(v.score) !== "", text: report(v), cell,
+      })),
+    })), { domain, label: `Coverage (%), nominal ${number(100 * level())}`, line: 100 * level(), band: exact(Math.max(...group.map((cell) => cell.n))) })),
+  })));
+}
+
+// Lines and points: series are {method, points: [{x, y, low, high, hollow, text, cell}], label}.
+function plot(series, options) {
+  const { xs, ys, xLabel, yLabel, logX, logY, line, band, height = 250, top = 24, diagonal, joined = true } = options;
+  return (svg, width) => {
+    const labelled = series.some((one) => one.label);
+    const left = 46, bottom = height - 42, right = width - (labelled ? 62 : RIGHT);
+    const x = scale(xs, [left, right], logX), y = scale(ys, [bottom, top], logY), points = [];
+    axisY(svg, left, y, yLabel, right);
+    const clamp = (value) => Math.max(top, Math.min(bottom, y(value)));
+    if (band) svg.append(shape("rect", { x: left, y: clamp(band[1]), width: right - left, height: Math.max(0, clamp(band[0]) - clamp(band[1])), class: "band" }));
+    if (line !== undefined) svg.append(shape("path", { d: `M${left},${clamp(line)}H${right}`, class: "nominal" }));
+    if (diagonal) {
+      const ends = [Math.max(xs[0], ys[0]), Math.min(xs[1], ys[1])];
+      svg.append(shape("path", { d: `M${x(ends[0])},${y(ends[0])}L${x(ends[1])},${y(ends[1])}`, class: "nominal" }));
+    }
+    for (const one of series) drawSeries(svg, one, x, y, [top, bottom], joined, points);
+    if (labelled) placeLabels(svg, series, x, y, right);
+    axisX(svg, x, bottom, xLabel);
+    return { height, points, name: `${yLabel} against ${xLabel}.` };
+  };
+}
+
+function drawSeries(svg, one, x, y, [top, bottom], joined, points) {
+  const known = one.points.filter((p) => Number.isFinite(p.x) && Number.isFinite(p.y));
+  const place = (p) => ({ x: x(p.x), y: Math.max(top, Math.min(bottom, y(p.y))), out: y(p.y) > bottom + 0.5 || y(p.y) < top - 0.5 });
+  const places = known.map(place);
+  if (joined && places.length > 1) svg.append(shape("path", {
+    d: `M${places.map((p) => `${p.x.toFixed(1)},${p.y.toFixed(1)}`).join("L")}`,
+    class: `line ${look(one.method)}`, "stroke-dasharray": DASHES[one.method % 8],
+  }));
+  known.forEach((p, i) => {
+    const at = places[i];
+    if (p.low !== undefined) svg.append(shape("path", {
+      d: `M${at.x},${Math.min(bottom, y(p.low))}V${Math.max(top, y(p.high))}`, class: `bar ${look(one.method)}`,
+    }));
+    // A point beyond the axes is an arrow at their edge.
+    if (at.out) svg.append(shape("path", {
+      d: at.y < top + 1 ? `M${at.x - 4},${top + 6}l4,-5l4,5` : `M${at.x - 4},${bottom - 6}l4,5l4,-5`, class: `out ${look(one.method)}`,
+    }));
+    else if (!one.plain || i === known.length - 1) svg.append(mark(one.method, at.x, at.y, p.hollow, one.size ?? 4));
+    points.push({ x: at.x, y: at.y, text: p.text, cell: p.cell });
+  });
+}
+
+// Names at the ends of lines, pushed apart.
+function placeLabels(svg, series, x, y, right) {
+  const ends = series.filter((one) => one.points.length).map((one) => {
+    const end = one.points[one.points.length - 1];
+    return { at: y(end.y), text: one.label, from: x(end.x), method: one.method };
+  }).filter((end) => Number.isFinite(end.at)).sort((a, b) => a.at - b.at);
+  let before = -Infinity;
+  for (const end of ends) {
+    const at = Math.max(end.at, before + 12);
+    before = at;
+    svg.append(
+      shape("path", { d: `M${end.from + 6},${end.at}L${right + 4},${at}`, class: "leader" }),
+      shape("text", { x: right + 6, y: at + 4, class: `label ${look(end.method)} ink` }, short(end.text, 54)));
+  }
+}
+
+function drawTradeoff(cells) {
+  const groups = settings(cells).filter((group) => group.length > 1);
+  const all = groups.flat().flatMap(views);
+  const xs = span(all.map((v) => v.cell.acf), { log: true, pad: 0.08 });
+  figure("tradeoff", groups.map((group) => ({ title: settingName(group[0]), draw: later(() => {
+    const here = group.flatMap(views);
+    const ys = span(here.map((v) => v.length), { log: true, pad: 0.12 });
+    const methods = unique(here.map((v) => v.method));
+    const series = methods.map((method) => ({
+      method,
+      points: here.filter((v) => v.method === method).sort((a, b) => a.cell.acf - b.cell.acf).map((v) => ({
+        x: v.cell.acf, y: v.length, low: v.length - 1.96 * v.lengthError, high: v.length + 1.96 * v.lengthError,
+        hollow: apart(v.score) !== "", text: report(v), cell: v.cell,
+      })),
+    }));
+    const draw = plot(series, { xs, ys, logX: true, logY: true, height: 306, top: 50, xLabel: "Communication rounds per observation", yLabel: "Mean length" });
+    return (svg, width) => { nameSchedules(svg, group, xs, width); return draw(svg, width); };
+  }) })));
+}
+
+// The schedules where their points are, along the top, on two lines where one has no room.
+function nameSchedules(svg, group, xs, width) {
+  const x = scale(xs, [46, width - RIGHT], true), free = [Infinity, Infinity];
+  for (const cell of [...group].sort((a, b) => b.acf - a.acf)) {
+    const wide = cell.schedule.length * 6.2, at = x(cell.acf), middle = Math.min(at, width - wide / 2);
+    svg.append(shape("path", { d: `M${at},48V264`, class: "grid" }));
+    const row = free.findIndex((end) => middle + wide / 2 < end);
+    if (row < 0 || wide > width / 4) continue;
+    free[row] = middle - wide / 2 - 5;
+    svg.append(shape("text", { x: middle, y: 44 - 13 * row, class: "label middle" }, cell.schedule));
+  }
+}
+
+function drawPairs(cells) {
+  const shown = new Set(cells.map((cell) => cell.index));
+  const rows = [...pairs.cell].map((index, i) => ({
+    cell: data.cells[index], method: pairs.method[i], reference: data.cells[pairs.reference[i]],
+    coverage: 100 * pairs.coverage_difference[i], coverageError: 100 * pairs.coverage_difference_mcse[i],
+    ratio: pairs.length_ratio[i], ratioError: pairs.length_ratio_mcse[i],
+  })).filter((row) => shown.has(row.cell.index) && visible(row.method));
+  const measure = document.querySelector("#pairs input:checked").value;
+  const [value, error, line, label] = measure === "coverage"
+    ? ["coverage", "coverageError", 0, "Difference of coverage (points)"] : ["ratio", "ratioError", 1, "Ratio of mean lengths"];
+  const domain = span(rows.flatMap((row) => [row[value] - 1.96 * row[error], row[value] + 1.96 * row[error], row[value]]), { include: [line] });
+  figure("pairs", settings(unique(rows.map((row) => row.cell))).map((group) => ({
+    title: settingName(group[0]),
+    draw: later(() => forest(group.map((cell) => ({
+      label: cell.schedule,
+      items: rows.filter((row) => row.cell === cell).map((row) => pairItem(row, value, error, line)),
+    })), { domain, label, line })),
+  })));
+}
+
+function pairItem(row, value, error, line) {
+  const half = 1.96 * row[error];
+  const base = `${row.reference.schedule}, ${data.methods[row.reference.methods[0]]}`;
+  return {
+    method: row.method, x: row[value], low: row[value] - half, high: row[value] + half, cell: row.cell,
+    hollow: Math.abs(row[value] - line) > 2 * row[error],
+    text: `${data.methods[row.method]}\n${cellName(row.cell)}\nless ${base}\n` +
+      `coverage ${withError(row.coverage, row.coverageError)} points\nlength × ${withError(row.ratio, row.ratioError)}`,
+  };
+}

@@ -1,0 +1,162 @@
+"""Puts the page together: reads the rows cell by cell, and fills the template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jaxlsgd.core.rows import CellRows
+from jaxlsgd.report import tables
+from jaxlsgd.report.figures import method_labels
+from jaxlsgd.report.page import markup
+from jaxlsgd.report.page.columns import Columns
+from jaxlsgd.report.page.details import detail, sizes
+from jaxlsgd.report.page.failures import Failures
+from jaxlsgd.report.page.findings import Findings
+from jaxlsgd.report.page.pairs import Pairs
+from jaxlsgd.report.page.provenance import Digest, provenance, shown_path, study_text
+from jaxlsgd.report.page.question import question
+from jaxlsgd.study.store import codec
+from jaxlsgd.study.store.reader import Results
+
+
+def write(results: Results, path: str | Path) -> Path:
+    """Writes a study as one HTML file that needs nothing else.
+
+    A study without rows, or with some of them, makes a page that says so.
+
+    Args:
+      results: of a study, also one that is running.
+      path: the file; replaced at once if it is there.
+
+    Returns:
+      The path.
+
+    Example::
+
+        write(Results("results"), "report.html")
+    """
+    path = Path(path)
+    codec.write_whole(path, page(results).encode())
+    return path
+
+
+def page(results: Results) -> str:
+    """The page as text."""
+    return markup.render(collect(results))
+
+
+def collect(results: Results) -> dict[str, Any]:
+    """All that the page shows: what is written into it, and under `data` what its script draws."""
+    study, ids = results.study, results.cells()
+    methods = [part.name for part in study.methods]
+    labels = _labels(results, methods)
+    views = sum(len(cell.methods) for cell in study.cells)
+    columns, pairs, digest = Columns(views * len(study.levels)), Pairs(), Digest()
+    findings, failures = Findings(study.levels[0], labels), Failures(labels)
+    cells, details, names = _Cells(results, methods), [], {}
+    for cell_id in ids:
+        cell = results.read(cell_id)
+        if cell is None:
+            continue
+        index = cells.add(cell_id, cell, columns.add(cell), names)
+        pairs.add(index, cell, methods)
+        details.append(detail(cell, *sizes(views)))
+        for collector in (findings, failures):
+            collector.add(cell)
+        digest.add(cell_id, cell)
+    table = tables.for_people(columns.rows)
+    state = _state(results)
+    return {
+        "name": shown_path(results.directory),
+        "state": state,
+        "findings": findings.sentences(),
+        "failures": failures.sentences(),
+        "question": question(study, labels, next(iter(names), ())),
+        "provenance": provenance(results, digest.hex()),
+        "study": study_text(results),
+        "table": table,
+        "data": {
+            "partial": "" if state["complete"] else state["text"],
+            "methods": [labels[name] for name in methods],
+            "methodNames": methods,
+            "schedules": [part.name for part in study.schedules],
+            "problems": [part.name for part in study.problems],
+            "algorithms": [part.name for part in study.algorithms],
+            "levels": list(study.levels),
+            "names": [list(name) for name in names],
+            "cells": cells.rows,
+            "table": {"header": table.header, "lines": table.lines, "left": list(table.left)},
+            "pairs": pairs.plain(),
+            "details": details,
+            "replay": f"jaxlsgd replay {shown_path(results.directory)}",
+            **columns.plain(),
+        },
+    }
+
+
+class _Cells:
+    """What the script must know of each cell besides its numbers."""
+
+    def __init__(self, results: Results, methods: list[str]) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._results, self._methods = results, methods
+
+    def add(
+        self,
+        cell_id: str,
+        cell: CellRows,
+        more: dict[str, Any],
+        names: dict[tuple[str, ...], int],
+    ) -> int:
+        """Takes a cell in; returns its index."""
+        spec = self._results.cell(cell_id)
+        self.rows.append(
+            {
+                "id": cell_id,
+                "problem": spec.problem.name,
+                "algorithm": spec.algorithm.name,
+                "schedule": spec.schedule.name,
+                "steps": cell.num_steps,
+                "rounds": cell.num_rounds,
+                "n": cell.replications,
+                "methods": [self._methods.index(name) for name in cell.methods],
+                "names": [
+                    names.setdefault(labels, len(names)) for labels in cell.coordinates.values()
+                ],
+                **more,
+            }
+        )
+        return len(self.rows) - 1
+
+
+def _labels(results: Results, methods: list[str]) -> dict[str, str]:
+    """Methods as people write them; before the first rows, by their names."""
+    found = dict(zip(methods, methods, strict=True))
+    for cell_id in results.cells():
+        if (results.folder(cell_id) / "cell.json").is_file():
+            about = results.about(cell_id)
+            found |= about.labels
+    return method_labels([{"method": name, "label": label} for name, label in found.items()])
+
+
+def _state(results: Results) -> dict[str, Any]:
+    """Whether all replications are in."""
+    counts = list(results.counts().values())
+    full = sum(count.replications == count.wanted for count in counts)
+    wanted, running = results.study.replications, results.running()
+    complete = full == len(counts)
+    if complete:
+        text = f"Complete: {wanted:,} replications of each of {len(counts):,} cells."
+    else:
+        least = min(count.replications for count in counts)
+        text = (
+            f"Partial: {full:,} of {len(counts):,} cells have all {wanted:,} replications; "
+            f"the least has {least:,}."
+        )
+    return {
+        "complete": complete,
+        "running": running and not complete,
+        "text": text,
+        "empty": not any(count.replications for count in counts),
+    }
