@@ -117,6 +117,7 @@ def _row(case: str, row: Row) -> Row:
     error = math.sqrt(level * (1 - level) / row["replications"])
     ratio = row["bias"] / row["empirical_se"]
     found = row | {"case": case, "mcse": error, "bias_over_se": ratio}
+    found["n_diverged"] = row["n_failed"]  # as the results of 0.1.0 have it
     return {column: found[column] for column in COLUMNS}
 
 

@@ -104,7 +104,7 @@ def test_measures_are_the_formulas_written_out(arrays):
         "acf": 0.25,
     }
     assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-12)
-    assert (row["n_ok"], row["n_diverged"], row["n_floored"]) == (60, 0, 0)
+    assert (row["n_ok"], row["n_failed"], row["n_floored"]) == (60, 0, 0)
     assert 0.5 < p < 1, "the case must not be trivial"
 
 
@@ -124,7 +124,7 @@ def test_diverged_rows_are_counted_and_left_out(arrays):
     floored = np.zeros(60, bool)
     floored[[0, 3, 59]] = True  # the last one diverged as well
     row = measures.summarise(make_cell(estimate, half, floored=floored))[0]
-    assert (row["n_ok"], row["n_diverged"], row["n_floored"]) == (50, 10, 2)
+    assert (row["n_ok"], row["n_failed"], row["n_floored"]) == (50, 10, 2)
     assert row["replications"] == 60
     for key in ("bias", "coverage", "coverage_mcse", "length_sd", "l2_error", "rmse"):
         assert row[key] == pytest.approx(clean[key])
@@ -147,10 +147,11 @@ def test_nothing_completed_is_none_without_a_warning(count):
         (row, _) = measures.summarise(cell)
         other = measures.paired_difference(cell, "plug_in", cell, "plug_in")
         table = measures.coverage_table(cell)
-    assert row["n_ok"] == 0 and row["n_diverged"] == count
+    assert row["n_ok"] == 0 and row["n_failed"] == count
     assert row["coverage_all"] == (0.0 if count else None)
     free = {"coverage_all", "coverage_all_mcse", "coverage_all_low", "coverage_all_high", "acf"}
-    found = set(row) - free - {"label", *measures.IDENTITY, *measures.COUNTS}
+    facts = {"label", "same_replications", *measures.IDENTITY, *measures.COUNTS}
+    found = set(row) - free - facts
     assert found and all(row[key] is None for key in found)
     assert other["n_pairs"] == 0 and other["length_difference"] is None
     assert f"0/{count}" in table

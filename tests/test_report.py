@@ -72,9 +72,9 @@ def test_tables_for_people_show_errors_counts_and_failures(cells):
     assert text.startswith(title)
     assert "coverage, all runs %" in text and "SE bias %" in text
     header, _, first, *_, last = text.splitlines()[2:7]
-    assert header.split()[-2:] == ["completed", "diverged"]
-    assert first.split()[-2:] == ["40", "0"]
-    assert last.split()[-2:] == ["38", "2"]
+    assert header.split()[-3:] == ["completed", "failed", "why"]
+    assert first.split()[-3:] == ["40", "0", "-"]
+    assert last.split()[-5:] == ["38", "2", "2", "not", "finite"]
     assert len({len(line) for line in text.splitlines()[2:7]}) == 1
     row = measures.summarise(cells[0], last_only=True)[0]
     assert f"{100 * row['coverage']:.1f} ({100 * row['coverage_mcse']:.1f})" in first
@@ -99,7 +99,7 @@ def test_the_algorithm_is_named_where_it_is_not_local_sgd(cells):
 def test_notes_explain_what_is_shown(cells):
     text = tables.render(cells)
     assert "standard errors in parentheses" in text
-    assert "counts those that diverged as misses" in text
+    assert "counts those that failed as misses" in text
     assert "SE bias: " not in tables.render(cells, measures=["length"])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from jaxlsgd.core.lazy import attach
 
 _WHERE = {
+    "failures": "jaxlsgd.analysis.failures:",
     "measures": "jaxlsgd.analysis.measures:",
     "moments": "jaxlsgd.analysis.moments:",
     "pairs": "jaxlsgd.analysis.pairs:",
@@ -16,4 +17,4 @@ __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd.analysis import measures, moments, pairs, verdict
+    from jaxlsgd.analysis import failures, measures, moments, pairs, verdict

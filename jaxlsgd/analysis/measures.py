@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.analysis import verdict
+from jaxlsgd.analysis import failures, verdict
 from jaxlsgd.analysis.moments import (
     BoolArray,
     FloatArray,
@@ -26,8 +26,9 @@ from jaxlsgd.analysis.moments import (
     wilson,
 )
 from jaxlsgd.analysis.pairs import differences, paired_difference
+from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.rows import CellRows, MethodRows
-from jaxlsgd.core.text import align, with_error
+from jaxlsgd.core.text import align, percent, with_error
 
 __all__ = ["coverage_table", "differences", "paired_difference", "summarise", "wilson"]
 
@@ -45,7 +46,12 @@ IDENTITY = (
 )
 NUMBERS = ("num_steps", "num_rounds", "save_round", "save_steps", "level")
 LOCAL_SGD = "local_sgd"  # what a reader takes for granted where no algorithm is named
-COUNTS = ("replications", "n_ok", "n_diverged", "n_floored")
+CAUSES = tuple(cause.count for cause in FAILURES)
+COUNTS = ("replications", "n_ok", "n_failed", *CAUSES, "n_floored")
+SHARE = ("", "_mcse", "_low", "_high")  # what follows the name of a proportion
+DIFFERENT = "Methods of a cell failed in different replications, so they report on different ones."
+BRACKETS = "In brackets: 95 % Wilson intervals, where the standard error is 0 by its formula."
+NO_TRUTH = "A coverage of - is unknown: the problem does not say what the truth is."
 MEASURES = (
     "bias",
     "empirical_se",
@@ -84,10 +90,12 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
     - `acf`, communication rounds per observation, which is exact;
     - `<measure>_mcse`, the Monte-Carlo standard error; the count behind it is `n_ok`, and
       `replications` for `coverage_all`. `n_floored` counts completed ones where a floor acted;
+    - `n_failed`, and of those `n_non_finite`, `n_exploded`, `n_loss` and `n_undefined`, by `Cause`;
+      `same_replications`, whether all methods of the cell completed in the same ones;
     - `label`, the method's name as people write it.
 
     What cannot be known is None: bias and coverage without a truth, anything with no completed
-    replication, a standard deviation of one.
+    replication, a standard deviation or a standard error of one.
 
     Args:
       cell: the rows of a cell.
@@ -118,6 +126,7 @@ def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
     for i, save in enumerate(saves):
         at, steps = cell.save_at[save], cell.steps_at[save]
         facts = {"acf": at / steps, "label": cell.labels[name], **_counts(rows, save)}
+        facts["same_replications"] = failures.same_replications(cell, save)
         for j, level in enumerate(cell.levels):
             for k, coordinate in enumerate(cell.coordinates[name]):
                 place = (*where, at, steps, name, level, coordinate)
@@ -127,7 +136,8 @@ def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
 
 def _counts(rows: MethodRows, save: int) -> Row:
     ok = rows.ok[save]
-    counts = (ok.size, ok.sum(), ok.size - ok.sum(), (rows.floored[save] & ok).sum())
+    why = failures.counts(rows, save).values()
+    counts = (ok.size, ok.sum(), sum(why), *why, (rows.floored[save] & ok).sum())
     return dict(zip(COUNTS, map(int, counts), strict=True))
 
 
@@ -144,7 +154,7 @@ def _columns(
     """All measures as arrays (saves, levels, coordinates), NaN where there is none."""
     keep = slice(saves.start, saves.stop)
     ok = rows.ok[keep, None, :, None]
-    # A diverged row may hold infinities, whose differences would warn.
+    # A failed row may hold infinities, whose differences would warn.
     estimate = np.where(ok, rows.estimate[keep, None], np.nan)
     half = np.where(ok, rows.half_width[keep], np.nan)
     target = np.full(estimate.shape[-1], np.nan) if truth is None else np.asarray(truth)
@@ -238,8 +248,9 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> str:
 
     Returns:
       Text: coverage in per cent and mean length, each with its Monte-Carlo standard error in
-      parentheses, and how many replications completed. The algorithm is shown where it is not
-      Local SGD.
+      parentheses (the 95 % Wilson interval in brackets where that is 0), and how many replications
+      completed. The algorithm is shown where it is not Local SGD. Where replications failed, coverage
+      is also given with failures as misses, and lines below say how many failed, and why.
 
     Example::
 
@@ -248,13 +259,35 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> str:
     cells = [cells] if isinstance(cells, CellRows) else list(cells)
     rows = [row for cell in cells for row in summarise(cell, last_only=True)]
     shown = columns_for_people(rows)
-    lines = [[*shown, "coverage %", "length", "n_ok"]]
+    kinds = ["coverage", *(["coverage_all"] if any(row["n_failed"] for row in rows) else [])]
+    heads = ["coverage %", "all runs %"][: len(kinds)]
+    lines = [[*shown, *heads, "length", "n_ok"]]
     for row in rows:
-        coverage = (row["coverage"], row["coverage_mcse"])
-        percent = (None if value is None else 100 * value for value in coverage)
-        numbers = [with_error(*percent), with_error(row["length"], row["length_mcse"])]
-        lines.append([str(row[key]) for key in shown] + numbers + [_share_text(row)])
-    return align(lines, left=[i for i, key in enumerate(shown) if key not in NUMBERS])
+        shares = [percent(*(row[kind + end] for end in SHARE)) for kind in kinds]
+        length = with_error(row["length"], row["length_mcse"])
+        lines.append([*(str(row[key]) for key in shown), *shares, length, _share_text(row)])
+    table = align(lines, left=[i for i, key in enumerate(shown) if key not in NUMBERS])
+    notes = list(_table_notes(cells, rows))
+    return "\n".join([table, *([""] if notes else []), *notes])
+
+
+def _table_notes(cells: Sequence[CellRows], rows: Sequence[Row]) -> Iterator[str]:
+    for cell in cells:
+        if told := failures.summary(cell):
+            yield f"{cell.problem}, {cell.schedule}, {cell.num_steps:,} steps: {told}"
+    if any(row["n_failed"] for row in rows):
+        yield "Coverage of all runs counts failures as misses; the rest is of those that completed."
+    if not all(row["same_replications"] for row in rows):
+        yield DIFFERENT
+    if any(row["coverage_mcse"] == 0 for row in rows):
+        yield BRACKETS
+    if no_truth(rows):
+        yield NO_TRUTH
+
+
+def no_truth(rows: Iterable[Row]) -> bool:
+    """Whether a coverage is missing though runs completed."""
+    return any(row["coverage"] is None and row["n_ok"] for row in rows)
 
 
 def columns_for_people(rows: Iterable[Row]) -> tuple[str, ...]:

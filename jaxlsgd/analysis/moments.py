@@ -51,7 +51,7 @@ def share(name: str, hits: FloatArray, n: NDArray[np.integer]) -> dict[str, Floa
     """A proportion, its standard error and its Wilson interval, as columns."""
     p = hits / n
     low, high = wilson(hits, n)
-    error = np.sqrt(p * (1 - p) / n)
+    error = np.where(n > 1, np.sqrt(p * (1 - p) / n), np.nan)  # one replication has none
     return {name: p, f"{name}_mcse": error, f"{name}_low": low, f"{name}_high": high}
 
 
@@ -77,4 +77,6 @@ def wilson(hits: ArrayLike, n: ArrayLike, level: float = WILSON_LEVEL) -> tuple[
     p = hits / n
     half = z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     low, high = ((p + z**2 / (2 * n) + sign * half) / (1 + z**2 / n) for sign in (-1, 1))
-    return np.clip(low, 0, 1), np.clip(high, 0, 1)
+    # At the ends the formula gives p itself, up to rounding that would put p outside its interval.
+    low, high = np.where(p <= 0, p, np.clip(low, 0, p)), np.where(p >= 1, p, np.clip(high, p, 1))
+    return low[()], high[()]

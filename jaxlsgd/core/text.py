@@ -6,6 +6,14 @@ import math
 from collections.abc import Collection, Sequence
 
 
+def printable(text: str, keep: str = "\n") -> str:
+    """Text from a file as a terminal may show it: what would steer the terminal is spelt out."""
+    if text.isprintable():
+        return text
+    spelt = (repr(c)[1:-1] if not (c.isprintable() or c in keep) else c for c in text)
+    return "".join(spelt)
+
+
 def with_error(value: float | None, error: float | None, decimals: int | None = None) -> str:
     """`value (error)` with the decimals that two digits of the error ask for; "-" for None.
 
@@ -26,6 +34,42 @@ def with_error(value: float | None, error: float | None, decimals: int | None = 
 def error_decimals(error: float) -> int:
     """Decimals that show two digits of an error; 4 for an error of 0."""
     return max(0, 1 - math.floor(math.log10(error))) if error > 0 else 4
+
+
+def percent(
+    value: float | None,
+    error: float | None,
+    low: float | None,
+    high: float | None,
+    decimals: int | None = None,
+) -> str:
+    """A proportion in per cent with its standard error, or its interval where that error is 0.
+
+    At 0 % and 100 % the standard error is 0 by its formula, and says nothing.
+
+    Example:
+      >>> percent(1.0, 0.0, 0.963, 1.0), percent(0.95, 0.01, 0.92, 0.97), percent(1.0, None, 0.2, 1.0)
+      ('100.0 [96.3, 100.0]', '95.0 (1.0)', '100')
+    """
+    scaled = [None if x is None else 100 * x for x in (value, error, low, high)]
+    if scaled[1] != 0 or scaled[2] is None or scaled[3] is None:
+        return with_error(scaled[0], scaled[1], decimals)
+    return f"{scaled[0]:.1f} [{scaled[2]:.1f}, {scaled[3]:.1f}]"
+
+
+def p_value(p: float) -> str:
+    """A p-value; laws are not known, nor of use, beyond 15 digits.
+
+    Example:
+      >>> p_value(0.0), p_value(0.01234), p_value(1e-14)
+      ('<1e-15', '0.0123', '1e-14')
+    """
+    return "<1e-15" if p <= 1e-15 else f"{p:.3g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number and a regular noun: '1 tile', '1,200 tiles'."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def align(lines: Sequence[Sequence[str]], left: Collection[int] = ()) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
@@ -156,6 +157,18 @@ def legend(
     if warmup:
         entries["end of warm-up"] = Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1)
     figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=1.8)
+
+
+def hollow(axis: Axes, x: float, y: float, color: str, marker: str) -> None:
+    """A hollow marker: a second value of a point."""
+    axis.plot([x], [y], linestyle="none", marker=marker, color=color, markerfacecolor="none")
+
+
+def note(figure: Figure, text: str) -> None:
+    """A line below all panels, if there is something to say."""
+    if text:
+        width = int(figure.get_figwidth() * 16)  # characters, at this size
+        figure.supxlabel(textwrap.fill(text, width), x=0.01, ha="left", fontsize=7.5)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

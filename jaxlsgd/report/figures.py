@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxlsgd.analysis import failures
 from jaxlsgd.analysis.measures import LOCAL_SGD, summarise
 from jaxlsgd.analysis.moments import Row
+from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.text import plural
 from jaxlsgd.report import drawing
 from jaxlsgd.report.tables import cells_of
 
@@ -63,7 +66,8 @@ def _figures(rows: Sequence[Row]) -> Iterable[tuple[str, Figure]]:
         for measure in ("coverage", "length"):
             known = [row for row in last if row["level"] == level and row[measure] is not None]
             if known:
-                yield measure + suffix, by_schedule(known, measure)
+                everyone = [row for row in last if row["level"] == level]
+                yield measure + suffix, by_schedule(known, measure, everyone)
         here = [row for row in paths if row["level"] == level]
         for key, group in _grouped(here, "problem", "algorithm", "num_steps").items():
             yield _rounds_name(*key) + suffix, along_rounds(group)
@@ -126,14 +130,16 @@ def method_labels(rows: Iterable[Row]) -> dict[str, str]:
 
 
 @drawing.styled
-def by_schedule(rows: Sequence[Row], measure: str) -> Figure:
+def by_schedule(rows: Sequence[Row], measure: str, everyone: Sequence[Row] | None = None) -> Figure:
     """Coverage or length at the last round, horizons side by side.
 
-    There is a panel for each problem and algorithm (rows of panels) and method (columns).
+    There is a panel for each problem and algorithm (rows of panels) and method (columns). Where runs
+    failed, a hollow marker is the coverage with failures as misses, and a note says how many, and why.
 
     Args:
       rows: of `summarise`, last round, one level and one coordinate.
       measure: "coverage", with Wilson intervals, or "length", with standard deviations.
+      everyone: rows to count failures in, where some have nothing to draw; `rows` if None.
     """
     settings, labels, schedules = _settings(rows), method_labels(rows), _unique(rows, "schedule")
     algorithms, several = _algorithm_titles(rows), len(_unique(rows, "problem")) > 1
@@ -154,7 +160,21 @@ def by_schedule(rows: Sequence[Row], measure: str) -> Figure:
         axis.set_xlabel("Observations per client")
     level = rows[0]["level"] if coverage else None
     drawing.legend(figure, schedules, lines=False, level=level)
+    drawing.note(figure, _failed(everyone or rows, hollow=coverage))
     return figure
+
+
+def _failed(rows: Sequence[Row], hollow: bool = False) -> str:
+    """How many runs failed, and why; "" where none did."""
+    groups = _grouped(rows, "problem", "algorithm", "schedule", "num_steps", "save_round")
+    worst = [max(group, key=lambda row: row["n_failed"]) for group in groups.values()]
+    last = [row for row in worst if row["save_round"] == row["num_rounds"] and row["n_failed"]]
+    if not last:
+        return ""
+    why = failures.why({cause: sum(row[cause.count] for row in last) for cause in FAILURES})
+    of, failed = (sum(row[key] for row in last) for key in ("replications", "n_failed"))
+    text = f"{failed:,} of {of:,} runs failed in {plural(len(last), 'cell')} ({why}). Drawn: the others"
+    return text + ("; hollow: coverage with failures as misses." if hollow else ".")
 
 
 def _draw_points(
@@ -172,6 +192,8 @@ def _draw_points(
         y, below, above = _point(row, measure)
         x = horizons.index(row["num_steps"]) + shift
         axis.errorbar([x], [y], yerr=[[below], [above]], linestyle="none", elinewidth=1.1, **style)
+        if measure == "coverage" and row["n_failed"]:
+            drawing.hollow(axis, x, 100 * row["coverage_all"], **style)
     axis.set_xticks(range(len(horizons)), [f"{steps:,}" for steps in horizons])
     axis.set_xlim(-0.5, len(horizons) - 0.5)
     axis.tick_params(axis="x", length=0)
@@ -183,7 +205,8 @@ def _point(row: Row, measure: str) -> tuple[float, float, float]:
         deviation = row["length_sd"] or 0.0
         return row["length"], min(deviation, row["length"]), deviation
     middle, low, high = (100 * row[f"coverage{suffix}"] for suffix in ("", "_low", "_high"))
-    return middle, middle - low, high - middle
+    # Rounding must not turn a bar around: Matplotlib would refuse it.
+    return middle, max(0.0, middle - low), max(0.0, high - middle)
 
 
 @drawing.styled
@@ -211,6 +234,7 @@ def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
     for axis in axes[-1]:
         axis.set_xlabel("Communication rounds")
     drawing.legend(figure, schedules, level=level, band=True, warmup=bool(warmup))
+    drawing.note(figure, _failed(rows))
     return figure
 
 
@@ -235,6 +259,7 @@ def error_along_rounds(
     axes[0][0].set_ylabel("L2 error of the average")
     marked = any(warmup(problem) for problem, _ in settings)
     drawing.legend(figure, schedules, warmup=marked)
+    drawing.note(figure, _failed(rows))
     return figure
 
 

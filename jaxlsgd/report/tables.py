@@ -11,19 +11,36 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxlsgd.analysis import failures
 from jaxlsgd.analysis import measures as measures_lib
-from jaxlsgd.analysis.measures import COUNTS, IDENTITY, MEASURES, NUMBERS
+from jaxlsgd.analysis.measures import (
+    COUNTS,
+    DIFFERENT,
+    IDENTITY,
+    MEASURES,
+    NO_TRUTH,
+    NUMBERS,
+    SHARE,
+)
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core import checks
+from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.rows import CellRows
-from jaxlsgd.core.text import error_decimals, with_error
+from jaxlsgd.core.text import error_decimals, percent, with_error
 from jaxlsgd.report import layout
 
 FORMATS = ("text", "markdown", "csv", "latex", "json")
 SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
 _LAYOUTS = {"text": layout.text, "markdown": layout.markdown, "latex": layout.latex}
-_PERCENT = ("coverage", "coverage_all", "coverage_bias_eliminated", "model_se_error")
+_SHARES = (
+    "coverage",
+    "coverage_all",
+    "coverage_bias_eliminated",
+    "coverage_trusted",
+    "coverage_doubted",
+)
+_PERCENT = (*_SHARES, "expected_coverage", "model_se_error")
 _HEADINGS = {
     "num_steps": "steps",
     "num_rounds": "rounds",
@@ -40,7 +57,7 @@ _HEADINGS = {
     "l2_error": "L2 error",
     "acf": "rounds per step",
     "n_ok": "completed",
-    "n_diverged": "diverged",
+    "n_failed": "failed",
     "n_floored": "regularised",
     "coverage_difference": "coverage difference %",
     "length_difference": "length difference",
@@ -55,7 +72,8 @@ _NOTES = {
     "": "Monte-Carlo standard errors in parentheses.",
     "model_se_error": "SE bias: the mean standard error of a method over the standard deviation of "
     "its estimates, less 1.",
-    "coverage_all": "Coverage of all runs counts those that diverged as misses.",
+    "coverage_all": "Coverage of all runs counts those that failed as misses; the rest is of those "
+    "that completed.",
     "n_floored": "Regularised: completed, but a numerical floor acted on the scale.",
     "coverage_difference": "Differences and ratios are those of a row from its reference, over "
     "replications that completed in both.",
@@ -87,7 +105,8 @@ def render(
 
     Text, Markdown and LaTeX are for people: the last saved round, the first coordinate, the usual
     measures as `value (standard error)`, and counts. The algorithm is named where it is not Local
-    SGD, and coverage with failures as misses is added where runs diverged. CSV and JSON are for
+    SGD. Where runs failed, coverage with failures as misses is added, and why they failed. A coverage
+    whose standard error is 0 has its 95 % Wilson interval in brackets instead. CSV and JSON are for
     programs: every saved round, coordinate and measure in plain columns, a missing number as an empty
     field or null.
 
@@ -116,7 +135,7 @@ def render(
         checks.choice("coordinate", coordinate, _coordinates(cells))
     if not people:
         return _machine(rows, _plain_columns(measures), format)
-    return _LAYOUTS[format](_people(rows, measures))
+    return _LAYOUTS[format](for_people(rows, measures))
 
 
 def render_differences(
@@ -193,14 +212,21 @@ def to_csv(records: Iterable[Row], columns: Sequence[str]) -> str:
     return stream.getvalue()
 
 
-def _people(rows: Sequence[Row], measures: Sequence[str] | None) -> layout.Table:
-    failed = any(row["n_diverged"] for row in rows)
+def for_people(rows: Sequence[Row], measures: Sequence[str] | None = None) -> layout.Table:
+    """Rows of the last round as the table that `render` lays out as text."""
+    failed = any(row["n_failed"] for row in rows)
     floored = ("n_floored",) if any(row["n_floored"] for row in rows) else ()
     shown = tuple(measures or SHOWN)
     if measures is None and failed:
         shown = ("coverage", "coverage_all", *SHOWN[1:])
     where = measures_lib.columns_for_people(rows)
-    return _table(rows, where, shown, ("n_ok", "n_diverged", *floored))
+    why = ("why",) if failed else ()
+    told = [row | {"why": _why(row)} for row in rows]
+    return _table(told, where, shown, ("n_ok", "n_failed", *why, *floored))
+
+
+def _why(row: Row) -> str:
+    return failures.why({cause: row[cause.count] for cause in FAILURES}) or "-"
 
 
 def _table(
@@ -214,6 +240,7 @@ def _table(
     columns += [[_plain(row[name]) for row in rows] for name in counts]
     title = ", ".join(f"{_HEADINGS.get(name, name)} {_plain(rows[0][name])}" for name in same)
     notes = [note for name, note in _NOTES.items() if name in ("", *shown, *counts)]
+    notes += _special_notes(rows, shown)
     return layout.Table(
         title=title,
         header=[_HEADINGS.get(name, name) for name in (*keys, *shown, *counts)],
@@ -223,6 +250,18 @@ def _table(
     )
 
 
+def _special_notes(rows: Sequence[Row], shown: Sequence[str]) -> list[str]:
+    """Notes on what some rows alone have."""
+    shares = [name for name in shown if name in _SHARES]
+    certain = any(row[f"{name}_mcse"] == 0 for row in rows for name in shares)
+    notes = [measures_lib.BRACKETS] if certain else []
+    if not all(row.get("same_replications", True) for row in rows):
+        notes.append(DIFFERENT)
+    if "coverage" in shown and measures_lib.no_truth(rows):
+        notes.append(NO_TRUTH)
+    return notes
+
+
 def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
@@ -230,8 +269,10 @@ def _plain(value: Any) -> str:
 def _number_column(rows: Sequence[Row], name: str) -> list[str]:
     factor = 100 if name in _PERCENT or name == "coverage_difference" else 1
     pairs = [(_times(row[name], factor), _times(row.get(f"{name}_mcse"), factor)) for row in rows]
-    errors = [error for _, error in pairs if error]
-    return [with_error(value, error, _decimals(errors)) for value, error in pairs]
+    places = _decimals([error for _, error in pairs if error])
+    if name in _SHARES:
+        return [percent(*(row[name + end] for end in SHARE), decimals=places) for row in rows]
+    return [with_error(value, error, places) for value, error in pairs]
 
 
 def _decimals(errors: Sequence[float]) -> int | None:
@@ -275,8 +316,8 @@ def to_xarray(cell: CellRows) -> Any:
       cell: the rows of a cell.
 
     Returns:
-      Variables estimate, scale, half_width, floored and truth over method, save_round, level,
-      replication and coordinate; coordinates that a method does not have are NaN.
+      Variables estimate, scale, half_width, floored, cause (of `Cause`) and truth over method,
+      save_round, level, replication and coordinate; coordinates that a method does not have are NaN.
     """
     xarray = _extra("xarray")
     parts = [_dataset(xarray.Dataset, cell, name) for name in cell.methods]
@@ -295,6 +336,7 @@ def _dataset(make: Callable[..., Any], cell: CellRows, name: str) -> Any:
             "scale": (place, rows.scale),
             "half_width": (("save_round", "level", *place[1:]), rows.half_width),
             "floored": (place[:2], rows.floored),
+            "cause": (place[:2], rows.cause),
             "truth": (("coordinate",), unknown if truth is None else truth),
         },
         {

@@ -14,10 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from jaxlsgd.analysis import verdict
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.causes import FAILURES, Cause
 from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
 from jaxlsgd.core.keys import check_key
 from jaxlsgd.core.problem import Array, Params, Problem, check_finite
 from jaxlsgd.core.rows import MethodRows
+from jaxlsgd.core.text import p_value, plural
 from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.inference import joint
 from jaxlsgd.inference.one_step import one_step
@@ -58,9 +60,15 @@ class Fit:
         return self.cell.layout.save_at
 
     @property
+    def failures(self) -> dict[str, Cause]:
+        """By method, why there is no interval after the last round; empty where all is well."""
+        causes = {name: Cause(int(rows.cause[-1, 0])) for name, rows in self.rows.items()}
+        return {name: cause for name, cause in causes.items() if cause in FAILURES}
+
+    @property
     def diverged(self) -> bool:
-        """Whether the run ended in something that is not a number."""
-        return not all(rows.ok[-1, 0] for rows in self.rows.values())
+        """Whether the run failed under some method; `failures` says why."""
+        return bool(self.failures)
 
     @property
     def estimate(self) -> Params:
@@ -98,8 +106,9 @@ class Fit:
     def joint(self, method: str) -> joint.Joint:
         """Average and matrix for `ellipsoid` and `simultaneous` of `inference.joint`."""
         estimator = next(m for m in self.cell.methods if m.name == self._known(method))
-        if self.diverged:
-            raise ValueError("method: the run diverged, so there is nothing to test")
+        if method in self.failures:
+            why = self.failures[method].text
+            raise ValueError(f"method: the run diverged ({why}), so there is nothing to test")
         return joint.joint(estimator, self.states[method], self.cell.plan)
 
     def joint_test(
@@ -117,7 +126,7 @@ class Fit:
 
         Needs a method that judges, as `one_step` does, among the methods; empty without one.
         """
-        if self.diverged:
+        if len(self.failures) == len(self.rows):
             raise ValueError("methods: the run diverged, so there is nothing to judge")
         notes = {
             method.name: method.notes(self.details[method.name])
@@ -218,20 +227,36 @@ def _table(result: Fit) -> str:
     cell = result.cell
     plan = cell.plan
     lines = [
-        f"Local SGD on {cell.problem.name}: {cell.problem.num_clients} clients, schedule {plan.name}, "
-        f"T = {plan.num_rounds} rounds, {plan.num_steps} observations per client",
+        f"Local SGD on {cell.problem.name}: {plural(cell.problem.num_clients, 'client')}, schedule "
+        f"{plan.name}, T = {plural(plan.num_rounds, 'round')}, "
+        f"{plural(plan.num_steps, 'observation')} per client",
     ]
     if not cell.algorithm.within_theory:
         lines.append(f"{cell.algorithm.name}: these intervals are outside the theory.")
-    if result.diverged:
-        lines.append("The run diverged: there is no estimate. Try a smaller step size.")
-        return "\n".join(lines)
+    lines += _failure_lines(result)
     for method in cell.methods:
-        lines += ["", *_method_table(result, method)]
+        if method.name not in result.failures:
+            lines += ["", *_method_table(result, method)]
+    if len(result.failures) == len(cell.methods):
+        return "\n".join(lines)
     if found := result.verdicts():
         head = f"What to expect of these {100 * cell.levels[0]:g} % intervals ({_HOW_SURE})"
         lines += ["", head, *(f"  {one}" for one in found)]
     return "\n".join(lines)
+
+
+def _failure_lines(result: Fit) -> list[str]:
+    failures = result.failures
+    if not failures:
+        return []
+    told = "; ".join(f"{name}: {cause.text}" for name, cause in failures.items())
+    if set(failures.values()) == {Cause.UNDEFINED}:
+        return [f"There are too few rounds for an interval ({told})."]
+    lines = [f"The run diverged ({told}). Try a smaller step size."]
+    if rest := [method for method in result.cell.methods if method.name not in failures]:
+        names = " and ".join(method.name for method in rest)
+        lines.append(f"The estimate of {names} is not affected.")
+    return lines
 
 
 def _method_table(result: Fit, method: Estimator) -> list[str]:
@@ -240,14 +265,11 @@ def _method_table(result: Fit, method: Estimator) -> list[str]:
     p = result.test(method.name).p_value
     names = method.coordinates(result.cell.problem)
     width = max(10, *(len(name) for name in names))
-    floored = (
-        " (a floor on the eigenvalues of G acted)"
-        if result.rows[method.name].floored[-1, 0]
-        else ""
-    )
+    acted = result.rows[method.name].floored[-1, 0]
+    floored = " (a numerical floor acted: the interval is regularised)" if acted else ""
     head = f"{'':{width}} {'estimate':>12} {f'{level:.4g} interval':>26} {'p (x = 0)':>11}"
     body = [
-        f"{name:{width}} {center[i]:>12.6g} {f'[{lower[i]:.6g}, {upper[i]:.6g}]':>26} {p[i]:>11.3g}"
+        f"{name:{width}} {center[i]:>12.6g} {f'[{lower[i]:.6g}, {upper[i]:.6g}]':>26} {p_value(p[i]):>11}"
         for i, name in enumerate(names)
     ]
     return [f"{method.name}{floored}", head, *body]

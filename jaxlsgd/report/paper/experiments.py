@@ -28,7 +28,7 @@ COLUMNS = (
     "length_mcse",
     "acf",
     "n_ok",
-    "n_diverged",
+    "n_failed",
     "paper_coverage",
     "paper_length",
 )
@@ -38,6 +38,7 @@ _NAMES = {
     "random_scaling[paper]": ("random_scaling", "paper"),
     "plug_in[finite]": ("plug_in[finite]", "normal"),
     "random_scaling[finite_horizon]": ("random_scaling", "finite_horizon"),
+    "one_step": ("one_step", "student"),
 }
 _BLOCKS = (
     ("Plug-in", "plug_in", "plug_in[finite]"),
@@ -151,8 +152,8 @@ def _unique(rows: Sequence[Row], key: str) -> list[Any]:
 
 
 def _notes(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
-    counts = sorted({(row["n_ok"], row["n_diverged"]) for row in rows})
-    runs = "; ".join(f"{ok:,} completed, {bad:,} diverged" for ok, bad in counts)
+    counts = sorted({(row["n_ok"], row["n_failed"]) for row in rows})
+    runs = "; ".join(f"{ok:,} completed, {bad:,} failed" for ok, bad in counts)
     general = (
         "In parentheses, as in the paper: the standard error of a coverage rate, the standard"
         " deviation of a length. z: ours minus paper's over the combined standard errors. finite:"
