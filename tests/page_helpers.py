@@ -75,8 +75,8 @@ def write(
     return Results(directory)
 
 
-def large(cells: int) -> Study:
-    """A study of so many cells, 40 replications each."""
+def large(cells: int, saves: int) -> Study:
+    """A study of so many cells, 40 replications each, read at so many rounds."""
     problems = [
         {"kind": "linear", "dim": 2, "num_clients": 3, "name": f"linear-{i}"}
         for i in range(cells // 100)
@@ -88,5 +88,5 @@ def large(cells: int) -> Study:
         methods=["plug_in", "random_scaling", "plug_in[finite]", "one_step"],
         replications=40,
         tile_size=40,
-        save_at=4,
+        save_at=saves,
     )

@@ -11,6 +11,7 @@ _WHERE = {
     "drawing": "jaxlsgd.report.drawing:",
     "figures": "jaxlsgd.report.figures:",
     "layout": "jaxlsgd.report.layout:",
+    "page": "jaxlsgd.report.page:",
     "paper": "jaxlsgd.report.paper:",
     "tables": "jaxlsgd.report.tables:",
 }
@@ -18,4 +19,4 @@ __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd.report import diagnostics, drawing, figures, layout, paper, tables
+    from jaxlsgd.report import diagnostics, drawing, figures, layout, page, paper, tables

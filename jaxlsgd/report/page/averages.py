@@ -36,22 +36,23 @@ class Average:
         return Average(self.value - other.value, shares)
 
 
-def mean(x: FloatArray, ok: NDArray[np.bool_]) -> Average | None:
-    """The mean of one cell's completed replications; None if there are none."""
+def share(hits: NDArray[np.bool_], ok: NDArray[np.bool_]) -> Average | None:
+    """The share of one cell's completed replications, with error √(p(1 − p)/n); None if there are none."""
     n = int(ok.sum())
     if not n:
         return None
-    middle = float(x[ok].mean())
-    bessel = math.sqrt(n / (n - 1)) if n > 1 else math.nan
-    return Average(middle, np.where(ok, x - middle, 0.0) * (bessel / n))
+    p = float(hits[ok].mean())
+    return Average(p, np.where(ok, hits - p, 0.0) / n)
 
 
 def log_mean(x: FloatArray, ok: NDArray[np.bool_]) -> Average | None:
     """The logarithm of a positive mean, by the delta method."""
-    found = mean(x, ok)
-    if found is None or not found.value > 0:
+    n = int(ok.sum())
+    middle = float(x[ok].mean()) if n else 0.0
+    if n < 2 or not 0 < middle < math.inf:
         return None
-    return Average(math.log(found.value), found.shares / found.value)
+    bessel = math.sqrt(n / (n - 1))
+    return Average(math.log(middle), np.where(ok, x / middle - 1, 0.0) * (bessel / n))
 
 
 def over(parts: Sequence[Average]) -> Average:

@@ -7,12 +7,11 @@ from typing import Any
 
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import tables
-from jaxlsgd.report.figures import method_labels
 from jaxlsgd.report.page import markup
 from jaxlsgd.report.page.columns import Columns
 from jaxlsgd.report.page.details import detail, sizes
 from jaxlsgd.report.page.failures import Failures
-from jaxlsgd.report.page.findings import Findings
+from jaxlsgd.report.page.findings import Findings, unambiguous
 from jaxlsgd.report.page.pairs import Pairs
 from jaxlsgd.report.page.provenance import Digest, provenance, shown_path, study_text
 from jaxlsgd.report.page.question import question
@@ -50,28 +49,29 @@ def collect(results: Results) -> dict[str, Any]:
     """All that the page shows: what is written into it, and under `data` what its script draws."""
     study, ids = results.study, results.cells()
     methods = [part.name for part in study.methods]
-    labels = _labels(results, methods)
+    labels = {name: name for name in methods}
     views = sum(len(cell.methods) for cell in study.cells)
     columns, pairs, digest = Columns(views * len(study.levels)), Pairs(), Digest()
-    findings, failures = Findings(study.levels[0], labels), Failures(labels)
+    findings, failures = Findings(study.levels[0]), Failures()
     cells, details, names = _Cells(results, methods), [], {}
     for cell_id in ids:
         cell = results.read(cell_id)
         if cell is None:
             continue
         index = cells.add(cell_id, cell, columns.add(cell), names)
+        labels |= cell.labels
         pairs.add(index, cell, methods)
         details.append(detail(cell, *sizes(views)))
         for collector in (findings, failures):
             collector.add(cell)
         digest.add(cell_id, cell)
-    table = tables.for_people(columns.rows)
+    table, labels = tables.for_people(columns.rows), unambiguous(labels)
     state = _state(results)
     return {
         "name": shown_path(results.directory),
         "state": state,
         "findings": findings.sentences(),
-        "failures": failures.sentences(),
+        "failures": failures.sentences(labels),
         "question": question(study, labels, next(iter(names), ())),
         "provenance": provenance(results, digest.hex()),
         "study": study_text(results),
@@ -130,16 +130,6 @@ class _Cells:
         return len(self.rows) - 1
 
 
-def _labels(results: Results, methods: list[str]) -> dict[str, str]:
-    """Methods as people write them; before the first rows, by their names."""
-    found = dict(zip(methods, methods, strict=True))
-    for cell_id in results.cells():
-        if (results.folder(cell_id) / "cell.json").is_file():
-            about = results.about(cell_id)
-            found |= about.labels
-    return method_labels([{"method": name, "label": label} for name, label in found.items()])
-
-
 def _state(results: Results) -> dict[str, Any]:
     """Whether all replications are in."""
     counts = list(results.counts().values())
@@ -147,7 +137,8 @@ def _state(results: Results) -> dict[str, Any]:
     wanted, running = results.study.replications, results.running()
     complete = full == len(counts)
     if complete:
-        text = f"Complete: {wanted:,} replications of each of {len(counts):,} cells."
+        where = f"each of {len(counts):,} cells" if len(counts) > 1 else "one cell"
+        text = f"Complete: {wanted:,} replications of {where}."
     else:
         least = min(count.replications for count in counts)
         text = (

@@ -14,8 +14,7 @@ from jaxlsgd.core.rows import CellRows
 class Failures:
     """Counts the replications of all cells that failed at the last round, by cause and method."""
 
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        self._labels = labels
+    def __init__(self) -> None:
         self._runs = self._failed = self._cells = 0
         self._causes: dict[str, Counter[str]] = {}
 
@@ -30,8 +29,8 @@ class Failures:
         self._failed += int(lost.sum())
         self._cells += bool(lost.any())
 
-    def sentences(self) -> list[str]:
-        """In how many runs a method failed, then each method that did."""
+    def sentences(self, labels: Mapping[str, str]) -> list[str]:
+        """In how many runs a method failed, then each method that did, by its label."""
         if not self._runs:
             return []
         if not self._failed:
@@ -41,5 +40,5 @@ class Failures:
         for name, causes in self._causes.items():
             told = [f"{count:,} {text}" for text, count in causes.items() if count]
             if told:
-                lines.append(f"{self._labels[name]}: {', '.join(told)}")
+                lines.append(f"{labels[name]}: {', '.join(told)}")
         return lines

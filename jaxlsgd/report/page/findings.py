@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.core.text import with_error
+from jaxlsgd.report.figures import method_labels
 from jaxlsgd.report.page import averages
 from jaxlsgd.report.page.averages import Average
 
@@ -36,17 +37,23 @@ class View:
     completed: int
 
 
+def unambiguous(labels: Mapping[str, str]) -> dict[str, str]:
+    """Methods as people write them, with the name added where two have the same label."""
+    return method_labels([{"method": name, "label": label} for name, label in labels.items()])
+
+
 class Findings:
     """Collects the cells of a study and says what they show."""
 
-    def __init__(self, level: float, labels: Mapping[str, str]) -> None:
+    def __init__(self, level: float) -> None:
         self.level = level
-        self._labels = labels
+        self._labels: dict[str, str] = {}
         self._views: dict[str, dict[tuple[Setting, str], View]] = {}
 
     def add(self, cell: CellRows) -> None:
         """Takes a cell in."""
         setting = (cell.problem, cell.algorithm, cell.num_steps)
+        self._labels |= cell.labels
         for name, rows in cell.methods.items():
             ok, truth = rows.ok[-1], cell.truth[name]
             half = rows.half_width[-1, 0, :, 0]
@@ -54,7 +61,7 @@ class Findings:
             if truth is not None:
                 with np.errstate(invalid="ignore"):
                     hits = np.abs(rows.estimate[-1, :, 0] - truth[0]) <= half
-                coverage = averages.mean(hits.astype(float), ok)
+                coverage = averages.share(hits, ok)
             length = averages.log_mean(np.where(ok, 2 * half, 0.0), ok)
             view = View(setting, cell.schedule, cell.acf, coverage, length, int(ok.sum()))
             self._views.setdefault(name, {})[setting, cell.schedule] = view
@@ -91,13 +98,16 @@ class Findings:
     def _level_sentence(self) -> str:
         verdicts = self.verdicts()
         if not verdicts:
-            return ""
+            known = any(v.length for views in self._views.values() for v in views.values())
+            return "Coverage is unknown: no problem says what the truth is." if known else ""
         groups = []
         for said, (one, many) in _VERBS.items():
             names = [name for name, verdict in verdicts.items() if verdict == said]
             if names:
                 told = _joined([self._one_level(name, said) for name in names])
-                groups.append(f"{told}, which {many if len(names) > 1 else one} {100 * self.level:g} %")
+                groups.append(
+                    f"{told}, which {many if len(names) > 1 else one} {100 * self.level:g} %"
+                )
         count = max(len(self._scores(name)) for name in verdicts)
         limit = _limit(count)
         start = f"On average over {count:,} cells, " if count > 1 else ""
@@ -120,7 +130,7 @@ class Findings:
         return text
 
     def _name(self, name: str) -> str:
-        label = self._labels[name]
+        label = unambiguous(self._labels)[name]
         return f"“{label}”" if "," in label else label
 
     def _points(self, limit: float) -> str:
@@ -144,7 +154,7 @@ class Findings:
             "of those that keep their level" if keepers else "of all, none of which keeps its level"
         )
         return (
-            f"The shortest intervals {which} are those of {self._name(base)}; as multiples of their "
+            f"The shortest intervals{which} are those of {self._name(base)}; as multiples of their "
             f"mean length, averaged over {_cells(len(shared))}, the others are: {', '.join(texts)}."
         )
 
@@ -214,7 +224,8 @@ def _percent(x: Average) -> str:
 
 def _ratio(x: Average) -> str:
     ratio = math.exp(x.value)
-    return with_error(ratio, ratio * x.error) if x.error > 0 else f"{ratio:.3g}"
+    # Lengths in a fixed proportion leave nothing but rounding.
+    return with_error(ratio, ratio * x.error) if x.error > 1e-12 else f"{ratio:.4g}"
 
 
 def _cells(count: int) -> str:

@@ -43,7 +43,7 @@ def render(content: dict[str, Any]) -> str:
         "name": html.escape(content["name"]),
         "state": _state(state),
         "body": "empty" if state["empty"] else "full",
-        "findings": _findings(content["findings"]),
+        "findings": _findings(content["findings"], state),
         "failures": _paragraphs(content["failures"]),
         "question": _definitions(content["question"]),
         "table": _table(content["table"]),
@@ -83,9 +83,11 @@ def _state(state: dict[str, Any]) -> str:
     return f'<p class="state {kind}">{html.escape(text)}</p>'
 
 
-def _findings(sentences: list[tuple[str, str]]) -> str:
+def _findings(sentences: list[tuple[str, str]], state: dict[str, Any]) -> str:
     if not sentences:
-        return "<p>There are no rows yet.</p>"
+        return (
+            f"<p>{'There are no rows yet' if state['empty'] else 'No replication completed'}.</p>"
+        )
     return "\n".join(
         f"<p><b>{html.escape(heading)}.</b> {html.escape(text)}</p>" for heading, text in sentences
     )

@@ -53,8 +53,9 @@ def _mechanisms(study: Study) -> list[str]:
     algorithms = [part.name for part in study.algorithms]
     if algorithms != ["local_sgd"]:
         lines.append("Algorithms: " + _listed(algorithms))
-    runs = f"{study.replications:,} independent replications of {len(study.cells):,} cells"
-    lines.append(f"{runs}, which see the same draws (seed {study.seed}, {study.dtype})")
+    runs, cells = f"{study.replications:,} independent replications", len(study.cells)
+    runs += f" of {cells:,} cells, which see the same draws" if cells > 1 else ""
+    lines.append(f"{runs} (seed {study.seed}, {study.dtype})")
     return lines
 
 

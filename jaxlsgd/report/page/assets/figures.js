@@ -133,11 +133,12 @@ function placeLabels(svg, series, x, y, right) {
 }
 
 function drawTradeoff(cells) {
-  const groups = settings(cells).filter((group) => group.length > 1);
-  const all = groups.flat().flatMap(views);
+  const known = (cell) => views(cell).filter((v) => Number.isFinite(v.length));
+  const groups = settings(cells.filter((cell) => known(cell).length)).filter((group) => group.length > 1);
+  const all = groups.flat().flatMap(known);
   const xs = span(all.map((v) => v.cell.acf), { log: true, pad: 0.08 });
   figure("tradeoff", groups.map((group) => ({ title: settingName(group[0]), draw: later(() => {
-    const here = group.flatMap(views);
+    const here = group.flatMap(known);
     const ys = span(here.map((v) => v.length), { log: true, pad: 0.12 });
     const methods = unique(here.map((v) => v.method));
     const series = methods.map((method) => ({
@@ -176,11 +177,14 @@ function drawPairs(cells) {
   const [value, error, line, label] = measure === "coverage"
     ? ["coverage", "coverageError", 0, "Difference of coverage (points)"] : ["ratio", "ratioError", 1, "Ratio of mean lengths"];
   const domain = span(rows.flatMap((row) => [row[value] - 1.96 * row[error], row[value] + 1.96 * row[error], row[value]]), { include: [line] });
-  figure("pairs", settings(unique(rows.map((row) => row.cell))).map((group) => ({
+  const known = rows.filter((row) => Number.isFinite(row[value]));
+  const byCell = new Map();
+  for (const row of known) byCell.set(row.cell, [...(byCell.get(row.cell) ?? []), row]);
+  figure("pairs", settings([...byCell.keys()]).map((group) => ({
     title: settingName(group[0]),
     draw: later(() => forest(group.map((cell) => ({
       label: cell.schedule,
-      items: rows.filter((row) => row.cell === cell).map((row) => pairItem(row, value, error, line)),
+      items: byCell.get(cell).map((row) => pairItem(row, value, error, line)),
     })), { domain, label, line })),
   })));
 }

@@ -37,7 +37,16 @@ function legend() {
   });
 }
 
+// What needs the truth cannot be chosen where nobody knows it.
+function withoutTruth() {
+  for (const input of document.querySelectorAll("figure input[type=radio]")) {
+    if (input.value === "length") input.checked = true;
+    else input.closest("label").hidden = true;
+  }
+}
+
 function start() {
+  if (!last.coverage.some(Number.isFinite)) withoutTruth();
   const values = (key) => unique(data.cells.map((cell) => cell[key]));
   document.getElementById("choices").append(
     ...choice("problem", "Problem", values("problem")),

@@ -25,17 +25,18 @@ function nestedPanel(cells, factors, measure) {
     const y = scale(ys, [bottom, top], !coverage), x = scale([0, cells.length], [left, right]), points = [];
     axisY(svg, left, y, coverage ? "Coverage (%)" : "Mean length", right);
     if (coverage) svg.append(shape("path", { d: `M${left},${y(nominal)}H${right}`, class: "nominal" }));
+    const dense = cells.length > 300; // risers would hide everything
     for (const method of unique(all.flat().map((v) => v.method))) {
       let d = "";
       all.forEach((here, i) => {
         const v = here.find((one) => one.method === method);
         if (!v || !Number.isFinite(value(v))) return;
         const from = x(i), to = x(i + 1), at = y(value(v));
-        d += `${d && i && all[i - 1].some((one) => one.method === method) ? "L" : "M"}${from.toFixed(1)},${at.toFixed(1)}H${to.toFixed(1)}`;
+        d += `${d && i && !dense && all[i - 1].some((one) => one.method === method) ? "L" : "M"}${from.toFixed(1)},${at.toFixed(1)}H${to.toFixed(1)}`;
         points.push({ x: (from + to) / 2, y: at, text: report(v), cell: v.cell });
         if (cells.length <= 40) svg.append(mark(method, (from + to) / 2, at, apart(v.score) !== "", 3));
       });
-      svg.append(shape("path", { d: d || "M0,0", class: `line ${look(method)}`, "stroke-dasharray": DASHES[method % 8] }));
+      svg.append(shape("path", { d: d || "M0,0", class: `line ${look(method)}`, "stroke-dasharray": dense ? "" : DASHES[method % 8] }));
     }
     let at = bottom + 16;
     for (const [key, name] of factors) at = drawFactor(svg, cells, key, name, x, at, left);

@@ -1,12 +1,12 @@
 // A figure is a grid of panels; a panel is one drawing whose points can be pointed at and walked through.
-const MOST_PANELS = 6;
+const MOST_PANELS = 6, MOST_ALL = 60;
 const tip = element("div", { class: "tip", hidden: true });
 const live = element("div", { class: "unseen", "aria-live": "polite" });
 
 // `panels` are {title, draw(svg, width) => {height, points, name}}; points are {x, y, text, cell}.
 function figure(id, panels, { most = MOST_PANELS } = {}) {
   const place = document.querySelector(`#${id} .panels`);
-  const shown = place.dataset.all ? panels : panels.slice(0, most);
+  const shown = panels.slice(0, place.dataset.all ? MOST_ALL : most);
   place.replaceChildren(...shown.map(() => element("div", { class: "panel" })));
   const widths = [...place.children].map((child) => child.clientWidth);
   shown.forEach((panel, i) => fill(place.children[i], panel, widths[i] || 340));
@@ -16,8 +16,8 @@ function figure(id, panels, { most = MOST_PANELS } = {}) {
 }
 
 function moreButton(place, count, most) {
-  const all = place.dataset.all;
-  const text = all ? `Show the first ${most} panels` : `Show all ${count} panels (${most} are shown)`;
+  const all = place.dataset.all, few = `${most} of ${grouped(count)} panels are shown`;
+  const text = all ? `Show only the first ${most} panels` : `Show ${count > MOST_ALL ? `${MOST_ALL} panels` : "all"} (${few})`;
   return element("button", {
     type: "button", class: "more",
     onclick: () => { all ? delete place.dataset.all : (place.dataset.all = "1"); redraw(); },

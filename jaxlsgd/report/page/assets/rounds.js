@@ -7,14 +7,12 @@ function line(cell, k, column, factor = 1) {
 }
 
 function drawRounds(cells) {
-  const saved = cells.filter((cell) => cell.saves.length);
+  const saved = cells.filter((cell) => cell.methods.some((_, k) => line(cell, k, "length").some((p) => Number.isFinite(p.y))));
   const measure = document.querySelector("#rounds input:checked").value;
   document.querySelector("#rounds .method-choice").hidden = measure !== "l2_error";
   const shared = measure === "coverage" ? coverageSpan(saved.slice(0, 100)) : null;
   const panels = measure === "l2_error" ? errorPanels(saved) : saved.map((cell) => roundsPanel(cell, measure, shared));
   figure("rounds", panels);
-  // A measure that nobody knows must not take the choice of the others away.
-  document.getElementById("rounds").hidden = !saved.length;
 }
 
 function roundsPanel(cell, measure, shared) {

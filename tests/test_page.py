@@ -1,0 +1,419 @@
+"""The page of a study, read as text and in a real browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import page_helpers
+import pytest
+from browser import CHROMIUM, Browser
+from study_helpers import small
+
+from jaxlsgd import cli
+from jaxlsgd.analysis.measures import summarise
+from jaxlsgd.report import page, tables
+from jaxlsgd.report.page import averages, build
+from jaxlsgd.report.page.findings import Findings
+from jaxlsgd.study.store.reader import Count, Results
+
+needs_browser = pytest.mark.skipif(not CHROMIUM, reason="needs chromium or google-chrome")
+EVIL = ("<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "{{data}}<b>&amp;")
+TWO_LEVELS = {"levels": [0.95, 0.8], "methods": ["plug_in", "random_scaling", "one_step"]}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Results:
+    return page_helpers.write(tmp_path_factory.mktemp("page") / "study", small(**TWO_LEVELS))
+
+
+def opened(browser: Browser, results: Results, **options: Any) -> Path:
+    """Writes and opens a page, and finds nothing wrong on the way."""
+    path = page.write(results, results.directory / "report.html")
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(path, **options)
+    assert not browser.errors
+    assert [url for url in browser.requests if not url.startswith("data:")] == [path.as_uri()]
+    return path
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    found = f"[...document.querySelectorAll({json.dumps(selector)})].map((x) => x.textContent)"
+    return browser.evaluate(found)
+
+
+def table_lines(browser: Browser) -> list[list[str]]:
+    line = "[...row.cells].map((cell) => cell.querySelector('.value').textContent)"
+    return browser.evaluate(
+        f"[...document.querySelectorAll('#numbers tbody tr')].map((row) => {line})"
+    )
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    found = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.S)
+    assert found
+    return json.loads(found[1])
+
+
+# Averages over cells, and the sentences made of them.
+
+
+def test_an_average_over_one_cell_has_the_errors_of_the_table(study):
+    cell = study.read(study.cells()[0])
+    assert cell is not None
+    rows, truth = cell.methods["plug_in"], cell.truth["plug_in"]
+    assert truth is not None
+    ok, half = rows.ok[-1], rows.half_width[-1, 0, :, 0]
+    coverage = averages.share(np.abs(rows.estimate[-1, :, 0] - truth[0]) <= half, ok)
+    length = averages.log_mean(2 * half, ok)
+    row = summarise(cell, last_only=True)[0]
+    assert coverage and length
+    # The same sums in another order.
+    assert coverage.value == pytest.approx(row["coverage"], rel=1e-12)
+    assert coverage.error == pytest.approx(row["coverage_mcse"], rel=1e-12)
+    assert math.exp(length.value) == pytest.approx(row["length"], rel=1e-12)
+    assert length.error == pytest.approx(row["length_mcse"] / row["length"], rel=1e-12)
+
+
+def test_errors_of_averages_know_that_cells_share_their_draws():
+    rng = np.random.default_rng(0)
+    ok = np.ones(50, bool)
+    hits = rng.random(50) < 0.9
+    one = averages.share(hits, ok)
+    other = averages.share(rng.random(40) < 0.9, ok[:40])
+    assert one and other
+    # A cell twice tells no more than once; its difference from itself is certain.
+    assert averages.over([one, one]).error == pytest.approx(one.error)
+    assert (one - one).error == 0
+    # By the textbook: the variance of a mean of differences over paired replications.
+    pair = averages.over([one, other])
+    shares = one.shares / 2
+    shares[:40] += other.shares / 2
+    assert pair.error == pytest.approx(math.sqrt(np.sum(shares**2)))
+
+
+def test_the_verdict_finds_intervals_that_are_too_short(tmp_path):
+    results = page_helpers.write(tmp_path, small(replications=960, tile_size=480, save_at=[]))
+    findings = Findings(0.95)
+    for cell in results.cells():
+        rows = results.read(cell)
+        assert rows is not None
+        short = rows.methods["random_scaling"]
+        short = dataclasses.replace(short, half_width=short.half_width / 2)
+        findings.add(dataclasses.replace(rows, methods=rows.methods | {"random_scaling": short}))
+    assert findings.verdicts() == {"plug_in": "keeps", "random_scaling": "falls short of"}
+    level, length, communication = (text for _, text in findings.sentences())
+    assert "plug-in covers 9" in level and "which falls short of 95 %" in level
+    assert "those of plug-in;" in length and "random-scaling 0.45" in length  # 0.9 / 2
+    assert communication.startswith("Communicating 2.67 times less often")  # 40 rounds and 15
+
+
+# The page as text.
+
+
+def test_the_page_needs_nothing_else_and_only_its_own_script_runs(study, tmp_path):
+    text = page.write(study, tmp_path / "report.html").read_text("utf-8")
+    assert "http:" not in text.replace("http://www.w3.org/2000/svg", "") and "https:" not in text
+    assert "default-src 'none'" in text
+    assert text.count("<script") == 2 and "unsafe-inline" not in text
+    assert str(study.directory.parent) not in text  # where it lay is nobody's business
+
+
+def test_the_page_tells_what_was_asked_and_where_it_came_from(study, tmp_path):
+    text = page.write(study, tmp_path / "report.html").read_text("utf-8")
+    headings = (
+        "Aims",
+        "Data-generating mechanisms",
+        "Estimands",
+        "Methods",
+        "Performance measures",
+    )
+    for told in (
+        *headings,
+        "seed 0",
+        study.manifest["digest"],
+        "jaxlsgd run study.toml --out study",
+    ):
+        assert told in text, told
+
+
+def test_the_digest_is_that_of_the_rows(tmp_path):
+    def digest(name: str, **changes: Any) -> str:
+        results = page_helpers.write(tmp_path / name, small(**changes))
+        return dict(build.collect(results)["provenance"])["Rows"]
+
+    assert digest("a") == digest("b") != digest("c", replications=64)
+
+
+def test_numbers_in_the_page_are_those_of_the_table(study, tmp_path, capsys):
+    path = page.write(study, tmp_path / "report.html")
+    assert cli.main(["table", str(study.directory)]) == 0
+    printed = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    table = data_of(path)["table"]
+    assert len(table["lines"]) == 2 * 3 * 2
+    for line in (table["header"], *table["lines"]):
+        assert line in printed
+
+
+def test_the_verb_writes_into_the_directory_or_where_it_is_told(study, tmp_path, capsys):
+    assert cli.main(["report", str(study.directory)]) == 0
+    assert cli.main(["report", str(study.directory), "-o", str(tmp_path / "own.html")]) == 0
+    said = capsys.readouterr().out.split()
+    assert said == [str(study.directory / "report.html"), str(tmp_path / "own.html")]
+    assert (tmp_path / "own.html").read_bytes() == (study.directory / "report.html").read_bytes()
+
+
+def test_a_place_that_cannot_be_written_is_refused(study, tmp_path, capsys):
+    assert cli.main(["report", str(study.directory), "-o", str(tmp_path / "no" / "x.html")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+# The page in a browser.
+
+
+@needs_browser
+def test_numbers_on_the_screen_are_those_of_the_table(browser, study):
+    opened(browser, study)
+    cells = study.read_all()
+    rows = [r for cell in cells for r in summarise(cell, last_only=True)]
+    shown = tables.for_people([row for row in rows if row["coordinate"] == "x[0]"])
+    assert table_lines(browser) == shown.lines
+    assert texts(browser, "#numbers thead th") == shown.header
+    coverage = rows[0]["coverage"]
+    tip = browser.evaluate(
+        "(() => { const svg = document.querySelector('#coverage svg');"
+        " svg.focus(); svg.dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}));"
+        " return document.querySelector('.tip').textContent; })()"
+    )
+    assert f"{100 * coverage:.1f}"[:2] in tip and "80 runs" in tip
+
+
+@needs_browser
+def test_sorting_and_filtering(browser, study):
+    opened(browser, study)
+    header = texts(browser, "#numbers thead th")
+    column = header.index("length")
+
+    def lengths() -> list[float]:
+        return [float(line[column].split()[0]) for line in table_lines(browser)]
+
+    press = f"document.querySelectorAll('#numbers thead button')[{column}].click()"
+    before = lengths()
+    for order in (sorted(before), sorted(before, reverse=True), before):
+        browser.evaluate(press)
+        assert lengths() == order
+    sort = f"document.querySelectorAll('#numbers thead th')[{column}].ariaSort"
+    browser.evaluate(press)
+    assert browser.evaluate(sort) == "ascending"
+    browser.evaluate("document.querySelector('#numbers input[type=search]').focus()")
+    browser.type("p(1/2) one_step")
+    assert [line[0] for line in table_lines(browser)] == ["P(1/2)"] * 2
+    assert texts(browser, "#numbers .count") == ["2 of 2 lines, chosen from 12"]
+
+
+@needs_browser
+def test_marks_are_more_than_colour(browser, study):
+    opened(browser, study)
+    rows = [r for cell in study.read_all() for r in summarise(cell, last_only=True)]
+    off = [
+        row
+        for row in rows
+        if row["coordinate"] == "x[0]"
+        and abs(row["coverage"] - row["level"])
+        > 2 * math.sqrt(row["level"] * (1 - row["level"]) / row["n_ok"])
+    ]
+    assert 0 < len(off) < 12
+    flags = texts(browser, "#numbers td.below, #numbers td.above")
+    assert len(flags) == len(off)
+    assert all(re.match(r"[▼▲](below|above) its level: ", flag) for flag in flags)
+    browser.evaluate("document.querySelector('#numbers .only').click()")
+    assert len(table_lines(browser)) == len(off)
+
+
+@needs_browser
+def test_choices_and_methods_change_all_figures(browser, study):
+    opened(browser, study)
+    count = "document.querySelectorAll('#coverage .mark').length"
+    assert browser.evaluate(count) == 2 * 3
+    browser.evaluate("document.querySelector('.method').click()")
+    assert browser.evaluate(count) == 2 * 2
+    assert browser.evaluate("document.querySelector('.method').ariaPressed") == "false"
+    change = "select.dispatchEvent(new Event('change'))"
+    for name, value in (("Schedule", "C1"), ("Level", "1")):
+        select = (
+            f"[...document.querySelectorAll('#choices label')]"
+            f".find((x) => x.textContent.startsWith('{name}')).querySelector('select')"
+        )
+        browser.evaluate(
+            f"(() => {{ const select = {select}; select.value = '{value}'; {change}; }})()"
+        )
+    assert browser.evaluate(count) == 2
+    assert "nominal 80" in texts(browser, "#coverage .title")[0]
+    for kind in ("length", "l2_error"):
+        browser.evaluate(f"document.querySelector('#rounds input[value={kind}]').click()")
+        assert browser.evaluate("document.querySelectorAll('#rounds path.line').length") > 0
+    assert not browser.errors
+
+
+@needs_browser
+def test_hovering_tells_and_clicking_opens_a_cell(browser, study):
+    opened(browser, study, height=4000)
+    box = browser.evaluate(
+        "(({x, y, width, height}) => [x + width / 2, y + height / 2])"
+        "(document.querySelector('#coverage .mark').getBoundingClientRect())"
+    )
+    browser.mouse("move", *box)
+    assert browser.evaluate("document.querySelector('.tip').hidden") is False
+    assert (
+        "plug-in" in texts(browser, ".tip")[0]
+        and "rounds per observation" in texts(browser, ".tip")[0]
+    )
+    browser.mouse("click", *box)
+    assert browser.evaluate("document.getElementById('cell').open") is True
+    cell = study.cells()[0]
+    command = f"jaxlsgd replay study --cell {cell} --replication 0"
+    assert command in texts(browser, "#cell code")
+    assert texts(browser, "#cell h3") == [
+        "Failures",
+        "Intervals by rank",
+        "Estimates against normal",
+        "Lengths",
+    ]
+    assert not browser.errors
+
+
+@needs_browser
+def test_the_keyboard_alone_walks_points_opens_and_closes_a_cell(browser, study):
+    opened(browser, study)
+    browser.evaluate("document.querySelector('#tradeoff svg').focus()")
+    said = set()
+    for _ in range(6):
+        browser.press("ArrowRight")
+        said.update(texts(browser, "[aria-live]"))
+    assert len(said) == 6 and all("coverage" in text for text in said)
+    browser.press("Enter")
+    assert browser.evaluate("document.activeElement.id") == "cell-name"
+    browser.press("Escape")
+    assert browser.evaluate("document.getElementById('cell').open") is False
+    assert browser.evaluate("document.activeElement.closest('figure').id") == "tradeoff"
+    browser.evaluate("document.querySelector('#numbers tbody tr').focus()")
+    browser.press("Enter")
+    assert browser.evaluate("document.getElementById('cell').open") is True
+    browser.press("Escape")
+    assert not browser.errors
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_sticks_out_and_colours_follow_the_system(browser, study, width, dark):
+    opened(browser, study, width=width, dark=dark)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    back = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(22, 22, 22)" if dark else "rgb(255, 255, 255)")
+    for name in ("coverage", "tradeoff", "rounds", "pairs", "zip"):
+        assert browser.evaluate(f"document.querySelectorAll('#{name} svg').length") > 0, name
+
+
+@needs_browser
+def test_every_control_and_figure_has_a_name(browser, study):
+    opened(browser, study)
+    nameless = browser.evaluate(
+        "[...document.querySelectorAll('button, select, input, svg[tabindex], [role=region]')]"
+        ".filter((x) => !(x.ariaLabel || x.textContent.trim() || x.closest('label')?.textContent.trim()))"
+        ".map((x) => x.outerHTML.slice(0, 80))"
+    )
+    assert nameless == []
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "made, told, hidden",
+    [
+        ({"most": 0}, ["Partial: 0 of 2 cells", "There are no rows yet."], ["coverage"]),
+        ({"most": 3}, ["Partial: 0 of 2 cells", "the least has 0."], ["tradeoff"]),
+        ({"failed": 1.0}, ["No replication completed.", "80 not finite"], ["coverage", "pairs"]),
+        ({"failed": 0.2}, ["a method failed", "coverage, all runs %"], []),
+        ({"truth": False}, ["Coverage is unknown"], ["coverage", "zip"]),
+        (
+            {"study": {"schedules": ["C1"], "methods": ["plug_in"], "save_at": []}},
+            ["one cell"],
+            ["pairs"],
+        ),
+    ],
+    ids=["empty", "partial", "failed", "some-failed", "no-truth", "one-cell"],
+)
+def test_sparse_studies_make_sensible_pages(browser, tmp_path, made, told, hidden):
+    made = dict(made)
+    results = page_helpers.write(tmp_path / "s", small(**made.pop("study", {})), **made)
+    path = opened(browser, results)
+    text = path.read_text("utf-8")
+    for part in told:
+        assert part in text, part
+    for name in hidden:
+        assert browser.evaluate(f"document.getElementById('{name}').offsetParent === null"), name
+    if "Partial" in told[0] and made["most"]:
+        captions = texts(browser, "figcaption")
+        assert all(caption.startswith("Partial: ") for caption in captions)
+
+
+@needs_browser
+def test_names_are_text_wherever_they_stand(browser, tmp_path):
+    problem = {"kind": "linear", "dim": 2, "num_clients": 3}
+    results = page_helpers.write(
+        tmp_path / "<i>",
+        small(
+            problems=[problem | {"name": EVIL[0]}, problem | {"name": "plain"}],
+            schedules=["C1", {"family": "power", "beta": 0.5, "name": EVIL[2]}],
+            methods=["plug_in", {"kind": "random_scaling", "name": EVIL[1]}],
+        ),
+    )
+    opened(browser, results)
+    assert browser.evaluate("document.querySelectorAll('img, b b, script').length") == 2
+    assert EVIL[1] in texts(browser, ".method")
+    assert any(EVIL[0] in title and EVIL[2] in title for title in texts(browser, "#rounds h4"))
+    browser.evaluate("document.querySelector('#numbers tbody tr:last-child').click()")
+    assert EVIL[2] in texts(browser, "#cell h2")[0]
+    assert not browser.errors
+
+
+class Made(Results):
+    """Results whose rows are made when they are read: no disk can write 2,000 cells in a test's time."""
+
+    def read(self, cell_id: str):
+        cell = self.cell(cell_id)
+        if not hasattr(self, "_rows"):
+            self._rows = page_helpers.rows(cell, 0)
+        return dataclasses.replace(page_helpers.about(cell), methods=self._rows)
+
+    def counts(self) -> dict[str, Count]:
+        return dict.fromkeys(self.cells(), Count(40, 40, 1, 1))
+
+
+@needs_browser
+@pytest.mark.parametrize("cells, saves, most", [(500, 4, 5e6), (2000, 1, 10e6)])
+def test_large_studies_stay_small_and_open_at_once(browser, tmp_path, cells, saves, most):
+    page_helpers.write(tmp_path / "s", page_helpers.large(cells, saves), most=0)
+    path = page.write(Made(tmp_path / "s"), tmp_path / "report.html")
+    assert path.stat().st_size < most
+    browser.errors.clear()
+    seconds = browser.open(path)
+    assert not browser.errors
+    # 0.4 and 0.9 s with nothing else running; a busy machine is given time.
+    assert seconds < 10
+    assert browser.evaluate("document.querySelectorAll('#nested .line').length") == 4
+    assert texts(browser, "#numbers .count") == [f"50 of {4 * cells:,} lines"]
+    browser.evaluate("document.querySelector('#numbers .more').click()")
+    assert len(table_lines(browser)) == 200
