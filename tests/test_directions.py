@@ -87,7 +87,7 @@ def two_directions(
     ratio = np.diagonal(scaling) / np.diagonal(last)
     variance = np.array([view @ (S * last) @ view])
     detail = finite_horizon.Directions(
-        np.array(values), view[None], variance, scaling * S, ratio, np.zeros(1)
+        np.array(values), view[None], variance, scaling * S, ratio, np.zeros(1), S
     )
     return detail, np.asarray(whole), view
 
@@ -230,6 +230,6 @@ def test_a_singular_hessian_is_reported() -> None:
     assert all(found.rows[method.name].floored.all() for method in methods)
     assert str(found).count("a floor on the eigenvalues of G acted") == 2
     assert not found.diverged
-    for call in (lambda: found.joint_test("plug_in"), found.verdicts):
+    for method in methods:
         with pytest.raises(ValueError, match="state: must.*regular.*singular"):
-            call()
+            found.joint_test(method.name)

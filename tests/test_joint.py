@@ -22,7 +22,7 @@ def result() -> jaxlsgd.Fit:
 
 def gaussian(estimate, matrix) -> joint.Joint:
     multiplier = lambda level: NORMAL.multiplier(level, None, ())  # noqa: E731
-    return joint.Joint(np.asarray(estimate), np.asarray(matrix), multiplier, NORMAL.joint(None))
+    return joint.Joint(np.asarray(estimate), np.asarray(matrix), multiplier, NORMAL.joint(None, ()))
 
 
 @pytest.mark.parametrize("method", ["random_scaling", "plug_in", "plug_in[finite]"])

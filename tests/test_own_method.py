@@ -63,7 +63,9 @@ def degrees(plan: Any) -> int:
     return plan.num_rounds // SIZE - 1
 
 
-def hotelling(plan: Any) -> JointLaw:
+def hotelling(plan: Any, detail: Any) -> JointLaw:
+    del detail
+
     def factor(q: int) -> tuple[float, int]:
         rest = degrees(plan) - q + 1
         return q * degrees(plan) / rest, rest

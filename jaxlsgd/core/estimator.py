@@ -86,12 +86,14 @@ class Rolling(NamedTuple):
 class JointLaw(NamedTuple):
     """The law of W = (Rx̂ − r)ᵀ (R M Rᵀ)⁻¹ (Rx̂ − r) under Rx* = r, for q contrasts R.
 
-    `quantile(level, q) → c`, and `tail(statistic, q) → (p, Monte-Carlo standard error of p)`.
+    `quantile(level, q) → c`, and `tail(statistic, q) → (p, Monte-Carlo standard error of p)`. Where the
+    law depends on R and not on q alone, `of(R) → JointLaw` gives that of R.
     """
 
     quantile: Callable[[float, int], float]
     tail: Callable[[float, int], tuple[float, float]]
     normal: bool = False  # whether the estimate is jointly normal with covariance M
+    of: Callable[[Any], JointLaw] | None = None
 
 
 class Law(NamedTuple):
@@ -100,7 +102,8 @@ class Law(NamedTuple):
     `multiplier(level, plan, detail) → q` with P(|statistic| ≤ q) = level, and
     `tail(statistic, plan, detail) → p`, two-sided. `plan` is the `Plan` up to the round that is read,
     or None. `detail` is that of the measurement; replications, where there are many, come first, so
-    that q is a number or broadcasts to (..., d). `joint(plan) → JointLaw` where that is known.
+    that q is a number or broadcasts to (..., d). `joint(plan, detail) → JointLaw`, for the
+    detail of one run, where that is known.
     `from_plan`: whether the multiplier ignores `detail`, so that a level without a critical value is
     refused before a run.
 
@@ -117,7 +120,7 @@ class Law(NamedTuple):
 
     multiplier: Callable[[float, Plan | None, Any], Any]
     tail: Callable[[Any, Plan | None, Any], Any]
-    joint: Callable[[Plan | None], JointLaw] | None = None
+    joint: Callable[[Plan | None, Any], JointLaw] | None = None
     from_plan: bool = False
 
     def check(self, levels: Iterable[float], plan: Plan) -> None:

@@ -29,8 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Rolling, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
+from jaxlsgd.inference.sums import widened
 
 BINS = 14  # at most; with a factor of two they last for half a million rounds
 FACTOR = 2.0
@@ -116,7 +118,7 @@ def binned_rounds() -> Accumulator:
 
 
 def _init(params: Params) -> OneStepState:
-    x = flatten(params)
+    x = widened(flatten(params))
     line, square = jnp.zeros_like(x), x[:, None] * jnp.zeros_like(x)[None, :]
     zero, count = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
     sums = Sums(x, line, line, line, line, line, square, square, square, square)
@@ -131,12 +133,13 @@ def _bins(tree: Any) -> Any:
 
 def _add(state: OneStepState, sync: Sync) -> OneStepState:
     if sync.hessian is None:
-        raise ValueError("sync: one_step needs the mean Hessian at the average, got None")
-    after = flatten(sync.params)
+        raise refusal("sync", "have hessian at the average, which one_step needs", None)
+    after = widened(flatten(sync.params))
     dtype = after.dtype
     E, eta = jnp.asarray(sync.E, dtype), jnp.asarray(sync.eta, dtype)
     # Without the sum of the gradients, what the server moved by tells it for Local SGD.
-    h = (state.x - after) / eta if sync.gradient_sum is None else flatten(sync.gradient_sum)
+    total = sync.gradient_sum
+    h = (state.x - after) / eta if total is None else widened(flatten(total))
     old, empty = state.now, state.clock.now.n == 0
     c = jnp.where(empty, state.x, old.c)
     s = state.x - c
@@ -155,7 +158,7 @@ def _add(state: OneStepState, sync: Sync) -> OneStepState:
         old.EH + E * state.H,
     )
     clock = _tick(state.clock, E, eta, jnp.asarray(sync.E, jnp.int32), empty)
-    return OneStepState(clock, now, state.past, after, sync.hessian)
+    return OneStepState(clock, now, state.past, after, widened(jnp.asarray(sync.hessian)))
 
 
 def _product(H: Array, s: Array) -> Array:

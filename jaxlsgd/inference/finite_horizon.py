@@ -19,11 +19,11 @@ import numpy as np
 from jax import lax
 
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Law, Measurement
+from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, JointLaw, Law, Measurement
 from jaxlsgd.core.problem import Array
 from jaxlsgd.inference import plug_in as plug_in_lib
 from jaxlsgd.inference import random_scaling as random_scaling_lib
-from jaxlsgd.inference.laws import finite_law
+from jaxlsgd.inference.laws import finite_law, finite_wald
 from jaxlsgd.inference.laws.normal import NORMAL
 
 if TYPE_CHECKING:
@@ -37,8 +37,14 @@ class HorizonFactors(NamedTuple):
     start: Array  # (d,) ρ_1 W_1/T
 
 
-def horizon_factors(eigenvalues: Array, horizon: Horizon) -> HorizonFactors:
-    """The two factors above, by the recursion from the last round back, in O(T d²)."""
+def horizon_factors(
+    eigenvalues: Array, horizon: Horizon, observations: bool = False
+) -> HorizonFactors:
+    """The two factors above, by the recursion from the last round back, in O(T d²).
+
+    With `observations` for the average that counts a round E_m times: W_m = E_m + ρ_{m+1}W_{m+1}, and t_T
+    in the place of T.
+    """
     dtype = eigenvalues.dtype
     E, eta = horizon.E.astype(dtype), horizon.eta.astype(dtype)
     dim = eigenvalues.shape[0]
@@ -47,15 +53,21 @@ def horizon_factors(eigenvalues: Array, horizon: Horizon) -> HorizonFactors:
         ahead, total = carry  # ρ_{m+1} W_{m+1}, and the sum
         E_m, eta_m = inputs
         lost = _one_minus_power(eta_m * eigenvalues, E_m)
-        W = jnp.where(E_m > 0, 1 + ahead, 0)
+        W = jnp.where(E_m > 0, (E_m if observations else 1) + ahead, 0)
         noise = _geometric(eigenvalues, lost, eta_m, E_m)
         total = total + W[:, None] * W[None, :] * noise
         return ((1 - lost) * W, total), None
 
     empty = (jnp.zeros(dim, dtype), jnp.zeros((dim, dim), dtype))
     (start, total), _ = lax.scan(back, empty, (E, eta), reverse=True)
-    rounds = horizon.num_rounds.astype(dtype)
-    return HorizonFactors(total / rounds / rounds, start / rounds)
+    count = jnp.sum(E) if observations else horizon.num_rounds.astype(dtype)
+    return HorizonFactors(total / count / count, start / count)
+
+
+def start_bias(spec: plug_in_lib.Spectrum, factors: HorizonFactors, move: Array) -> Array:
+    """The bias that a start `move` away from x* leaves in the average."""
+    turned = jnp.sum(spec.vectors * move[:, None], axis=0)
+    return jnp.sum(spec.vectors * (factors.start * turned)[None, :], axis=1)
 
 
 def _one_minus_power(step: Array, E: Array) -> Array:
@@ -120,8 +132,7 @@ def measure_plug_in(
     found = plug_in_lib.measurement(state, plug_in_lib.rotate_back(spec, middle), spec.floored)
     asymptotic, _ = plug_in_lib.asymptotic_covariance(state)
     inflation = found.scale / jnp.sqrt(jnp.diagonal(asymptotic))
-    move = jnp.sum(spec.vectors * (state.start - found.estimate)[:, None], axis=0)
-    transient = jnp.sum(spec.vectors * (factors.start * move)[None, :], axis=1)
+    transient = start_bias(spec, factors, state.start - found.estimate)
     return found._replace(detail=FiniteDetail(inflation, transient))
 
 
@@ -169,6 +180,7 @@ class Directions(NamedTuple):
     scaling: Any  # (d, d) E V̂_T
     ratio: Any  # (d,) E V̂_T over Var ȳ_T in each direction
     bias: Any  # (coordinates,) bias that the start leaves in ȳ_T, over its standard deviation
+    S: Any  # (d, d)
 
 
 def random_scaling_estimator(
@@ -183,7 +195,7 @@ def random_scaling_estimator(
         name=name,
         accumulators=(part, curvature),
         measure=_measure_contrasts(rows),
-        law=Law(direction_multiplier, _direction_tail),
+        law=Law(direction_multiplier, _direction_tail, _direction_joint),
         matrix=matrix,
         needs_plan=True,
         contrasts=rows,
@@ -213,7 +225,7 @@ def _measure_contrasts(rows: tuple[tuple[float, ...], ...]) -> Any:
         bias = move * jnp.maximum(factors.start[-1], 0) / jnp.sqrt(variance)
         ratio = jnp.diagonal(scaling) / jnp.diagonal(factors.pair)
         scaling = scaling * spec.S
-        detail = Directions(spec.eigenvalues, view, variance, scaling, ratio, bias)
+        detail = Directions(spec.eigenvalues, view, variance, scaling, ratio, bias, spec.S)
         return found._replace(floored=found.floored | spec.floored, detail=detail)
 
     return measure
@@ -235,6 +247,14 @@ def direction_multiplier(level: float, plan: Plan | None, detail: Directions) ->
     values = np.broadcast_to(part.eigenvalues[..., None, :], part.view.shape)
     each = finite_law.interpolated(plan, values, part.bias[..., None], level)
     return _combined(part, each)
+
+
+def _direction_joint(plan: Plan | None, detail: Directions) -> JointLaw:
+    """The law of W, simulated for this run."""
+    part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
+    bias = part.bias * np.sqrt(part.variance)
+    process = finite_wald.Process(part.eigenvalues, part.S, part.view, bias)
+    return finite_wald.joint_law(_required(plan), process)
 
 
 def _required(plan: Plan | None) -> Plan:

@@ -8,7 +8,8 @@ contrasts R of rank q the statistic is
 whose law under Rx* = r the method declares: χ²_q in the limit for plug-in, and for random scaling a law
 that depends on the schedule alone. For q = 1 that one is exact; where E_m grows no faster than a
 logarithm it is tabulated for q up to 20 (`critical_values.wald_critical_value`); else it is simulated
-(`wald_law`).
+(`wald_law`). At a finite horizon random scaling's depends on G, S and R too, and is simulated for the run
+(`finite_wald`).
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
         estimate=estimate,
         matrix=matrix,
         multiplier=lambda level: method.law.multiplier(level, plan, measured.detail),
-        law=None if method.law.joint is None else method.law.joint(plan),
+        law=None if method.law.joint is None else method.law.joint(plan, measured.detail),
         precision=precision,
     )
 
@@ -156,15 +157,16 @@ def joint_test(
         raise refusal("null", f"be a number or have shape ({q},)", r.shape)
     gap = view.center - r
     statistic = float(gap @ np.linalg.solve(view.matrix, gap))
-    threshold = critical(found, q, level)
-    p = _known(found).tail(statistic, q)
+    threshold = critical(found, q, level, contrasts)
+    p = _known(found, contrasts).tail(statistic, q)
     return JointTest(statistic, q, threshold, statistic > threshold, *p)
 
 
 def ellipsoid(found: Joint, contrasts: ArrayLike | None = None, level: float = 0.95) -> Ellipsoid:
     """The confidence ellipsoid for Rx*, or for x* itself: all r that `joint_test` does not reject."""
     view = _view(found, contrasts)
-    return view._replace(radius=float(np.sqrt(critical(found, len(view.center), level))))
+    threshold = critical(found, len(view.center), level, contrasts)
+    return view._replace(radius=float(np.sqrt(threshold)))
 
 
 def simultaneous(
@@ -211,19 +213,22 @@ def simultaneous(
     return Interval(*(np.asarray(x) for x in (view.center, view.center - half, view.center + half)))
 
 
-def critical(found: Joint, constraints: int, level: float) -> float:
-    """The quantile of W under the null."""
+def critical(
+    found: Joint, constraints: int, level: float, contrasts: ArrayLike | None = None
+) -> float:
+    """The quantile of W under the null; the law at a finite horizon depends on the contrasts."""
     checks.level(level)
-    return _known(found).quantile(level, constraints)
+    return _known(found, contrasts).quantile(level, constraints)
 
 
-def _known(found: Joint) -> JointLaw:
+def _known(found: Joint, contrasts: ArrayLike | None) -> JointLaw:
     if found.law is None:
         raise ValueError(
-            "method: must have a joint law, got one without; random_scaling(critical='schedule') and "
-            "plug_in('finite') have one, and simultaneous intervals need none"
+            "method: must have a joint law, got one without; one_step(), plug_in('finite') and "
+            "random_scaling() have one, and simultaneous intervals need none"
         )
-    return found.law
+    of = found.law.of
+    return found.law if contrasts is None or of is None else of(np.asarray(contrasts, np.float64))
 
 
 def _view(found: Joint, contrasts: ArrayLike | None, invertible: bool = True) -> Ellipsoid:

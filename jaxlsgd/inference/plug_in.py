@@ -14,9 +14,10 @@ from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement,
 from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference.laws.normal import NORMAL
-from jaxlsgd.inference.sums import compensated_add
+from jaxlsgd.inference.sums import compensated_add, widened
 
 HORIZONS = ("asymptotic", "finite")
+AVERAGES = ("rounds", "observations")
 _FLOOR = 1e-6  # smallest eigenvalue of Ĝ allowed, as a share of the largest
 
 
@@ -38,7 +39,7 @@ def curvature() -> Accumulator:
     """Ĝ = (1/m) Σ Σ_k p_k ∇²f_k(x̄; ξ^k) and Ŝ = (1/m) Σ g gᵀ, g = Σ_k p_k ∇f_k(x̄; ξ^k)."""
 
     def init(params: Params) -> PlugInState:
-        x = flatten(params)
+        x = widened(flatten(params))
         y, zero = jnp.zeros_like(x), jnp.zeros((), x.dtype)
         square = y[:, None] * y[None, :]
         return PlugInState(square, square, y, y, zero, zero, jnp.zeros((), jnp.int32), x)
@@ -47,7 +48,7 @@ def curvature() -> Accumulator:
         if sync.gradient is None or sync.hessian is None:
             rule = "have gradient and hessian at the average, which plug_in needs"
             raise refusal("sync", rule, None)
-        x, g = flatten(sync.params), flatten(sync.gradient)
+        x, g = widened(flatten(sync.params)), widened(flatten(sync.gradient))
         m = state.m + 1
         share = jnp.asarray(1, x.dtype) / m.astype(x.dtype)
         E = jnp.asarray(sync.E, x.dtype)
@@ -110,7 +111,9 @@ def asymptotic_covariance(state: PlugInState) -> tuple[Array, Array]:
 
 
 @register("method", brief="horizon")
-def plug_in(horizon: str = "asymptotic", *, name: str | None = None) -> Estimator:
+def plug_in(
+    horizon: str = "asymptotic", *, average: str = "rounds", name: str | None = None
+) -> Estimator:
     """Plug-in: ȳ_j ± z √Cov(ȳ)_jj with the covariance from running Ĝ and Ŝ.
 
     "asymptotic" is the paper's Cov(ȳ) = ν̂ Ĝ⁻¹ŜĜ⁻ᵀ/t_T, which is too small at short horizons.
@@ -119,6 +122,8 @@ def plug_in(horizon: str = "asymptotic", *, name: str | None = None) -> Estimato
 
     Args:
       horizon: "asymptotic" or "finite".
+      average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T, whose covariance tends
+        to G⁻¹SG⁻ᵀ/t_T under every schedule, without the ν of the paper; see `observation_average`.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -134,6 +139,14 @@ def plug_in(horizon: str = "asymptotic", *, name: str | None = None) -> Estimato
     Reference: Li, Liang, Chang, Zhang, Section 4.1.
     """
     checks.choice("horizon", horizon, HORIZONS)
+    checks.choice("average", average, AVERAGES)
+    if average == "observations":
+        # Built on this module, so it cannot be imported by it at the top.
+        from jaxlsgd.inference import observation_average
+
+        finite = horizon == "finite"
+        given = "finite, observations" if finite else "observations"
+        return observation_average.plug_in_estimator(name or f"plug_in[{given}]", finite)
     if horizon == "finite":
         from jaxlsgd.inference import finite_horizon
 

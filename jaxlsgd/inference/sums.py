@@ -1,8 +1,9 @@
-"""Sums that make up for their rounding errors."""
+"""Sums that make up for their rounding errors, and parameters in enough digits to be summed."""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 
@@ -12,3 +13,8 @@ def compensated_add(total: Array, lost: Array, term: Array) -> tuple[Array, Arra
     term = term + lost
     new = total + term
     return new, term - (new - total)
+
+
+def widened(x: Array) -> Array:
+    """In float32 at least: sums over thousands of rounds have no digits left in bfloat16."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

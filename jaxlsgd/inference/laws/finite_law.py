@@ -69,15 +69,25 @@ class Form(NamedTuple):
 def local_factors(plan: Plan, eigenvalue: float) -> tuple[FloatArray, FloatArray]:
     """ρ_m and Var ε_m of every round, without cancellation for small η_m λ, and for 1 − η_m λ ≤ 0 too."""
     step = plan.eta * eigenvalue
-    rate = 1 - step
-    size = np.exp(plan.E * np.log(np.maximum(np.abs(rate), 1e-300)))
-    rho = np.where((rate < 0) & (plan.E % 2 == 1), -size, size)
-    # 1 − ρ without cancellation where ηλ is small
-    lost = np.where(step < 0.5, -np.expm1(plan.E * np.log1p(-np.minimum(step, 0.5))), 1 - rho)
+    lost = lost_share(plan, eigenvalue)
     apart = step * (2 - step)
     flat = np.abs(apart) < 1e-14
     geometric = np.where(flat, plan.E, lost * (2 - lost) / np.where(flat, 1.0, apart))
-    return rho, plan.eta**2 * geometric
+    return _power(plan, eigenvalue), plan.eta**2 * geometric
+
+
+def lost_share(plan: Plan, eigenvalue: float) -> FloatArray:
+    """1 − ρ_m, without cancellation where η_m λ is small."""
+    step = plan.eta * eigenvalue
+    near = -np.expm1(plan.E * np.log1p(-np.minimum(step, 0.5)))
+    return np.where(step < 0.5, near, 1 - _power(plan, eigenvalue))
+
+
+def _power(plan: Plan, eigenvalue: float) -> FloatArray:
+    """ρ_m = (1 − η_m λ)^{E_m}."""
+    rate = 1 - plan.eta * eigenvalue
+    size = np.exp(plan.E * np.log(np.maximum(np.abs(rate), 1e-300)))
+    return np.where((rate < 0) & (plan.E % 2 == 1), -size, size)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -88,19 +98,19 @@ def path(plan: Plan, eigenvalue: float) -> Path:
     ahead = np.zeros(plan.num_rounds)  # U_n = Σ_{k>n} ρ_{n+1}…ρ_k
     for n in range(plan.num_rounds - 2, -1, -1):
         ahead[n] = rho[n + 1] * (1 + ahead[n + 1])
-    nodes, weight = _nodes(plan)
-    log = np.cumsum(np.log(np.maximum(np.abs(rho), 1e-300)))[nodes]
-    sign = np.cumprod(np.where(rho < 0, -1.0, 1.0))[nodes]
+    kept, weight = nodes(plan)
+    log = np.cumsum(np.log(np.maximum(np.abs(rho), 1e-300)))[kept]
+    sign = np.cumprod(np.where(rho < 0, -1.0, 1.0))[kept]
     # For n ≤ m: Cov(P_n, P_m) = Var P_n + Cov(P_n, s_n)(U_n − ρ_{n+1}…ρ_m U_m)
     decay = np.outer(sign, sign) * np.exp(np.minimum(log[None, :] - log[:, None], 700.0))
-    reach = ahead[nodes][:, None] - decay * ahead[nodes][None, :]
-    upper = np.triu(variance[nodes][:, None] + cross[nodes][:, None] * reach)
+    reach = ahead[kept][:, None] - decay * ahead[kept][None, :]
+    upper = np.triu(variance[kept][:, None] + cross[kept][:, None] * reach)
     if not np.isfinite(upper).all():
         raise ValueError(
             f"plan: must have first steps short enough for an eigenvalue λ = {eigenvalue:.4g}, "
             f"got η_1 λ = {plan.eta[0] * eigenvalue:.4g}, with which the path overflows"
         )
-    share = (nodes + 1.0) / plan.num_rounds
+    share = (kept + 1.0) / plan.num_rounds
     return Path(upper + np.triu(upper, 1).T, share, weight)
 
 
@@ -116,22 +126,22 @@ def _forward(rho: FloatArray, noise: FloatArray) -> tuple[FloatArray, FloatArray
     return variance, cross
 
 
-def _nodes(plan: Plan) -> tuple[NDArray[np.int64], FloatArray]:
+def nodes(plan: Plan, most: int = _NODES) -> tuple[NDArray[np.int64], FloatArray]:
     """Rounds to keep, evenly spaced in r_m = Σ1/E, and the share of V̂'s sum of each."""
     clock = np.cumsum(1 / plan.E)
     T = plan.num_rounds
-    if T <= _NODES:
-        nodes = np.arange(T)
+    if T <= most:
+        kept = np.arange(T)
     else:
-        even = np.searchsorted(clock, clock[-1] * np.arange(1, _NODES + 1) / _NODES * (1 - 1e-12))
-        nodes = np.unique(np.append(even, [0, T - 1]).clip(0, T - 1))
-    place = np.interp(np.arange(T), nodes, np.arange(nodes.size))
+        even = np.searchsorted(clock, clock[-1] * np.arange(1, most + 1) / most * (1 - 1e-12))
+        kept = np.unique(np.append(even, [0, T - 1]).clip(0, T - 1))
+    place = np.interp(np.arange(T), kept, np.arange(kept.size))
     low = place.astype(np.int64)
     up = place - low
     each = 1 / plan.E / clock[-1]
-    weight = np.bincount(low, each * (1 - up), nodes.size).astype(np.float64)
-    weight += np.bincount(np.minimum(low + 1, nodes.size - 1), each * up, nodes.size)
-    return nodes.astype(np.int64), weight
+    weight = np.bincount(low, each * (1 - up), kept.size).astype(np.float64)
+    weight += np.bincount(np.minimum(low + 1, kept.size - 1), each * up, kept.size)
+    return kept.astype(np.int64), weight
 
 
 class Noise(NamedTuple):
@@ -157,10 +167,10 @@ def noise_form(found: Path) -> Noise:
     return Noise(values, vectors.T @ (root * along / whole), vectors, root, share)
 
 
-def start_path(plan: Plan, eigenvalue: float) -> FloatArray:
+def start_path(plan: Plan, eigenvalue: float, kept: NDArray[np.int64] | None = None) -> FloatArray:
     """Σ_{m≤n} ρ_1…ρ_m at the kept rounds, over its value at T; a step that overshoots ends it."""
     rho = np.maximum(1 - plan.eta * eigenvalue, 0.0) ** plan.E
-    total = np.cumsum(np.cumprod(rho))[_nodes(plan)[0]]
+    total = np.cumsum(np.cumprod(rho))[nodes(plan)[0] if kept is None else kept]
     return np.asarray(total / total[-1] if total[-1] > 0 else np.ones(total.size), np.float64)
 
 

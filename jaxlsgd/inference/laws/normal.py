@@ -23,8 +23,8 @@ def _tail(statistic: Any, plan: Plan | None, detail: Any) -> np.ndarray:
     return 2 * scipy.stats.norm.sf(np.abs(np.asarray(statistic, np.float64)))
 
 
-def _joint(plan: Plan | None) -> JointLaw:
-    del plan
+def _joint(plan: Plan | None, detail: Any) -> JointLaw:
+    del plan, detail
     return JointLaw(
         quantile=lambda level, q: float(scipy.stats.chi2.ppf(level, q)),
         tail=lambda statistic, q: (float(scipy.stats.chi2.sf(statistic, q)), 0.0),

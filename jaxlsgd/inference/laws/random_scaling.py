@@ -39,7 +39,9 @@ def limit_law(critical: str, beta: float | None) -> Law:
             return critical_values.p_value_for_plan(_required(plan), statistic)
         return critical_values.p_value(statistic, beta=_growth(beta, plan))
 
-    def joint(plan: Plan | None) -> JointLaw:
+    def joint(plan: Plan | None, detail: Any) -> JointLaw:
+        del detail
+
         def one_quantile(level: float) -> float:
             return multiplier(level, plan, ()) ** 2
 
