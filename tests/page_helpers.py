@@ -41,7 +41,9 @@ def about(cell: CellSpec, truth: bool = True) -> CellRows:
     )
 
 
-def rows(cell: CellSpec, first: int, failed: float = 0.0) -> dict[str, MethodRows]:
+def rows(
+    cell: CellSpec, first: int, failed: float = 0.0, scale: float = 1.0
+) -> dict[str, MethodRows]:
     """Normal estimates; the first method's intervals are exact, each further one's a tenth shorter."""
     plan = cell.plan()
     saves = np.array(cell.saved_rounds(plan.num_rounds))
@@ -50,14 +52,14 @@ def rows(cell: CellSpec, first: int, failed: float = 0.0) -> dict[str, MethodRow
     error = (1 / np.sqrt(saves))[:, None, None]
     estimate = TRUTH + error * rng.normal(size=shape)
     estimate[:, rng.random(cell.tile_size) < failed] = np.nan
-    scale = error * np.exp(0.05 * rng.normal(size=shape))
+    spread = scale * error * np.exp(0.05 * rng.normal(size=shape))
     critical = np.array([1.96 if level == 0.95 else 1.2816 for level in cell.levels])
     floored = np.zeros(shape[:2], bool)
     return {
         method.name: MethodRows(
             estimate,
-            scale,
-            0.9**i * scale[:, None] * critical[:, None, None],
+            spread,
+            0.9**i * spread[:, None] * critical[:, None, None],
             floored,
         )
         for i, method in enumerate(cell.methods)
@@ -65,13 +67,17 @@ def rows(cell: CellSpec, first: int, failed: float = 0.0) -> dict[str, MethodRow
 
 
 def write(
-    directory: Path, study: Study | None = None, most: int = 10**9, failed: float = 0.0, **more: Any
+    directory: Path,
+    study: Study | None = None,
+    most: int = 10**9,
+    truth: bool = True,
+    **more: Any,
 ) -> Results:
     """Fills a study, up to so many tiles."""
     with Writer(directory, study or small(), ENVIRONMENT) as writer:
         for cell, first in list(writer.missing())[:most]:
-            writer.describe(cell, about(cell, **more))
-            writer.commit(cell, first, rows(cell, first, failed))
+            writer.describe(cell, about(cell, truth))
+            writer.commit(cell, first, rows(cell, first, **more))
     return Results(directory)
 
 

@@ -65,7 +65,7 @@ def test_help_teaches(capsys, monkeypatch) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0
     studies = ["init", "kinds", "plan", "run", "reproduce"]
-    for verb in [*studies, "status", "table", "plot", "replay", "critical-value"]:
+    for verb in [*studies, "status", "table", "plot", "report", "replay", "critical-value"]:
         assert verb in out
         code, text, _ = run(capsys, verb, "--help")
         assert code == 0

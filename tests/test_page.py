@@ -180,6 +180,24 @@ def test_a_place_that_cannot_be_written_is_refused(study, tmp_path, capsys):
     assert "cannot write" in capsys.readouterr().err
 
 
+def test_two_studies_are_compared_cell_by_cell(study, tmp_path, capsys):
+    def told(other: Results) -> str:
+        out = tmp_path / "report.html"
+        assert cli.main(["report", str(study.directory), str(other.directory), "-o", str(out)]) == 0
+        return out.read_text("utf-8").partition('id="comparison"')[2]
+
+    again = page_helpers.write(tmp_path / "again", small(**TWO_LEVELS))
+    assert "the same to the last bit in 2 of 2 cells" in told(again)
+    assert "0 of 12 pairs differ" in told(again)
+    other = page_helpers.write(tmp_path / "other", small(**TWO_LEVELS, seed=1), scale=2.0)
+    text = told(other)
+    assert "the same to the last bit in 0 of 2 cells" in text and "12 of 12 pairs differ" in text
+    ratios = [float(x) for x in re.findall(r"<td>(0\.\d+) \(0\.\d+\)</td><td>\d", text)]
+    assert ratios == pytest.approx([0.5] * 12, abs=0.05)  # half as long, up to noise in the widths
+    few = page_helpers.write(tmp_path / "few", small(**TWO_LEVELS, schedules=["C1", "C5"]), most=0)
+    assert "Cells in both: 1, of which 0 have rows in both. Only here: 1." in told(few)
+
+
 # The page in a browser.
 
 

@@ -9,6 +9,7 @@ from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import tables
 from jaxlsgd.report.page import markup
 from jaxlsgd.report.page.columns import Columns
+from jaxlsgd.report.page.compare import compare
 from jaxlsgd.report.page.details import detail, sizes
 from jaxlsgd.report.page.failures import Failures
 from jaxlsgd.report.page.findings import Findings, unambiguous
@@ -19,7 +20,7 @@ from jaxlsgd.study.store import codec
 from jaxlsgd.study.store.reader import Results
 
 
-def write(results: Results, path: str | Path) -> Path:
+def write(results: Results, path: str | Path, other: Results | None = None) -> Path:
     """Writes a study as one HTML file that needs nothing else.
 
     A study without rows, or with some of them, makes a page that says so.
@@ -27,6 +28,7 @@ def write(results: Results, path: str | Path) -> Path:
     Args:
       results: of a study, also one that is running.
       path: the file; replaced at once if it is there.
+      other: a study to compare it with, cell by cell.
 
     Returns:
       The path.
@@ -36,13 +38,16 @@ def write(results: Results, path: str | Path) -> Path:
         write(Results("results"), "report.html")
     """
     path = Path(path)
-    codec.write_whole(path, page(results).encode())
+    codec.write_whole(path, page(results, other).encode())
     return path
 
 
-def page(results: Results) -> str:
+def page(results: Results, other: Results | None = None) -> str:
     """The page as text."""
-    return markup.render(collect(results))
+    content = collect(results)
+    if other is not None:
+        content["comparison"] = (shown_path(other.directory), *compare(results, other))
+    return markup.render(content)
 
 
 def collect(results: Results) -> dict[str, Any]:

@@ -46,8 +46,9 @@ def render(content: dict[str, Any]) -> str:
         "findings": _findings(content["findings"], state),
         "failures": _paragraphs(content["failures"]),
         "question": _definitions(content["question"]),
-        "table": _table(content["table"]),
+        "table": _table(content["table"], STATIC_LINES),
         "notes": _paragraphs(content["table"].notes),
+        "comparison": _comparison(content.get("comparison")),
         "provenance": _facts(content["provenance"]),
         "study": html.escape(content["study"]),
     }
@@ -64,7 +65,7 @@ def embedded(data: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    return (importlib.resources.files(__package__) / "assets" / name).read_text("utf-8")
+    return (importlib.resources.files("jaxlsgd.report.page") / "assets" / name).read_text("utf-8")
 
 
 def _script() -> str:
@@ -112,7 +113,20 @@ def _facts(facts: list[tuple[str, str]]) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _comparison(found: tuple[str, list[str], Table] | None) -> str:
+    if found is None:
+        return ""
+    name, told, table = found
+    return (
+        f'<section id="comparison"><h2>Compared with {html.escape(name)}</h2>\n{_paragraphs(told)}\n'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Table of differences">'
+        f"{_table(table, len(table.lines))}</div>\n"
+        '<p class="small">Differences are this study less the other one, over the same draws where seed '
+        "and problem are the same.</p></section>"
+    )
+
+
+def _table(table: Table, most: int) -> str:
     if not table.lines:
         return ""
     left = set(table.left)
@@ -124,6 +138,6 @@ def _table(table: Table) -> str:
         )
 
     head = f"<thead><tr>{line(table.header, 'th')}</tr></thead>"
-    body = "\n".join(f"<tr>{line(cells, 'td')}</tr>" for cells in table.lines[:STATIC_LINES])
+    body = "\n".join(f"<tr>{line(cells, 'td')}</tr>" for cells in table.lines[:most])
     caption = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
     return f"<table>{caption}{head}<tbody>\n{body}\n</tbody></table>"
