@@ -1,4 +1,4 @@
-"""Verbs on results: status, table, plot, replay."""
+"""Verbs on results: status, table, plot, report, replay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxlsgd.core.rows import CellRows
     from jaxlsgd.study.store.reader import Results
 
-VERBS = ("status", "table", "plot", "replay")
+VERBS = ("status", "table", "plot", "report", "replay")
 FORMATS = ("text", "markdown", "csv", "latex", "json")
 
 
@@ -29,6 +29,7 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("directory", metavar="DIR")
     _add_table(verbs)
     _add_plot(verbs)
+    _add_report(verbs)
     _add_replay(verbs)
 
 
@@ -45,6 +46,18 @@ def _add_plot(verbs: Any) -> None:
     parser = add_verb(verbs, "plot", plot, text, "jaxlsgd plot results --out figures")
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("--out", metavar="DIR", help="default: DIR/figures")
+
+
+def _add_report(verbs: Any) -> None:
+    text = (
+        "write one HTML file with findings, figures and numbers\n\nIt needs no network and nothing "
+        "beside it, so that it can be sent or archived. A study that runs or was stopped says so."
+    )
+    examples = "jaxlsgd report results\njaxlsgd report new old -o report.html"
+    parser = add_verb(verbs, "report", report, text, examples)
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("other", metavar="OTHER", nargs="?", help="compare with it, cell by cell")
+    parser.add_argument("-o", "--out", metavar="FILE", help="default: DIR/report.html")
 
 
 def _add_replay(verbs: Any) -> None:
@@ -114,6 +127,19 @@ def plot(arguments: argparse.Namespace) -> int:
         refuse_link(out)
     for path in figures.save_all(rows, out):
         print(path)
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Writes the page of a study."""
+    from pathlib import Path
+
+    from jaxlsgd.report import page
+    from jaxlsgd.study.store.reader import Results
+
+    out = Path(arguments.out or Path(arguments.directory) / "report.html")
+    other = Results(arguments.other) if arguments.other else None
+    print(page.write(Results(arguments.directory), out, other))
     return 0
 
 
