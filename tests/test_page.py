@@ -20,6 +20,8 @@ from jaxlsgd.analysis.measures import summarise
 from jaxlsgd.report import page, tables
 from jaxlsgd.report.page import averages, build
 from jaxlsgd.report.page.findings import Findings
+from jaxlsgd.report.page.study_file import study_file
+from jaxlsgd.study import Study
 from jaxlsgd.study.store.reader import Count, Results
 
 needs_browser = pytest.mark.skipif(not CHROMIUM, reason="needs chromium or google-chrome")
@@ -147,6 +149,44 @@ def test_the_page_tells_what_was_asked_and_where_it_came_from(study, tmp_path):
         "jaxlsgd run study.toml --out study",
     ):
         assert told in text, told
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"warmup": 0.0, "schedules": ["Log", {"family": "constant", "E": 7, "warmup": 0.1}]},
+        {
+            "schedules": [
+                {"family": "power", "beta": "1/4", "scale": 2, "name": 'a "quoted" name'},
+                {"family": "power", "beta": 1.5, "allow_outside_theory": True},
+                {"family": "logarithmic", "base": 10},
+                {"family": "iterated_logarithmic", "scale": 3},
+                {"family": "custom", "sequence": [1, 2, 4, 8] * 10},
+            ]
+        },
+        {
+            "problems": [
+                {"kind": "linear", "dim": 2, "num_clients": 3, "gamma0": [0.25, 0.5], "alpha": 0.6},
+                {"kind": "logistic", "name": "ünï", "dim": 2, "num_clients": 3},
+            ],
+            "methods": ["plug_in[finite]", {"kind": "random_scaling", "name": "q"}],
+            "algorithms": ["local_sgd", {"kind": "fedprox", "mu": 0.5}],
+            "exclude": [{"problem": "ünï", "algorithm": "local_sgd"}],
+            "extra": [{"problem": "ünï", "schedule": "C1", "num_rounds": 30, "methods": ["q"]}],
+            "horizons": [40, {"num_rounds": 20}],
+            "dtype": "float64",
+            "save_at": [3, 0.5],
+        },
+    ],
+    ids=["small", "warmup", "families", "rules"],
+)
+def test_the_study_file_in_the_page_is_the_study(tmp_path, changes):
+    study = small(**changes)
+    text = study_file(Study.read(study.plain()))  # as a reader has it, without objects
+    (tmp_path / "study.toml").write_text(text, "utf-8")
+    again = Study.from_toml(tmp_path / "study.toml")
+    assert again.digest == study.digest and again.replications == study.replications
 
 
 def test_the_digest_is_that_of_the_rows(tmp_path):

@@ -14,8 +14,9 @@ from jaxlsgd.report.page.details import detail, sizes
 from jaxlsgd.report.page.failures import Failures
 from jaxlsgd.report.page.findings import Findings, unambiguous
 from jaxlsgd.report.page.pairs import Pairs
-from jaxlsgd.report.page.provenance import Digest, provenance, shown_path, study_text
+from jaxlsgd.report.page.provenance import Digest, provenance, shown_path
 from jaxlsgd.report.page.question import question
+from jaxlsgd.report.page.study_file import study_file
 from jaxlsgd.study.store import codec
 from jaxlsgd.study.store.reader import Results
 
@@ -79,7 +80,7 @@ def collect(results: Results) -> dict[str, Any]:
         "failures": failures.sentences(labels),
         "question": question(study, labels, next(iter(names), ())),
         "provenance": provenance(results, digest.hex()),
-        "study": study_text(results),
+        "study": study_file(study),
         "table": table,
         "data": {
             "partial": "" if state["complete"] else state["text"],

@@ -150,9 +150,7 @@ class Findings:
             f"{self._name(name)} {_ratio(lengths[name] - lengths[base])}"
             for name in sorted(others, key=lambda name: lengths[name].value)
         ]
-        which = (
-            "of those that keep their level" if keepers else "of all, none of which keeps its level"
-        )
+        which = " of those that keep their level" if keepers else ""
         return (
             f"The shortest intervals{which} are those of {self._name(base)}; as multiples of their "
             f"mean length, averaged over {_cells(len(shared))}, the others are: {', '.join(texts)}."

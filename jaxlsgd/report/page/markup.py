@@ -117,13 +117,14 @@ def _comparison(found: tuple[str, list[str], Table] | None) -> str:
     if found is None:
         return ""
     name, told, table = found
-    return (
-        f'<section id="comparison"><h2>Compared with {html.escape(name)}</h2>\n{_paragraphs(told)}\n'
+    place = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Table of differences">'
         f"{_table(table, len(table.lines))}</div>\n"
         '<p class="small">Differences are this study less the other one, over the same draws where seed '
-        "and problem are the same.</p></section>"
+        "and problem are the same.</p>"
     )
+    heading = f'<section id="comparison"><h2>Compared with {html.escape(name)}</h2>'
+    return f"{heading}\n{_paragraphs(told)}\n{place if table.lines else ''}</section>"
 
 
 def _table(table: Table, most: int) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.study.store.reader import Results
@@ -65,9 +63,3 @@ def provenance(results: Results, digest: str) -> list[tuple[str, str]]:
     if own:
         facts.append(("Own code", "registered by FILE, or given as objects: " + ", ".join(own)))
     return facts
-
-
-def study_text(results: Results) -> str:
-    """The study as it is recorded, as indented JSON."""
-    content: dict[str, Any] = results.study.plain()
-    return json.dumps(content, indent=1, ensure_ascii=False)

@@ -93,7 +93,7 @@ const grouped = (x) => Math.round(x).toLocaleString("en-GB");
 function number(x) {
   if (!Number.isFinite(x)) return "–";
   const size = Math.abs(x);
-  if (size >= 1e4 && size < 1e9) return grouped(x);
+  if (size >= 1e3 && size < 1e9) return grouped(x);
   return String(Number(x.toPrecision(3))).replace("-", "−");
 }
 
