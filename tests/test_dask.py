@@ -21,7 +21,7 @@ from study_helpers import (
     wait_until,
 )
 
-from jaxlsgd.study.executors import dask_worker as worker
+from jaxlsgd.engine import machine
 from jaxlsgd.study.grid import CellSpec
 
 psutil = pytest.importorskip("psutil")
@@ -295,8 +295,11 @@ def test_without_dask_the_way_to_get_it_is_told(tmp_path, study, out) -> None:
 
 
 def test_code_tells_one_source_from_another(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(worker, "PACKAGE", tmp_path)
-    first = worker.code()
+    monkeypatch.setattr(machine, "PACKAGE", tmp_path)
+    first = machine.code()
     (tmp_path / "more.py").write_text("x = 1")
-    assert worker.code() != first
-    assert worker.code() == worker.code()
+    second = machine.code()
+    assert second != first
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "more.py").write_text("x = 1")
+    assert machine.code() == second  # what only reads rows changes none

@@ -259,15 +259,16 @@ def test_altered_description_of_a_cell_is_found_and_written_anew(tmp_path) -> No
     path = next(tmp_path.glob("cells/*/cell.json"))
     good = path.read_bytes()
     path.write_bytes(good.replace(b"0.1", b"0.2"))
-    with pytest.raises(Damaged, match=r"cell\.json is damaged: its checksum"):
-        Results(tmp_path).read_all()
+    results = Results(tmp_path)
+    results.read_all()
+    assert "cell.json is damaged: its checksum" in results.warnings[0]
     fill(tmp_path, small())
     assert path.read_bytes() == good
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"sha256": 3}', b"\xff", b"[" * 10**5])
-def test_damaged_manifest_is_refused(tmp_path, content: bytes) -> None:
-    fill(tmp_path, small(), most=1)
+def test_damaged_manifest_without_cells_is_refused(tmp_path, content: bytes) -> None:
+    fill(tmp_path, small(), most=0)
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(Damaged, match=r"manifest\.json is damaged"):
         Results(tmp_path)

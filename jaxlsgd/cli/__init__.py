@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import jaxlsgd
 from jaxlsgd.cli import results, studies, values
+from jaxlsgd.core.text import printable
 
 USAGE = 2
 _EPILOG = """\
@@ -63,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        with _warnings_on_stderr():
+            return _run(arguments)
     except (ValueError, TypeError) as error:
         return _report(error, USAGE)
     except (RuntimeError, ImportError, MemoryError) as error:
@@ -100,5 +104,31 @@ def _check_verb(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 def _report(error: BaseException, code: int) -> int:
     if os.environ.get("JAXLSGD_DEBUG") == "1":
         raise error
-    sys.stderr.write(f"jaxlsgd: error: {error or type(error).__name__}\n")
+    sys.stderr.write(f"jaxlsgd: error: {printable(_words(error))}\n")
     return code
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, with the path where the operating system gives none of ours."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}" if str(error) else "out of memory"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+class _OnStderr(logging.Handler):
+    """Warnings as lines on stderr, such as that a manifest was rebuilt."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"jaxlsgd: {printable(record.getMessage())}\n")
+
+
+@contextlib.contextmanager
+def _warnings_on_stderr() -> Iterator[None]:
+    logger, handler = logging.getLogger("jaxlsgd"), _OnStderr(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

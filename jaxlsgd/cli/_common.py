@@ -38,6 +38,15 @@ def add_import(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_other_code(parser: argparse.ArgumentParser) -> None:
+    """Lets a verb add to rows that other code of this package made."""
+    parser.add_argument(
+        "--allow-other-code",
+        action="store_true",
+        help="add to rows that another version or checkout of jaxlsgd made (a warning is recorded)",
+    )
+
+
 def load_imports(arguments: argparse.Namespace) -> None:
     """Runs the files that `--import` names."""
     if arguments.imports:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from jaxlsgd.cli._common import positive
+from jaxlsgd.cli._common import add_other_code, positive
 from jaxlsgd.report.paper.numbers import HORIZONS
 from jaxlsgd.report.paper.targets import TARGETS
 
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where to write (default: reproduction)",
     )
+    add_other_code(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli import _reproduction as reproduction
-from jaxlsgd.cli._common import add_import, add_verb, load_imports, positive, seconds, share
+from jaxlsgd.cli._common import (
+    add_import,
+    add_other_code,
+    add_verb,
+    load_imports,
+    positive,
+    seconds,
+    share,
+)
 
 if TYPE_CHECKING:
     from jaxlsgd.study.runner import Outcome
@@ -23,6 +31,8 @@ _HOW_TO_NAME = """
 In a study file, give a name alone, or a table with arguments:
   problems = ["paper-linear", {kind = "linear", dim = 5, num_clients = 10, gamma0 = 0.5}]
   schedules = ["C5", {family = "power", beta = "1/4"}]"""
+# Ctrl-C, a batch system's end, a closed terminal, and the warning that SLURM can send before the end.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _TEMPLATES = {False: "template.toml", True: "paper.toml"}
 
 
@@ -73,9 +83,9 @@ def _add_run(verbs: Any) -> None:
     text = (
         "run a study, or what is missing of it\n\n"
         "Every finished tile of replications is kept: the same command resumes a study, and more\n"
-        "replications in the study file extend it. Ctrl-C or SIGTERM finishes the tiles in flight\n"
-        "and exits with code 3; a second one drops them. A directory that holds a different study\n"
-        "is refused. With --dask, the workers of a cluster compute and this process writes; start\n"
+        "replications in the study file extend it. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 finishes the\n"
+        "tiles in flight and exits with code 3; a second one drops them. A directory that holds a\n"
+        "different study is refused. With --dask, the workers of a cluster compute and this process writes; start\n"
         "a cluster with 'dask scheduler' and 'dask worker', or with a package like dask-jobqueue."
     )
     examples = (
@@ -114,6 +124,7 @@ def _add_run(verbs: Any) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="refuse a DIR that already holds a study"
     )
+    add_other_code(parser)
     parser.add_argument("--quiet", action="store_true", help="print warnings only")
     add_import(parser)
 
@@ -255,6 +266,7 @@ def run(arguments: argparse.Namespace) -> int:
             stop=stop,
             progress=progress.for_stream(sys.stderr, arguments.quiet),
             fresh=arguments.fresh,
+            allow_other_code=arguments.allow_other_code,
         )
     if not arguments.distributed or _leads():
         print(_outcome(outcome, arguments.out))
@@ -301,8 +313,8 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _signals(stop: Stop) -> Iterator[None]:
-    """Lets SIGINT and SIGTERM end a run in an orderly way."""
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Lets a run end in an orderly way at any of these signals."""
+    before = {number: signal.signal(number, stop) for number in _ENDING}
     try:
         yield
     finally:
@@ -311,11 +323,15 @@ def _signals(stop: Stop) -> Iterator[None]:
 
 
 def _outcome(outcome: Outcome, directory: str) -> str:
+    from jaxlsgd.core.text import plural
     from jaxlsgd.study.progress import duration
 
-    made = f"{outcome.tiles_run} tiles in {duration(outcome.seconds)}"
+    made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
+    if told := outcome.tally.total():
+        made += f"; {told}"
     if outcome.errors:
-        return f"failed: {len(outcome.errors)} cells; {made}, all other rows are in {directory}"
+        cells = plural(len(outcome.errors), "cell")
+        return f"failed: {cells}; {made}, all other rows are in {directory}"
     if outcome.tiles_left:
         return f"partial: {made}, {outcome.tiles_left} left; the same command resumes"
     return f"done: {made}; next: jaxlsgd table {directory}"
@@ -334,7 +350,8 @@ def reproduce(arguments: argparse.Namespace) -> int:
     def run_study(study: Any, directory: Path) -> int:
         told = progress.for_stream(sys.stderr, arguments.quiet)
         with _signals(stop):
-            outcome = study.run(directory, stop=stop, progress=told)
+            other = arguments.allow_other_code
+            outcome = study.run(directory, stop=stop, progress=told, allow_other_code=other)
         print(_outcome(outcome, str(directory)))
         return outcome.exit_code
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
+PACKAGE = Path(__file__).parents[1]
+_READERS = ("analysis", "report", "cli")  # rooms that make no rows
 _WIDTH_FLAG = "--xla_cpu_prefer_vector_width"
 # XLA ends the process at a flag that it does not know, so it is set only for versions tried.
 _WIDTH_VERSIONS = ("0.10.",)
@@ -68,12 +71,13 @@ def _has_wide_vectors() -> bool:
 
 
 def describe(device: Any) -> dict[str, Any]:
-    """What may move the last digits of a row: versions, kind of device, flags of the compiler."""
+    """What may change a row: versions, our own code, kind of device, flags of the compiler."""
     import jax
     import numpy
 
     return {
         "jaxlsgd": version(),
+        "code": code(),
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
         "numpy": numpy.__version__,
@@ -101,6 +105,16 @@ def version() -> str:
         return importlib.metadata.version("jaxlsgd")
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def code() -> str:
+    """A digest of the source that makes rows, which in a checkout a version number does not tell."""
+    total = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.*")):
+        name = path.relative_to(PACKAGE)
+        if path.suffix in (".py", ".csv") and name.parts[0] not in _READERS:
+            total.update(f"{name.as_posix()}\n".encode() + path.read_bytes())
+    return total.hexdigest()[:12]
 
 
 def _flags() -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,19 +31,44 @@ class Tile(NamedTuple):
 Job = tuple[Tile, ...]  # the unit of work: one range of cells that see the same draws
 
 
-def grouped(tiles: Iterable[Tile], workers: int) -> list[Job]:
-    """Tiles as jobs, those that share programs next to one another.
+def planned(
+    cells: Iterable[CellSpec],
+    firsts: Iterable[int],
+    lacks: Callable[[CellSpec, int], bool],
+    workers: int,
+) -> Iterator[Job]:
+    """The tiles that cells lack as jobs, those that share programs behind one another.
 
     Args:
-      tiles: what is to be done.
-      workers: how many jobs run at once; the last jobs are split so that every worker gets one.
+      cells: of the study.
+      firsts: the first replication of each tile, in order. There may be millions: jobs are made as they
+        are taken.
+      lacks: whether a tile is to be computed.
+      workers: how many jobs run at once. The last jobs are split so that each worker has one.
     """
-    kinds: dict[Any, dict[Any, list[Tile]]] = {}
+    ranges = (
+        [Tile(cell, first) for cell in group if lacks(cell, first)]
+        for group in _alike(cells)
+        for first in firsts
+    )
+    return _even_at_the_end((job for tiles in ranges if tiles for job in _bounded(tiles)), workers)
+
+
+def grouped(tiles: Iterable[Tile], workers: int) -> list[Job]:
+    """Given tiles as jobs; see `planned`."""
+    there: dict[CellSpec, set[int]] = {}
     for tile in tiles:
-        ranges = kinds.setdefault(program_kind(tile.cell), {})
-        ranges.setdefault((draws_of(tile.cell), tile.first), []).append(tile)
-    groups = [group for ranges in kinds.values() for group in _in_order(ranges)]
-    return _even_at_the_end([job for group in groups for job in _bounded(group)], workers)
+        there.setdefault(tile.cell, set()).add(tile.first)
+    firsts = sorted(set().union(*there.values()))
+    return list(planned(there, firsts, lambda cell, first: first in there[cell], workers))
+
+
+def _alike(cells: Iterable[CellSpec]) -> list[list[CellSpec]]:
+    """Cells that can run together, those that share programs behind one another."""
+    kinds: dict[Any, dict[Any, list[CellSpec]]] = {}
+    for cell in cells:
+        kinds.setdefault(program_kind(cell), {}).setdefault(draws_of(cell), []).append(cell)
+    return [group for groups in kinds.values() for group in groups.values()]
 
 
 def draws_of(cell: CellSpec) -> tuple[Any, ...]:
@@ -90,12 +116,6 @@ def job_bytes(job: Job) -> int:
     return draw_bytes(job[0].cell) + sum(state_bytes(tile.cell) for tile in job)
 
 
-def _in_order(ranges: dict[Any, list[Tile]]) -> list[list[Tile]]:
-    """Problem by problem, and of each the replications from the first on."""
-    place = {draws: i for i, (draws, _) in reversed(list(enumerate(ranges)))}
-    return [ranges[key] for key in sorted(ranges, key=lambda key: (place[key[0]], key[1]))]
-
-
 def _bounded(tiles: list[Tile]) -> list[Job]:
     total = sum(work(tile.cell) for tile in tiles)
     parts = max(-(-len(tiles) // _most(tiles)), -(-total // MOST_WORK))
@@ -118,12 +138,9 @@ def _split(tiles: Sequence[Tile], parts: int) -> list[Job]:
     return [tuple(job) for job in bins]
 
 
-def _even_at_the_end(jobs: list[Job], workers: int) -> list[Job]:
-    over = len(jobs) % workers
-    if not over:
-        return jobs
-    even = jobs[: len(jobs) - over]
-    for i, job in enumerate(jobs[len(even) :]):
-        share = workers // over + (i < workers % over)
-        even += _split(job, share)
-    return even
+def _even_at_the_end(jobs: Iterator[Job], workers: int) -> Iterator[Job]:
+    while batch := list(itertools.islice(jobs, workers)):
+        over = len(batch) % workers
+        for i, job in enumerate(batch):
+            share = workers // over + (i < workers % over) if over else 1
+            yield from _split(job, share) if over else (job,)

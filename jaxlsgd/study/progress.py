@@ -8,6 +8,8 @@ import sys
 import time
 from typing import NamedTuple, TextIO
 
+from jaxlsgd.core.text import printable
+
 _log = logging.getLogger("jaxlsgd.study")
 
 
@@ -73,7 +75,7 @@ class Lines(Silent):
             self._show(self.line(now))
 
     def say(self, text: str) -> None:
-        self._write(f"jaxlsgd: {text}\n")
+        self._write(f"jaxlsgd: {printable(text)}\n")
 
     def close(self) -> None:
         self._show(self.line(time.monotonic()))
@@ -106,7 +108,7 @@ class Live(Lines):
     every = 0.2
 
     def say(self, text: str) -> None:
-        self._write(f"\r\x1b[Kjaxlsgd: {text}\n")
+        self._write(f"\r\x1b[Kjaxlsgd: {printable(text)}\n")
 
     def close(self) -> None:
         super().close()

@@ -9,11 +9,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from jaxlsgd.analysis.failures import Tally
+from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study import compute
 from jaxlsgd.study.compute import Done, Worked
 from jaxlsgd.study.executors.base import Event, Events, Executor, Failed
 from jaxlsgd.study.executors.threads import Threads
-from jaxlsgd.study.jobs import Job, Tile, grouped, work
+from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.study.jobs import Job, planned, work
+from jaxlsgd.study.journal import Journal, Noted, started
 from jaxlsgd.study.progress import Silent, Totals
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.stop import Dropped, Stop
@@ -31,6 +35,7 @@ class Outcome:
     tiles_left: int
     errors: dict[str, str]  # by cell id
     seconds: float
+    tally: Tally = dataclasses.field(default_factory=Tally)  # of replications that failed
 
     @property
     def exit_code(self) -> int:
@@ -49,6 +54,7 @@ def run(
     progress: Silent | None = None,
     stop: Stop | None = None,
     fresh: bool = False,
+    allow_other_code: bool = False,
 ) -> Outcome:
     """Runs a study in a directory, or what is missing of it there.
 
@@ -66,6 +72,7 @@ def run(
       progress: shows the progress; only warnings are logged if None.
       stop: lets another thread, or a signal, end the run.
       fresh: refuse a directory that already holds a study.
+      allow_other_code: accept rows that other code of this package made, and record that.
 
     Returns:
       The outcome. If a cell fails, its error is recorded there, and the other cells still run.
@@ -77,33 +84,68 @@ def run(
     """
     began = time.monotonic()
     compute.check(study)
-    stop, progress = stop or Stop(max_time), progress or Silent()
+    stop, told = stop or Stop(max_time), Noted(progress or Silent())
+    how = {"fresh": fresh, "allow_other_code": allow_other_code}
     if distributed:
         if client is not None:
             raise ValueError("client: must be None where the run is distributed, got one")
-        return _run_with_others(study, directory, devices, stop, progress, fresh)
-    executor = _here(devices) if client is None else _there(client, stop, progress)
+        return _run_with_others(study, directory, devices, stop, told, how)
+    executor = _here(devices) if client is None else _there(client, stop, told)
     if executor is None:
         return Outcome(0, len(study.cells) * study.tiles_per_cell, {}, time.monotonic() - began)
-    return _run_on(executor, study, directory, stop, progress, fresh)
+    return _run_on(executor, study, directory, stop, told, how)
 
 
 def _run_on(
-    executor: Executor, study: Study, directory: Any, stop: Stop, progress: Silent, fresh: bool
+    executor: Executor,
+    study: Study,
+    directory: Any,
+    stop: Stop,
+    progress: Noted,
+    how: dict[str, bool],
 ) -> Outcome:
     began = time.monotonic()
-    with Writer(directory, study, executor.environment, fresh=fresh) as writer:
-        todo = [Tile(*tile) for tile in writer.missing()]
-        for warning in writer.warnings:
-            progress.say(warning)
-        run = _Run(writer, todo, stop, progress)
-        run.describe_anew()
-        run.all(executor.run(run.wanted(grouped(todo, executor.size)), stop))
-    return Outcome(run.count, len(todo) - run.count, run.errors, time.monotonic() - began)
+    with (
+        Writer(directory, study, executor.environment, **how) as writer,
+        _noted(writer, progress),
+    ):
+        run = _Run(writer, stop, progress)
+        if run.prepare():
+            jobs = planned(run.cells, writer.results.firsts(), writer.lacks, executor.size)
+            run.all(executor.run(run.wanted(jobs), stop))
+        run.warn_of_failures()
+        seconds = time.monotonic() - began
+        outcome = Outcome(run.count, run.tiles_left, run.errors, seconds, run.tally)
+        progress.note(_end(outcome))
+    return outcome
+
+
+@contextlib.contextmanager
+def _noted(writer: Writer, progress: Noted) -> Iterator[None]:
+    """Keeps the log of the directory for as long as it is written to."""
+    with contextlib.closing(Journal(writer.directory)) as journal:
+        study = writer.study
+        journal.note(started(writer.environment))
+        progress.attach(journal)
+        progress.note(
+            f"study {study.digest[:12]}: cells {len(study.cells)}, replications "
+            f"{study.replications}, tiles {len(study.cells) * study.tiles_per_cell}"
+        )
+        try:
+            yield
+        except BaseException as error:
+            journal.note(f"end: {type(error).__name__}: {error}")
+            raise
+
+
+def _end(outcome: Outcome) -> str:
+    word = {DONE: "done", FAILED: "failed", PARTIAL: "partial"}[outcome.exit_code]
+    made = f"tiles run {outcome.tiles_run}, to come {outcome.tiles_left}"
+    return f"end: {word}; {made}, cells failed {len(outcome.errors)}, {outcome.seconds:.0f} s"
 
 
 def _run_with_others(
-    study: Study, directory: Any, devices: Any, stop: Stop, progress: Silent, fresh: bool
+    study: Study, directory: Any, devices: Any, stop: Stop, progress: Noted, how: dict[str, bool]
 ) -> Outcome:
     """Runs a study as one of several processes; only the leader's outcome tells of all of it."""
     import jax
@@ -117,7 +159,7 @@ def _run_with_others(
         return Outcome(joined.follow(study, chosen), 0, {}, time.monotonic() - began)
     with joined.leading():
         leader = joined.Leader(chosen, counts)
-        return _run_on(leader, study, directory, stop, progress, fresh)
+        return _run_on(leader, study, directory, stop, progress, how)
 
 
 def _here(devices: Sequence[Any] | None) -> Executor:
@@ -137,15 +179,42 @@ def _there(client: Any, stop: Stop, progress: Silent) -> Executor | None:
 class _Run:
     """One run's bookkeeping."""
 
-    def __init__(self, writer: Writer, todo: list[Tile], stop: Stop, progress: Silent) -> None:
+    def __init__(self, writer: Writer, stop: Stop, progress: Noted) -> None:
         self.writer, self.stop, self.progress = writer, stop, progress
-        self.todo = todo
         self.count = 0
         self.errors: dict[str, str] = {}
+        self.tally = Tally()
+        self.cells: list[CellSpec] = []  # that are not complete
         self._described: set[str] = set()
-        self._left = {cell.id: 0 for cell in writer.study.cells}
-        for tile in todo:
-            self._left[tile.cell.id] += 1
+        self._left = {cell.id: writer.study.tiles_per_cell for cell in writer.study.cells}
+        self._total = sum(self._left.values())
+
+    @property
+    def tiles_left(self) -> int:
+        """Tiles that are not there."""
+        return self._total - self.count
+
+    def prepare(self) -> bool:
+        """Looks through what is there and repairs descriptions; False if asked to end before."""
+        for tile in self.writer.verify():
+            if tile is not None:
+                self._tally(*tile)
+            if self.stop.draining:
+                self._pass_on_warnings()
+                return False
+        cells = self.writer.study.cells
+        self._left = {cell.id: self.writer.left(cell) for cell in cells}
+        self._total = sum(self._left.values())
+        self.cells = [cell for cell in cells if self._left[cell.id]]
+        for cell in cells:
+            if not self._left[cell.id] and not self.writer.described(cell):
+                self.writer.describe(cell, compute.about(cell))
+        self._pass_on_warnings()
+        return True
+
+    def _pass_on_warnings(self) -> None:
+        while self.writer.warnings:
+            self.progress.say(self.writer.warnings.pop(0))
 
     def all(self, events: Events) -> None:
         """Commits every tile as it finishes."""
@@ -163,11 +232,13 @@ class _Run:
         finally:
             self.progress.close()
 
-    def describe_anew(self) -> None:
-        """Repairs the descriptions of complete cells; those of others come with their tiles."""
-        for cell in self.writer.study.cells:
-            if not self._left[cell.id] and not self.writer.described(cell):
-                self.writer.describe(cell, compute.about(cell))
+    def warn_of_failures(self) -> None:
+        """Says where many replications failed, now or before."""
+        if warning := self.tally.warning(str(self.writer.directory)):
+            self.progress.say(warning)
+
+    def _tally(self, cell: str, first: int, rows: dict[str, MethodRows]) -> None:
+        self.tally.add(cell, rows, self.writer.study.replications - first)
 
     def wanted(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """The jobs to do, without the tiles of cells that have failed in the meantime."""
@@ -198,14 +269,17 @@ class _Run:
         if cell.id not in self._described:
             self._described.add(cell.id)
             self.writer.describe(cell, compute.about(cell))
+            self._pass_on_warnings()
         self.writer.commit(cell, event.tile.first, event.rows)
+        self._tally(cell.id, event.tile.first, event.rows)
         self.count += 1
         self._left[cell.id] -= 1
         if not self._left[cell.id]:
             self.progress.cell_done()
+            self.progress.note(f"cell {cell.id} is complete")
 
     def _totals(self) -> Totals:
         study = self.writer.study
-        total = sum(work(tile.cell) for tile in self.todo)
-        done = sum(not left for left in self._left.values())
-        return Totals(len(study.cells), done, len(self.todo) * study.tile_size, total)
+        total = sum(self._left[cell.id] * work(cell) for cell in self.cells)
+        done = len(study.cells) - len(self.cells)
+        return Totals(len(study.cells), done, self._total * study.tile_size, total)

@@ -119,7 +119,7 @@ def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[
             cause = _brief(theirs)
             hint = "install jaxlsgd there" if "No module named 'jaxlsgd'" in cause else ""
             raise ClusterError(_refusal(address, cause, hint))
-        expected = expected or theirs | {"jaxlsgd": machine.version(), "code": worker.code()}
+        expected = expected or theirs | {"jaxlsgd": machine.version(), "code": machine.code()}
         if difference := machine.difference(theirs, expected):
             raise ClusterError(_refusal(address, difference))
     return expected
@@ -162,7 +162,7 @@ class Dask:
         self, client: Client, expected: dict[str, Any], say: Callable[[str], None]
     ) -> None:
         self._client, self._expected, self._say = client, expected, say
-        self.environment = {key: value for key, value in expected.items() if key != "code"}
+        self.environment = dict(expected)
         self.size = max(1, threads(client))
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:

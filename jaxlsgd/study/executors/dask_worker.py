@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import hashlib
 import json
 import queue
 import signal
@@ -13,7 +12,6 @@ import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypedDict
 
 from jaxlsgd.core import identity
@@ -24,7 +22,6 @@ from jaxlsgd.study.jobs import Tile
 from jaxlsgd.study.parts import Part
 from jaxlsgd.study.store import codec
 
-PACKAGE = Path(__file__).parents[2]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _lock = threading.Lock()
 
@@ -39,14 +36,6 @@ def dask_setup(worker: Any) -> None:
 def environment(dask_worker: Any) -> dict[str, Any]:
     """What may move the digits of this worker's rows, once JAX is set up in it."""
     return _environment(dask_worker.state.nthreads)
-
-
-def code() -> str:
-    """A digest of the package's source, which a version number alone does not tell."""
-    total = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        total.update(f"{path.relative_to(PACKAGE).as_posix()}\n".encode() + path.read_bytes())
-    return total.hexdigest()[:12]
 
 
 Packed = tuple[bytes, bytes]  # JSON, pickled objects
@@ -182,7 +171,7 @@ def _environment_once(threads: int) -> dict[str, Any]:
     machine.prepare(threads)
     import jax
 
-    return machine.describe(jax.local_devices()[0]) | {"code": code()}
+    return machine.describe(jax.local_devices()[0])
 
 
 def _keep_memory() -> None:

@@ -96,7 +96,7 @@ _HINTS = {
     errno.EACCES: "; choose a directory that you may write to",
     errno.EPERM: "; choose a directory that you may write to",
     errno.EROFS: "; choose a directory that you may write to",
-    errno.ENOENT: "; it was moved or deleted meanwhile: put it back, or run the same command again",
+    errno.ENOENT: "; it was moved or deleted during the run: put it back, or run the same command again",
 }
 
 

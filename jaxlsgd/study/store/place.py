@@ -75,7 +75,7 @@ def _without_manifest(directory: Path, names: list[str], study: Study, lost: str
         return Found(manifest, None, lost or f"{directory / 'manifest.json'} is missing")
     if lost:
         raise Damaged(
-            f"{lost}, and no cell of this study is there to make it anew; choose a new directory, "
+            f"{lost}, and there is no cell of this study to rebuild it from; choose a new directory, "
             "or remove the file if it is yours to remove"
         )
     foreign = sorted(name for name in names if not _is_ours(directory / name))
@@ -108,7 +108,7 @@ def lock(directory: Path) -> Any:
     path = directory / "lock"
     codec.refuse_link(path)
     try:
-        # A link put there meanwhile is refused too: the file is emptied below.
+        # A link that appears in the meantime is refused too: the file is emptied below.
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         file = open(os.open(path, flags, 0o666), "a+")  # noqa: SIM115
     except OSError as error:

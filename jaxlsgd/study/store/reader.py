@@ -2,6 +2,7 @@
 
 DIR/manifest.json                     the study, its hash, versions, devices and flags
 DIR/lock                              held by the one writer
+DIR/run.log                           what the runs did, in words
 DIR/cells/CELL/cell.json              what a reader must know besides the rows
 DIR/cells/CELL/tile-000000512.npz     replications 512, …, 512 + tile_size − 1
 """
@@ -11,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import itertools
+import logging
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -22,7 +24,9 @@ from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store import codec
-from jaxlsgd.study.store.codec import Damaged, StoreError
+from jaxlsgd.study.store.codec import Damaged, Missing, StoreError
+
+_log = logging.getLogger("jaxlsgd.study")
 
 
 class Count(NamedTuple):
@@ -37,7 +41,8 @@ class Count(NamedTuple):
 class Results:
     """What a study's directory holds, also while it is being written.
 
-    Reads no more than it is asked for, and needs neither jax nor the lock.
+    Reads no more than it is asked for, and needs neither jax nor the lock. A manifest or a
+    description of a cell that is missing or damaged is rebuilt in memory where possible; `warnings` says so.
 
     Args:
       directory: that a study was run in.
@@ -50,13 +55,28 @@ class Results:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory)
-        path = self.directory / "manifest.json"
-        if not path.is_file():
-            raise StoreError(f"{self.directory} holds no study: there is no {path}")
-        self.manifest = codec.read_json(path)
-        self.study = study_of(self.manifest, path)
-        self._cells = {cell.id: cell for cell in self.study.cells}
+        place = Path(directory)
+        manifest, study, warning = _read_manifest(place)
+        self._settle(place, study, manifest)
+        if warning:
+            self._warn(warning)
+
+    @classmethod
+    def of(cls, directory: Path, study: Study, manifest: dict[str, Any]) -> Self:
+        """The results of a study whose manifest was read already."""
+        results = cls.__new__(cls)
+        results._settle(directory, study, manifest)
+        return results
+
+    def _settle(self, directory: Path, study: Study, manifest: dict[str, Any]) -> None:
+        self.directory, self.study, self.manifest = directory, study, manifest
+        self.warnings: list[str] = []
+        self._cells = {cell.id: cell for cell in study.cells}
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+            _log.warning("%s", text)
 
     def cells(self) -> list[str]:
         """The ids of all cells of the study, whether or not they have rows."""
@@ -116,7 +136,7 @@ class Results:
         """How much of each cell there is, by the names of the files alone."""
         counts = {}
         for cell in self.cells():
-            tiles = len(self._listed(cell))
+            tiles = len(self.listed(cell))
             rows = len(self._present(cell)) * self.study.tile_size
             wanted = self.study.replications
             counts[cell] = Count(min(rows, wanted), wanted, tiles, len(self.firsts()))
@@ -144,21 +164,38 @@ class Results:
 
     def _present(self, cell_id: str) -> list[int]:
         """The tiles before the first gap."""
-        listed = self._listed(cell_id)
+        listed = self.listed(cell_id)
         return list(itertools.takewhile(listed.__contains__, self.firsts()))
 
-    def _listed(self, cell_id: str) -> set[int]:
+    def listed(self, cell_id: str) -> set[int]:
         """All tiles of a cell, by one look at its directory: a study may ask for 10⁸."""
+        folder = self.folder(cell_id)
         try:
-            with os.scandir(self.folder(cell_id)) as entries:
+            with os.scandir(folder) as entries:
                 names = [re.fullmatch(r"tile-(\d{9})\.npz", e.name) for e in entries if e.is_file()]
+        except PermissionError as error:
+            raise codec.cannot("read", folder, error) from error
         except OSError:
             return set()
         firsts = self.firsts()
         return {first for name in names if name and (first := int(name[1])) in firsts}
 
     def about(self, cell_id: str) -> CellRows:
-        """A cell's plan, coordinates and truth, without rows."""
+        """A cell's plan, coordinates and truth, without rows; rebuilt if it is damaged or missing."""
+        try:
+            return self.stored_about(cell_id)
+        except (Damaged, Missing) as error:
+            from jaxlsgd.study import compute  # JAX, which an intact directory does not need
+
+            try:
+                made = compute.about(self.cell(cell_id).built())
+            except ValueError:  # parts that were given as objects, or come from a file of one's own
+                raise error from None
+            self._warn(f"{error}; rebuilt in memory for now")
+            return made
+
+    def stored_about(self, cell_id: str) -> CellRows:
+        """What `cell.json` says of a cell."""
         path = self.folder(cell_id) / "cell.json"
         cell = self.cell(cell_id)
         try:
@@ -168,8 +205,31 @@ class Results:
             return _from_json(content.get("rows"), cell)
         except _Unfit as error:
             raise Damaged(f"{path} is damaged: {error}; run the study again") from error
-        except Damaged as error:
-            raise Damaged(f"{error}; run the study again to rewrite it") from error
+        except (Damaged, Missing) as error:
+            raise type(error)(f"{error}; run the study again to rewrite it") from error
+
+
+def _read_manifest(directory: Path) -> tuple[dict[str, Any], Study, str]:
+    """The manifest and its study, or what the cells tell of them, with a warning."""
+    from jaxlsgd.study.store import recovery
+
+    path = directory / "manifest.json"
+    try:
+        manifest = codec.read_json(path)
+        return manifest, study_of(manifest, path), ""
+    except Missing:
+        lost = f"{path} is missing"
+        problem = StoreError(f"{directory} holds no study: there is no {path}")
+    except Damaged as error:
+        lost, problem = str(error), Damaged(f"{error}; run the study again to rebuild it")
+    found = recovery.manifest(directory)
+    if found is None:
+        raise problem
+    manifest, study, extent = found
+    warning = (
+        f"{lost}; rebuilt in memory from the cells ({extent}); run the study again to restore it"
+    )
+    return manifest, study, warning
 
 
 def study_of(manifest: dict[str, Any], path: Path) -> Study:

@@ -85,12 +85,12 @@ def manifest(directory: Path) -> tuple[dict[str, Any], Study, str] | None:
     found = described(directory)
     if not found.contents:
         return None
-    asked = max((note.replications for note in _notes(found)), default=1)
+    asked = max((note.replications for note in _notes(found)), default=0)
     study = _study(found.contents, max(asked, 1), directory)
     told = {cell.id: cell for cell in study.cells}
     lost = [*found.unread, *(name for name in found.contents if name not in told)]
     total = max([note.cells for note in _notes(found)] + [len(told)])
-    if most := most_replications(directory, study.cells, study.replications):
+    if most := most_replications(directory, study.cells, asked):
         study = Study.read(study.plain() | {"replications": most})
     content = {"format": FORMAT, "digest": "", "created": "", "study": study.plain()}
     content["environments"] = environments(found.contents.values())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import datetime
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +14,10 @@ from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.parts import Part, changed
 from jaxlsgd.study.spec import Study, differences
-from jaxlsgd.study.store import codec
-from jaxlsgd.study.store.codec import FORMAT, Damaged, StoreError
-from jaxlsgd.study.store.reader import Results, about_to_json, study_of
-
-_LOCK_SECONDS = 1.0  # a reader that asks who is running holds the lock for an instant
+from jaxlsgd.study.store import codec, provenance, recovery
+from jaxlsgd.study.store.codec import FORMAT, Damaged, Missing, StoreError
+from jaxlsgd.study.store.place import Found, lock, look, unused
+from jaxlsgd.study.store.reader import Results, about_to_json
 
 
 class Writer:
@@ -29,8 +26,9 @@ class Writer:
     Args:
       directory: created if it does not exist.
       study: what is to be there; refused if the directory holds another study.
-      environment: versions, device kind and flags, recorded in the manifest.
+      environment: versions, code, device kind and flags, recorded in the manifest.
       fresh: refuse a directory that already holds a study.
+      allow_other_code: accept rows that other code of this package made, with a warning.
     """
 
     def __init__(
@@ -40,19 +38,27 @@ class Writer:
         environment: dict[str, Any],
         *,
         fresh: bool = False,
+        allow_other_code: bool = False,
     ) -> None:
-        self.directory = Path(directory)
+        self.directory, self.environment = Path(directory), environment
         self.warnings: list[str] = []
-        _check_place(self.directory, fresh)
-        self._lock = _lock(self.directory)
+        self._allowed = allow_other_code
+        self._check(look(self.directory, study, fresh), study)
+        self._make()
+        self._lock = lock(self.directory)
         try:
+            found = look(self.directory, study, fresh)  # again, as nobody else writes from now on
+            self._check(found, study)
             codec.remove_unfinished(self.directory)
             # With the largest number of replications that was ever asked for.
-            self.study = self._settle(study, environment)
-            self.results = Results(self.directory)
+            self.study, manifest = self._settle(study, found)
+            self.results = Results.of(self.directory, self.study, manifest)
+            self._inode = self.directory.stat().st_ino
         except BaseException:
             self._lock.close()
             raise
+        self._places = {cell.id: i for i, cell in enumerate(self.study.cells)}
+        self._kept: dict[str, set[int]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -65,39 +71,109 @@ class Writer:
     ) -> None:
         self._lock.close()
 
-    def missing(self) -> Iterator[tuple[CellSpec, int]]:
-        """The tiles to compute; damaged ones are set aside, with a warning."""
+    def verify(self) -> Iterator[tuple[str, int, dict[str, MethodRows]] | None]:
+        """Reads the tiles that are there and sets damaged ones aside; comes back after each.
+
+        Yields:
+          Cell, first replication and rows of a tile that is intact; None now and then.
+        """
+        kept: dict[str, set[int]] = {}
         for cell in self.study.cells:
             codec.remove_unfinished(self._folder(cell))
-            for first in self.results.firsts():
-                if not self._intact(cell, first):
-                    yield cell, first
+            there = sorted(self.results.listed(cell.id))
+            kept[cell.id] = set()
+            for first in there:
+                rows = self._read(cell, first)
+                if rows is not None:
+                    kept[cell.id].add(first)
+                yield None if rows is None else (cell.id, first, rows)
+            yield None
+        self._kept = kept
+
+    def left(self, cell: CellSpec) -> int:
+        """How many tiles of a cell are to be computed."""
+        return len(self.results.firsts()) - len(self._verified()[cell.id])
+
+    def lacks(self, cell: CellSpec, first: int) -> bool:
+        """Whether a tile is to be computed."""
+        return first not in self._verified()[cell.id]
+
+    def missing(self) -> Iterator[tuple[CellSpec, int]]:
+        """The tiles to compute."""
+        firsts = self.results.firsts()
+        return ((cell, x) for cell in self.study.cells for x in firsts if self.lacks(cell, x))
 
     def described(self, cell: CellSpec) -> bool:
         """Whether readers find what they need besides the rows."""
         try:
-            self.results.about(cell.id)
-        except StoreError:
+            self.results.stored_about(cell.id)
+        except Missing:
+            return False
+        except Damaged as error:
+            self.warnings.append(f"{error.args[0].partition(';')[0]}; it is rewritten")
             return False
         return True
 
     def describe(self, cell: CellSpec, about: CellRows) -> None:
         """Writes what readers need besides the rows, unless it is already there."""
         folder = self._folder(cell)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            codec.sync_directory(folder.parent)
-            codec.sync_directory(self.directory)
-        except OSError as error:
-            raise codec.cannot("make", folder, error) from error
-        if not self.described(cell):
-            content = {"format": FORMAT, "digest": cell.digest, "cell": cell.plain()}
-            codec.write_json(folder / "cell.json", content | {"rows": about_to_json(about)})
+        with self._in_place():
+            self._make_folders(folder)
+        if self.described(cell):
+            return
+        note = recovery.Note(
+            self._places[cell.id], len(self._places), self.study.replications, self.environment
+        )
+        content = {"format": FORMAT, "digest": cell.digest, "cell": cell.plain()}
+        content |= {"manifest": note.plain(), "rows": about_to_json(about)}
+        with self._in_place():
+            codec.write_json(folder / "cell.json", content)
 
     def commit(self, cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> None:
         """Puts one finished tile in place; a tile is there whole or not at all."""
         path = self.results.tile_path(cell.id, first)
-        codec.write_whole(path, codec.encode_tile(cell, first, rows))
+        with self._in_place():
+            codec.write_whole(path, codec.encode_tile(cell, first, rows))
+
+    def _make(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise codec.cannot("make", self.directory, error) from error
+
+    def _make_folders(self, folder: Path) -> None:
+        """Makes a cell's directory, but not the one that all is in: that was moved if it is gone."""
+        if folder.is_dir():
+            return
+        try:
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            codec.sync_directory(folder.parent)
+            codec.sync_directory(self.directory)
+        except OSError as error:
+            raise codec.cannot("make", folder, error) from error
+
+    @contextlib.contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """Writes only where the lock is: says so when the directory was moved or deleted."""
+        self._refuse_moved()
+        try:
+            yield
+        except StoreError:
+            self._refuse_moved()
+            raise
+
+    def _refuse_moved(self) -> None:
+        try:
+            here = os.stat(self.directory).st_ino == self._inode
+        except OSError:
+            here = False
+        if not here:
+            raise StoreError(
+                f"{self.directory} was moved or deleted while this run wrote there; tiles that were "
+                "committed are where it is now: put it back, or give its new place to --out, and run "
+                "the same command again"
+            )
 
     def _folder(self, cell: CellSpec) -> Path:
         """The directory of a cell, which is truly within ours."""
@@ -106,66 +182,76 @@ class Writer:
         codec.refuse_link(folder)
         return folder
 
-    def _intact(self, cell: CellSpec, first: int) -> bool:
+    def _verified(self) -> dict[str, set[int]]:
+        if self._kept is None:
+            for _ in self.verify():
+                pass
+        assert self._kept is not None
+        return self._kept
+
+    def _read(self, cell: CellSpec, first: int) -> dict[str, MethodRows] | None:
         path = self.results.tile_path(cell.id, first)
-        if not path.is_file():
-            return False
         try:
-            codec.read_tile(path, cell, first)
+            return codec.read_tile(path, cell, first)
+        except Missing:
+            return None
         except Damaged as error:
-            aside = _unused(path.with_name(path.name + ".damaged"))
-            try:
-                os.replace(path, aside)
-            except OSError as problem:
-                raise codec.cannot("set aside", path, problem) from problem
-            self.warnings.append(f"{error}; it is set aside as {aside.name} and computed again")
-            return False
-        return True
+            aside = self._set_aside(path)
+            self.warnings.append(f"{error}; it is set aside as {aside} and computed again")
+            return None
 
-    def _settle(self, study: Study, environment: dict[str, Any]) -> Study:
-        """Writes the manifest, or compares the study with the one that is there."""
+    def _set_aside(self, path: Path) -> str:
+        aside = unused(path.with_name(path.name + ".damaged"))
+        try:
+            os.replace(path, aside)
+        except OSError as error:
+            raise codec.cannot("set aside", path, error) from error
+        return aside.name
+
+    def _check(self, found: Found, study: Study) -> None:
+        """Refuses another study, and rows of other code; nothing is written before."""
+        if found.study is not None and found.study.digest != study.digest:
+            raise StoreError(_changed(self.directory, found.study, study))
+        if found.manifest is not None and not self._allowed:
+            old = provenance.other_code(self.directory, found.manifest, self.environment)
+            if old:
+                raise StoreError(provenance.refusal(self.directory, old, self.environment))
+
+    def _settle(self, study: Study, found: Found) -> tuple[Study, dict[str, Any]]:
+        """Writes the manifest, where it is not there already; returns both as they are there."""
         path = self.directory / "manifest.json"
-        if not path.exists():
-            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            codec.write_json(path, _manifest(study, [environment], now))
-            return study
-        manifest = codec.read_json(path)
-        old = study_of(manifest, path)
-        if old.digest != study.digest:
-            raise StoreError(_changed(self.directory, old, study))
-        environments = _environments(manifest, path)
-        if environment not in environments:
-            changed = "; ".join(differences(environments[-1], environment))
+        manifest = found.manifest or {}
+        known = provenance.settled(self.directory, manifest, self.environment, self.warnings)
+        asked = found.study.replications if found.study else study.replications
+        if found.lost:
+            asked = self._recovered(path, study, found.lost)
+        if asked > study.replications:
             self.warnings.append(
-                f"rows may differ in their last digits from earlier ones: {changed}"
+                f"{self.directory} already asks for {asked} replications and keeps them"
             )
-            environments.append(environment)
-        if old.replications > study.replications:
-            kept = (
-                f"{self.directory} already asks for {old.replications} replications and keeps them"
-            )
-            self.warnings.append(kept)
-            study = dataclasses.replace(study, replications=old.replications)
-        content = _manifest(study, environments, str(manifest.get("created", "")))
-        if content != manifest:
+            study = dataclasses.replace(study, replications=asked)
+        created = str(manifest.get("created", "")) or provenance.now()
+        content = _manifest(study, created) | known
+        if content != found.manifest:
             codec.write_json(path, content)
-        return study
+        return study, content
+
+    def _recovered(self, path: Path, study: Study, lost: str) -> int:
+        """Makes room for a new manifest; returns the replications that were asked for."""
+        aside = f" (set aside as {self._set_aside(path)})" if path.exists() else ""
+        told = recovery.identified(self.directory, study) or {}
+        self.warnings.append(f"{lost}{aside}; rebuilt from the study and {len(told)} cells")
+        notes = filter(None, map(recovery.note_of, told.values()))
+        asked = max([note.replications for note in notes] + [study.replications])
+        return max(asked, recovery.most_replications(self.directory, study.cells, asked))
 
 
-def _environments(manifest: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    found = manifest.get("environments")
-    if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
-        raise Damaged(f"{path} is damaged: it does not say what made the rows")
-    return list(found)
-
-
-def _manifest(study: Study, environments: list[dict[str, Any]], created: str) -> dict[str, Any]:
+def _manifest(study: Study, created: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "digest": study.digest,
         "created": created,
         "study": study.plain(),
-        "environments": environments,
     }
 
 
@@ -183,66 +269,3 @@ def _changed(directory: Path, old: Study, new: Study) -> str:
 
 def _parts(study: Study) -> tuple[Part, ...]:
     return (*study.problems, *study.methods, *study.algorithms)
-
-
-def _unused(path: Path) -> Path:
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
-
-
-def _check_place(directory: Path, fresh: bool) -> None:
-    """Refuses a place that is no directory or belongs to something else, before writing there."""
-    # os.path and not Path: a place that we may not even look into is refused further down.
-    if os.path.exists(directory / "manifest.json"):
-        if fresh:
-            other = _unused(directory.with_name(directory.name + "-2"))
-            raise StoreError(
-                f"{directory} already holds a study, which is never overwritten; "
-                f"choose a new directory such as {other}"
-            )
-        return
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        there = os.listdir(directory)
-    except OSError as error:
-        raise codec.cannot("make", directory, error) from error
-    foreign = [name for name in there if name != "lock" and not codec.is_unfinished(name)]
-    if foreign:
-        raise StoreError(
-            f"{directory} is not empty and holds no study (there is {foreign[0]!r}); "
-            "choose a new directory"
-        )
-
-
-def _lock(directory: Path) -> Any:
-    """Takes the writer's lock, which ends with the process whatever happens to it."""
-    path = directory / "lock"
-    codec.refuse_link(path)
-    try:
-        # A link that appears in the meantime is refused too: the file is emptied below.
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-        file = open(os.open(path, flags, 0o666), "a+")  # noqa: SIM115
-    except OSError as error:
-        raise codec.cannot("write", path, error) from error
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.close()
-                raise StoreError(_taken(path)) from None
-            time.sleep(0.05)
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-    file.flush()
-    return file
-
-
-def _taken(path: Path) -> str:
-    holder = path.read_text(errors="replace").strip()[:100] or "another process"
-    return f"{path.parent} is being written by another run ({holder}); wait for it or stop it"
