@@ -56,8 +56,8 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
     oracle = _oracle(case)
     for name, rows in cell.methods.items():
         half, ok = rows.half_width[-1, 0], rows.ok[-1]
-        hits = (np.abs(rows.estimate[-1] - cell.truth[name]) <= half) & ok[:, None]
-        each = hits.mean(1)  # of a run, over its coordinates
+        hits = (np.abs(rows.estimate[-1] - cell.truth[name]) <= half)[ok]
+        each = hits.mean(1)  # of a completed run, over its coordinates
         expected = verdict.expected_coverage(cell, name)[-1, 0]
         yield {
             "cell": f"{case.problem.name} {case.name}".strip()
@@ -71,7 +71,7 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
             "replications": replications,
             "n_failed": int((~ok).sum()),
             "coverage": hits.mean(),
-            "mcse": each.std(ddof=1) / math.sqrt(replications),
+            "mcse": each.std(ddof=1) / math.sqrt(len(each)),
             "worst_coordinate": hits.mean(0).min(),
             "expected": np.nanmean(expected),
             "length": 2 * np.mean(half[ok]),
@@ -97,8 +97,8 @@ def report(rows: Sequence[Row], seed: int) -> str:
         "# Coverage of 95 % intervals, inside and outside the paper's regime",
         "",
         f"Made by `python -m benchmarks.stress --seed {seed}`, {rows[0]['replications']:,} runs per cell. "
-        "A cell's coverage is the mean over its coordinates, with its Monte-Carlo standard error in "
-        "parentheses; expected: what the verdict of each run says, on average; over oracle: mean length over "
+        "A cell's coverage is that of its completed runs, the mean over its coordinates, with its Monte-Carlo "
+        "standard error in parentheses; failed: runs that exploded or are not finite; expected: what the verdict of each run says, on average; over oracle: mean length over "
         "that of an interval from the true G and S and all observations.",
         "",
     ]
@@ -108,13 +108,13 @@ def report(rows: Sequence[Row], seed: int) -> str:
         mine = [row for row in rows if row["method"] == method]
         lines += ["", f"## {method}", ""]
         lines += [
-            "| cell | coverage | worst coordinate | expected | over oracle |",
-            "|---|--:|--:|--:|--:|",
+            "| cell | coverage | worst coordinate | expected | over oracle | failed |",
+            "|---|--:|--:|--:|--:|--:|",
         ]
         lines += [
             f"| {row['cell']} | {100 * row['coverage']:.1f} ({100 * row['mcse']:.1f}) | "
             f"{100 * row['worst_coordinate']:.1f} | {100 * row['expected']:.1f} | "
-            f"{_number(row['length_over_oracle'])} |"
+            f"{_number(row['length_over_oracle'])} | {row['n_failed']} |"
             for row in mine
         ]
     return "\n".join(lines) + "\n"
