@@ -228,6 +228,14 @@ def test_a_kind_and_its_object_have_one_identity() -> None:
     assert by_name.digest != objects().digest
 
 
+def test_objects_in_tables_have_names_and_steps() -> None:
+    study = objects(problems=[{"problem": poisson(2), "name": "mine", "gamma0": [0.2, 0.4]}])
+    found = [(part.name, part.gamma0, part.made.name) for part in study.problems]
+    names = ["mine gamma0=0.2", "mine gamma0=0.4"]
+    assert found == [(names[0], 0.2, names[0]), (names[1], 0.4, names[1])]
+    assert {part.identity for part in study.problems} == {objects().problems[0].identity}
+
+
 # Wrong ones are refused before anything is written.
 
 

@@ -57,7 +57,7 @@ def pack(cells: list[CellSpec], first: int) -> Packed:
     return canonical(content), _pickled(frozenset(own))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
 def _pickled(parts: frozenset[Part]) -> bytes:
     """Objects by role, name and identity; code of your own by value, as no worker has its modules."""
     import cloudpickle
@@ -137,7 +137,7 @@ def _part(given: Any, objects: bytes) -> Any:
     return dataclasses.replace(given, made=_parts[key])
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
 def _unpickled(objects: bytes) -> dict[tuple[str, str, str], Any]:
     import cloudpickle
 
