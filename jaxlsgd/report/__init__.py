@@ -13,10 +13,11 @@ _WHERE = {
     "layout": "jaxlsgd.report.layout:",
     "page": "jaxlsgd.report.page:",
     "paper": "jaxlsgd.report.paper:",
+    "publication": "jaxlsgd.report.publication:",
     "tables": "jaxlsgd.report.tables:",
 }
 __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd.report import diagnostics, drawing, figures, layout, page, paper, tables
+    from jaxlsgd.report import diagnostics, drawing, figures, layout, page, paper, publication, tables

@@ -20,8 +20,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart; no yellow on white.
-_COLOURS = ("#000000", "#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F7F")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+COLOURS = ("#000000", "#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 GREY, _BAND = "#808080", "#EFEFEF"
 DASHES, DOTS = (0, (4, 3)), (0, (1, 2))
 _PANEL, _LEGEND = (3.3, 2.5), 1.1  # inches
@@ -32,7 +32,7 @@ _LOG_TICKS = (
     (1000, (1.0, 3.0)),
     (math.inf, (1.0,)),
 )
-_STYLE = {
+STYLE = {
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
@@ -80,7 +80,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(draw)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        with matplotlib().rc_context(_STYLE):
+        with matplotlib().rc_context(STYLE):
             return draw(*args, **kwargs)
 
     return wrapper
@@ -90,8 +90,8 @@ def looks(schedules: Iterable[str]) -> dict[str, Look]:
     """Colour and marker by schedule: the paper's five have fixed ones, others take the rest."""
     others = [name for name in dict.fromkeys(schedules) if name not in PAPER_SCHEDULES]
     place = {name: i for i, name in enumerate((*PAPER_SCHEDULES, *others))}
-    n = len(_COLOURS)
-    return {name: Look(_COLOURS[i % n], _MARKERS[(i + i // n) % n]) for name, i in place.items()}
+    n = len(COLOURS)
+    return {name: Look(COLOURS[i % n], MARKERS[(i + i // n) % n]) for name, i in place.items()}
 
 
 def grid(rows: int, columns: int, **share: Any) -> tuple[Figure, list[list[Axes]]]:
@@ -175,7 +175,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     """Saves a figure as PNG and PDF; the same figure gives the same bytes."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
-    with matplotlib().rc_context(_STYLE):
+    with matplotlib().rc_context(STYLE):
         figure.savefig(paths[0])
         figure.savefig(paths[1], metadata={"CreationDate": None})
     return paths

@@ -1,0 +1,83 @@
+"""Figures in the width of a column or a page."""
+
+from __future__ import annotations
+
+import matplotlib.image
+import numpy as np
+import page_helpers
+import pytest
+from report_helpers import fake_cell
+from study_helpers import small
+
+from jaxlsgd import cli
+from jaxlsgd.report import publication
+
+
+@pytest.fixture(scope="module")
+def cells():
+    names = ("C1", "C5", "P(1/2)")
+    return [fake_cell(name, num_steps=100 * (i + 1), seed=i) for i, name in enumerate(names)] + [
+        fake_cell(name, problem="logistic", seed=i, diverged=2) for i, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize("width", publication.WIDTHS)
+@pytest.mark.parametrize("figure", publication.FIGURES)
+def test_a_figure_has_the_width_that_was_asked_for(cells, tmp_path, figure, width):
+    path = publication.save(cells, tmp_path, figure, format="png", width=width)
+    assert path == tmp_path / f"{figure}_{width}.png"
+    pixels = matplotlib.image.imread(path)
+    assert pixels.shape[1] == round(600 * publication.WIDTHS[width])
+    # Nothing is cut off: the outermost pixels are blank.
+    for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
+        assert np.all(edge[..., :3] == 1)
+
+
+@pytest.mark.parametrize("format", ["pdf", "svg"])
+def test_the_same_rows_give_the_same_bytes(cells, tmp_path, format):
+    one = publication.save(cells, tmp_path / "a", "tradeoff", format=format)
+    assert (
+        one.read_bytes()
+        == publication.save(cells, tmp_path / "b", "tradeoff", format=format).read_bytes()
+    )
+
+
+def test_a_figure_says_what_it_shows(cells, tmp_path):
+    text = publication.save(cells, tmp_path, "coverage", format="svg", width="page").read_text()
+    for told in (
+        "x[0], 95 % intervals, 40 replications",
+        "Wilson intervals",
+        "Hollow:",
+        "logistic",
+    ):
+        assert told in text
+    assert "Arrows" not in text
+    missing = fake_cell(truth=(5.0, 1.0))  # no interval comes near
+    text = publication.save(missing, tmp_path, "coverage", format="svg", width="page").read_text()
+    assert "Arrows: below 60 %" in text
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path):
+    unknown = fake_cell(truth=None)
+    with pytest.raises(ValueError, match="figure: must be one that the rows can draw"):
+        publication.save(unknown, tmp_path, "coverage")
+    assert publication.save(unknown, tmp_path, "tradeoff").is_file()
+    with pytest.raises(ValueError, match="width: must be one of column, page"):
+        publication.save(unknown, tmp_path, "tradeoff", width="wide")
+
+
+def test_the_verb_draws_one_figure(tmp_path, capsys):
+    page_helpers.write(tmp_path / "s", small())
+    asked = [
+        "plot",
+        str(tmp_path / "s"),
+        "--figure",
+        "tradeoff",
+        "--format",
+        "svg",
+        "--width",
+        "page",
+    ]
+    assert cli.main(asked) == 0
+    path = tmp_path / "s" / "figures" / "tradeoff_page.svg"
+    assert capsys.readouterr().out.strip() == str(path) and path.is_file()
