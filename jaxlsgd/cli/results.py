@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 VERBS = ("status", "table", "plot", "report", "replay")
 FORMATS = ("text", "markdown", "csv", "latex", "json")
+FIGURES = ("coverage", "tradeoff")
 
 
 def add_verbs(verbs: Any) -> None:
@@ -43,9 +44,23 @@ def _add_table(verbs: Any) -> None:
 
 def _add_plot(verbs: Any) -> None:
     text = "plot coverage, length and error against rounds (needs the extra 'plots')"
-    parser = add_verb(verbs, "plot", plot, text, "jaxlsgd plot results --out figures")
+    examples = (
+        "jaxlsgd plot results --out figures\n"
+        "jaxlsgd plot results --figure tradeoff --format pdf --width column"
+    )
+    parser = add_verb(verbs, "plot", plot, text, examples)
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("--out", metavar="DIR", help="default: DIR/figures")
+    parser.add_argument("--figure", choices=FIGURES, help="one figure for print, instead of all")
+    parser.add_argument(
+        "--format", choices=("pdf", "svg", "png"), default="pdf", help="of --figure"
+    )
+    parser.add_argument(
+        "--width",
+        choices=("column", "page"),
+        default="column",
+        help="of --figure (default: column)",
+    )
 
 
 def _add_report(verbs: Any) -> None:
@@ -119,12 +134,16 @@ def plot(arguments: argparse.Namespace) -> int:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install 'jaxlsgd[plots]'") from error
-    from jaxlsgd.report import figures
+    from jaxlsgd.report import figures, publication
     from jaxlsgd.study.store.codec import refuse_link
 
     out = Path(arguments.out or Path(arguments.directory) / "figures")
     if not arguments.out:
         refuse_link(out)
+    if arguments.figure:
+        look = {"format": arguments.format, "width": arguments.width}
+        print(publication.save(rows, out, arguments.figure, **look))
+        return 0
     for path in figures.save_all(rows, out):
         print(path)
     return 0
