@@ -193,12 +193,13 @@ def plan(arguments: argparse.Namespace) -> int:
 
     machine.prepare()  # before anything can create an array
     load_imports(arguments)
-    from jaxlsgd.study import forecast
+    from jaxlsgd.study import compute, forecast
     from jaxlsgd.study.spec import Study
 
     study = Study.from_toml(arguments.study)
     rate, source = arguments.rate or forecast.RATE, "given" if arguments.rate else "assumed"
     with _naming(arguments.study):
+        compute.check(study)
         if arguments.measure:
             rate, source = forecast.measure_rate(study), "measured"
         devices = arguments.devices or machine.cores()
@@ -291,7 +292,7 @@ def _start_jax(arguments: argparse.Namespace) -> None:
         if not os.environ.get("JAX_PLATFORMS"):
             jax.config.update("jax_platforms", "cpu")  # a GPU's memory is for the workers
         return
-    machine.prepare(arguments.devices)
+    machine.prepare(arguments.devices and min(arguments.devices, machine.most_cpu_devices()))
     if arguments.distributed:
         distributed.start()
 
@@ -302,13 +303,28 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if arguments.dask is None:
         import jax
 
+        if jax.default_backend() == "cpu":
+            _check_devices(arguments.devices)
         devices = jax.local_devices()[: arguments.devices]
         yield {"devices": devices, "distributed": arguments.distributed}
         return
     from jaxlsgd.study.executors import dask as cluster
 
+    if arguments.dask == "local":
+        _check_devices(arguments.devices)
     with cluster.connected(arguments.dask, arguments.devices) as client:
         yield {"client": client}
+
+
+def _check_devices(wanted: int | None) -> None:
+    """Refuses far more devices than cores: each takes memory and time to compile, and none is faster."""
+    from jaxlsgd.core import checks
+    from jaxlsgd.engine import machine
+
+    most = machine.most_cpu_devices()
+    if wanted is not None and wanted > most:
+        hint = f"; there are {machine.cores()} cores here"
+        raise checks.refusal("--devices", f"be at most {most}", wanted, hint)
 
 
 @contextlib.contextmanager

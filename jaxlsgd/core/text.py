@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
+from typing import Any
+
+
+def fraction(value: Any) -> Any:
+    """1/3 from "1/3", which TOML does not have; anything else as it is.
+
+    A few digits only: `fractions.Fraction("1e999999999")` would write out a billion of them.
+    """
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}/\d{1,9}", value):
+        top, _, bottom = value.partition("/")
+        return value if int(bottom) == 0 else int(top) / int(bottom)
+    return value
 
 
 def printable(text: str, keep: str = "\n") -> str:

@@ -54,6 +54,11 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def most_cpu_devices() -> int:
+    """More devices than this would only share the cores, each with programs and memory of its own."""
+    return 4 * cores()
+
+
 def cache_directory() -> Path:
     """Where compiled programs are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxlsgd.core import checks
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS
 from jaxlsgd.schedules import Plan
 from jaxlsgd.study.jobs import Tile, grouped, job_bytes, program_kind, work
@@ -58,6 +59,7 @@ def standard_error(level: float, replications: int) -> float:
 
 def replications_for(level: float, error: float) -> int:
     """Replications that bring the standard error of a coverage near `level` down to `error`."""
+    checks.number("error", error, "be a number greater than 1e-9", 1e-9)
     return math.ceil(level * (1 - level) / error**2 - 1e-9)
 
 

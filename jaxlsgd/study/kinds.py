@@ -17,6 +17,7 @@ import jaxlsgd.inference.random_scaling
 import jaxlsgd.problems
 import jaxlsgd.schedules  # noqa: F401
 from jaxlsgd.core import checks, registry
+from jaxlsgd.core.files import read_regular
 from jaxlsgd.core.registry import Kind
 from jaxlsgd.study.errors import SpecError, line_of, refusing
 
@@ -61,10 +62,10 @@ def load(path: str | os.PathLike[str]) -> None:
     """Runs a Python file that registers kinds; see `jaxlsgd.register`."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            source = file.read(_MOST_BYTES + 1).decode()
+        source = read_regular(path, _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"--import {path}: cannot be read: {error}") from error
+        cause = getattr(error, "strerror", None) or error
+        raise SpecError(f"--import {path}: cannot be read: {cause}") from error
     if len(source) > _MOST_BYTES:
         raise SpecError(f"--import {path}: must have at most {_MOST_BYTES} bytes")
     if _places.setdefault(path.name, path.resolve()) != path.resolve():

@@ -10,12 +10,12 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from fractions import Fraction
 from typing import Any, Self
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.registry import Kind
+from jaxlsgd.core.text import fraction
 from jaxlsgd.study.errors import SpecError, refusing
 
 MOST_STEPS = 10**8
@@ -278,14 +278,6 @@ def _number(text: str) -> Any:
         with contextlib.suppress(ValueError):
             return read(text)
     return text
-
-
-def fraction(value: Any) -> Any:
-    """1/3 from "1/3": TOML has no fractions."""
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}/\d{1,9}", value):
-        top, _, bottom = value.partition("/")
-        return value if int(bottom) == 0 else float(Fraction(int(top), int(bottom)))
-    return value
 
 
 @dataclasses.dataclass(frozen=True, order=True)

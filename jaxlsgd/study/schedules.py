@@ -8,8 +8,9 @@ from typing import Any
 from jaxlsgd import schedules
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.text import fraction
 from jaxlsgd.schedules import Schedule
-from jaxlsgd.study.parts import fraction, thawed
+from jaxlsgd.study.parts import thawed
 
 _FIELDS = ("family", "name", "scale", "exponent", "base", "sequence", "warmup")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.files import read_regular
 from jaxlsgd.study import schedules as schedules_lib
 from jaxlsgd.study.errors import SpecError, refusing
 from jaxlsgd.study.grid import EXCLUDE_KEYS, EXTRA_KEYS, CellSpec, digest_of, expand, read_rules
@@ -251,8 +252,7 @@ def _leaves(content: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = read_regular(path, MOST_BYTES)
     except OSError as error:
         raise SpecError(f"cannot be read: {error.strerror}") from error
     if len(content) > MOST_BYTES:

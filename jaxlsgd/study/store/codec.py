@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxlsgd.core.causes import Cause
+from jaxlsgd.core.files import read_regular
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study.grid import CellSpec, canonical, digest_of
 
@@ -108,17 +108,6 @@ def cannot(verb: str, path: Path, error: OSError) -> StoreError:
         hint = "; ask its owner for the permission to read it"
     kind = Missing if reading and error.errno in (errno.ENOENT, errno.ENOTDIR) else StoreError
     return kind(f"cannot {verb} {path}: {error.strerror or error}{hint}")
-
-
-def read_regular(path: Path, most: int) -> bytes:
-    """Up to `most` bytes of a regular file, and one more if it has more.
-
-    Anything else could keep a reader waiting forever: a pipe, a terminal, a device.
-    """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        return file.read(most + 1)
 
 
 def refuse_link(path: Path) -> None:

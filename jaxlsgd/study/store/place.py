@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxlsgd.core.files import read_regular
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store import codec, recovery
 from jaxlsgd.study.store.codec import Damaged, Missing, StoreError
@@ -95,7 +96,7 @@ def _is_ours(path: Path) -> bool:
         return path.name == "cells" and path.is_dir() and not os.listdir(path)
     codec.refuse_link(path)
     try:
-        head = codec.read_regular(path, 200).decode(errors="replace")
+        head = read_regular(path, 200).decode(errors="replace")
     except OSError:
         return False
     if path.name == LOG:

@@ -1,0 +1,285 @@
+"""Promises at the edges: signals, logs, other code, numbers without end, and what a terminal shows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from study_helpers import (
+    LIMIT,
+    TOML,
+    Held,
+    call,
+    count,
+    read_until,
+    small,
+    start,
+    tiles,
+    wait_until,
+)
+from test_hostile import put, reseal
+from test_runner import fake_engine
+from test_store import ENVIRONMENT, fill
+from work import counted
+
+from jaxlsgd import cli
+from jaxlsgd.engine import machine
+from jaxlsgd.study import Results, SpecError, StoreError, jobs, run
+from jaxlsgd.study.journal import Journal
+from jaxlsgd.study.stop import Stop
+from jaxlsgd.study.store import codec
+from jaxlsgd.study.store.writer import Writer
+
+NOW, THEN = ENVIRONMENT | {"code": "b2"}, ENVIRONMENT | {"code": "a1"}
+
+
+@pytest.fixture
+def study_file(tmp_path) -> Path:
+    path = tmp_path / "study.toml"
+    path.write_text(TOML)
+    return path
+
+
+def with_code(directory: Path, environment: dict[str, str], most: int = 10**9, **options) -> Writer:
+    """Commits tiles under some code; returns the closed writer."""
+    from study_helpers import fake_rows
+    from test_store import about
+
+    with Writer(directory, small(), environment, **options) as writer:
+        for cell, first in list(writer.missing())[:most]:
+            writer.describe(cell, about(cell))
+            writer.commit(cell, first, fake_rows(cell, first))
+    return writer
+
+
+def test_local_runs_record_the_code(tmp_path, monkeypatch) -> None:
+    fake_engine(monkeypatch)
+    run(small(), tmp_path)
+    assert Results(tmp_path).manifest["environments"][0]["code"] == machine.code()
+
+
+def test_rows_of_other_code_are_refused_or_accepted_on_request(tmp_path) -> None:
+    with_code(tmp_path, THEN, most=3)
+    before = (tmp_path / "manifest.json").read_bytes(), (tmp_path / "lock").stat().st_mtime_ns
+    with pytest.raises(StoreError, match=r"code a1; .*code b2\).*new directory, .*--allow-other"):
+        Writer(tmp_path, small(), NOW)
+    assert before[0] == (tmp_path / "manifest.json").read_bytes()
+    assert before[1] == (tmp_path / "lock").stat().st_mtime_ns
+    writer = with_code(tmp_path, NOW, most=1, allow_other_code=True)
+    assert "rows of other code are kept beside new ones" in writer.warnings[0]
+    manifest = Results(tmp_path).manifest
+    assert [x["code"] for x in manifest["environments"]] == ["a1", "b2"]
+    assert [(x["before"], x["now"]) for x in manifest["accepted"]] == [("a1", "b2")]
+    for environment in (NOW, THEN):  # once accepted, both may go on
+        assert with_code(tmp_path, environment, most=1).warnings == []
+    assert len(tiles(tmp_path)) == 6
+
+
+def test_other_code_without_rows_is_nothing_to_refuse(tmp_path) -> None:
+    with_code(tmp_path, THEN, most=0)
+    assert with_code(tmp_path, NOW, most=1).warnings == []
+    assert Results(tmp_path).manifest["environments"] == [NOW]
+
+
+def test_code_is_known_without_a_manifest(tmp_path) -> None:
+    with_code(tmp_path, THEN, most=3)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(StoreError, match="code a1"):
+        Writer(tmp_path, small(), NOW)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_option_of_the_command_line_accepts_other_code(study_file, tmp_path) -> None:
+    out = tmp_path / "out"
+    with_code(out, machine.describe(_Device()) | {"code": "a1"}, most=9)
+    code, _, err = call("run", study_file, "--out", out, "--quiet")
+    assert code == 1
+    assert "has rows that other code of jaxlsgd made" in err
+    code, text, err = call("run", study_file, "--out", out, "--quiet", "--allow-other-code")
+    assert (code, text.split(" in ")[0]) == (0, "done: 1 tile"), err
+    assert "as asked: version" in err
+    assert "as asked: version" in (out / "run.log").read_text()
+
+
+class _Device:
+    platform, device_kind = "cpu", "cpu"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_signals_of_batch_systems_drain(study_file, tmp_path, number) -> None:
+    out, held = tmp_path / "out", Held(tmp_path / "held")
+    held.let(1)
+    command = ("run", study_file, "--out", out, "--devices", 1)
+    process = start(*command, env=held.environment)
+    wait_until(lambda: count(out) == 2 and held.begun == 2, process)
+    process.send_signal(number)
+    read_until(process.stderr, "stopping ")
+    held.open()
+    text, err = process.communicate(timeout=LIMIT)
+    assert (process.returncode, text.split(":")[0]) == (3, "partial"), err
+    assert count(out) == 4
+    log = (out / "run.log").read_text()
+    for words in (
+        " start: process ",
+        " code ",
+        " stopping ",
+        " end: partial; tiles run 4, to come 6",
+    ):
+        assert words in log
+    assert call(*command)[0] == 0
+    resumed = (out / "run.log").read_text()
+    assert resumed.startswith(log)
+    assert resumed.count(" is complete\n") == 2
+    assert resumed.endswith("\n") and " end: done; tiles run 6, to come 0" in resumed
+
+
+def test_log_tells_failures_and_is_plain_text(tmp_path, monkeypatch) -> None:
+    def poisoned(cell, first):
+        raise RuntimeError("out of \x1b[2Jluck\nand more")
+
+    fake_engine(monkeypatch, poisoned)
+    assert run(small(), tmp_path).exit_code == 1
+    log = (tmp_path / "run.log").read_text()
+    assert "failed and is left out: RuntimeError: out of \\x1b[2Jluck" in log
+    assert "end: failed; tiles run 0, to come 10, cells failed 2" in log
+    assert log.replace("\n", "").isprintable()
+
+
+def test_log_that_cannot_be_written_does_not_end_a_run(tmp_path, monkeypatch) -> None:
+    fake_engine(monkeypatch)
+    (tmp_path / "out").mkdir()
+    fill(tmp_path / "out", small(), most=1)
+    (tmp_path / "out" / "run.log").mkdir()
+    assert run(small(), tmp_path / "out").exit_code == 0
+    journal = Journal(tmp_path / "nowhere")
+    assert "No such file" in journal.problem
+    journal.note("nobody hears this")
+
+
+def test_jobs_are_made_as_they_are_taken() -> None:
+    study = small(replications=10**8, tile_size=1)
+    cells, firsts = study.cells, range(0, study.replications)
+    next(jobs.planned(cells, firsts, lambda cell, first: True, 2))
+    with counted() as lines:
+        found = jobs.planned(cells, firsts, lambda cell, first: first not in (0, 2), 2)
+        taken = [job[0].first for job in itertools.islice(found, 3)]
+    assert taken == [1, 3, 4]
+    assert lines.run < 10_000
+
+
+def test_very_many_tiles_do_not_keep_a_request_to_stop_waiting(tmp_path, monkeypatch) -> None:
+    stop = Stop()
+    fake_engine(monkeypatch, lambda cell, first: stop())
+    study = small(replications=10**8, tile_size=1, save_at=[])
+    run(small(), tmp_path / "warm")  # what is traced once
+    with counted() as lines:
+        outcome = run(study, tmp_path / "out", stop=stop)
+    assert outcome.exit_code == 3
+    assert outcome.tiles_left + outcome.tiles_run == 2 * 10**8
+    assert lines.run < 5_000_000
+
+
+def test_a_request_to_stop_is_heard_while_tiles_are_read(tmp_path, monkeypatch) -> None:
+    fill(tmp_path, small())
+    stop = Stop()
+    stop()
+    read, honest = [], codec.read_tile
+    monkeypatch.setattr(codec, "read_tile", lambda *x: read.append(x) or honest(*x))
+    outcome = run(small(), tmp_path, stop=stop, allow_other_code=True)
+    assert (outcome.exit_code, len(read)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["critical-value", "--beta", "1e999999999"],
+        ["critical-value", "--beta", "1e-999999999/7"],
+        ["critical-value", "--beta", "1" * 5000],
+        ["critical-value", "--schedule", "C1", "--num-steps", str(10**15)],
+        ["plan", "STUDY", "--mcse", "1e-300"],
+        ["run", "STUDY", "--out", "OUT", "--devices", "99999"],
+        ["run", "STUDY", "--out", "OUT", "--dask", "local", "--devices", "99999"],
+        ["plan", "PIPE"],
+        ["plan", "/dev/zero"],
+        ["plan", "STUDY", "--import", "PIPE"],
+    ],
+)
+def test_what_would_never_end_is_refused(study_file, tmp_path, arguments) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    places = {"STUDY": study_file, "OUT": tmp_path / "out", "PIPE": tmp_path / "pipe"}
+    code, out, err = call(*(places.get(word, word) for word in arguments))
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1
+    assert "must" in err or "cannot be read: it is not a regular file" in err
+    assert len(err) < 500
+
+
+@pytest.mark.parametrize("beta", ["1e999999999", "1" * 10**6, "9" * 300 + "/1"])
+def test_numbers_in_words_are_not_written_out(beta: str) -> None:
+    with pytest.raises(SpecError, match="beta"):
+        small(schedules=[{"family": "power", "beta": beta}])
+
+
+def test_tiny_beta_is_a_number(capsys) -> None:
+    assert cli.main(["critical-value", "--beta", "1e-999999999"]) == 0
+    assert capsys.readouterr() == ("6.7473\n", "")
+
+
+def test_critical_value_without_arguments_says_what_it_is(capsys) -> None:
+    assert cli.main(["critical-value"]) == 0
+    assert capsys.readouterr() == (
+        "6.7473\n",
+        "jaxlsgd: for --beta 0 (constant E_m), --level 0.95\n",
+    )
+
+
+def test_wrong_contrasts_are_refused_at_plan(study_file, capsys) -> None:
+    method = '{ kind = "random_scaling", mode = "contrasts", contrasts = [[1, 1, 1]] }'
+    study_file.write_text(TOML.replace('"random_scaling"', method))
+    assert cli.main(["plan", str(study_file)]) == 2
+    assert "2 columns" in capsys.readouterr().err
+
+
+def test_running_out_of_memory_is_said(capsys, monkeypatch) -> None:
+    def full(arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "_run", full)
+    assert cli.main(["status", "x"]) == 1
+    assert capsys.readouterr().err == "jaxlsgd: error: out of memory\n"
+
+
+def test_text_of_files_does_not_steer_the_terminal(tmp_path, capsys) -> None:
+    fill(tmp_path, small(), most=0)
+    hostile = [{"family": "\x1b[2J\x07\u202e\x9b2J"}]
+    reseal(tmp_path / "manifest.json", put("study", "schedules", value=hostile))
+    assert cli.main(["status", str(tmp_path)]) == 1
+    assert cli.main(["status", str(tmp_path / "\x1b[2J")]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("verb", ["status", "table", "plot"])
+def test_directory_without_permission_is_told_plainly(tmp_path, verb: str, capsys) -> None:
+    fill(tmp_path / "out", small())
+    # Modules that are loaded on first use may lie where only root can read.
+    assert cli.main([verb, str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    (tmp_path / "out").chmod(0)
+    previous = os.geteuid()
+    if previous == 0:
+        os.chmod(tmp_path, 0o755)
+        os.seteuid(65534)
+    try:
+        code = cli.main([verb, str(tmp_path / "out")])
+    finally:
+        os.seteuid(previous)
+        (tmp_path / "out").chmod(0o755)
+    assert code == 1
+    err = capsys.readouterr().err
+    assert "Permission denied" in err
+    assert "Errno" not in err
+    assert err.count("\n") == 1
