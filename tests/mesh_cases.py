@@ -22,7 +22,7 @@ from jaxlsgd.engine import distributed
 
 ROUNDS, REPLICATIONS, TILE = 40, 7, 2
 SAVE_AT = (1, 9, ROUNDS)
-FIELDS = ("estimate", "scale", "half_width", "floored")
+FIELDS = ("estimate", "scale", "half_width", "floored", "cause")
 
 
 class Case(NamedTuple):
