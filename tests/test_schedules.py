@@ -418,6 +418,25 @@ def test_given_sequences_cannot_be_told_but_get_a_hint():
     assert str(Plan.from_arrays([1], [0.1]).check()).count("cannot be told") == 8
 
 
+@pytest.mark.parametrize("rounds", [40, 1_000, 1_001])
+def test_jumps_are_not_growth(rounds):
+    """E alternating 1, 50 has exponent 0, up to one round more or less of either."""
+    E = np.resize([1, 50], rounds)
+    report = Plan.from_arrays(E, 0.1 / E).check()
+    row = next(row for row in report if row.label == "3.4(ii)")
+    assert abs(float(row.sentence.rsplit("beta = ", 1)[1].rstrip("."))) < 0.01
+    assert "at most 50 and decreases at times" in report[4].sentence
+    steady = Plan.from_arrays(np.full(rounds, 5), np.full(rounds, 0.1)).check()
+    assert "decreases" not in steady[4].sentence.replace("never decrease", "")
+
+
+def test_a_condition_that_holds_in_the_limit_only_says_so():
+    row = paper("C1").plan(STEP, num_rounds=50).check()[-1]
+    assert row.verdict == "holds" and "T^-0.0050 is 0.93 at T = 10^6" in row.sentence
+    row = paper("C1").plan(power_decay(0.5, 0.7), num_rounds=50).check()[-1]
+    assert row.verdict == "holds" and "in the limit only" not in row.sentence
+
+
 @pytest.mark.parametrize(
     ("name", "share", "limit"),
     [("C1", 0.05, "1"), ("C5", 0.05, "1.528"), ("P(1/2)", 0.05, "20"), ("Log", 0.5, "2")],

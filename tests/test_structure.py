@@ -46,6 +46,7 @@ LONGEST_FILE = 400
 MUTUAL = {
     # A builder that hands on to a method which is built upon its own.
     ("inference.plug_in", "inference.finite_horizon"),
+    ("inference.plug_in", "inference.observation_average"),
     ("inference.random_scaling", "inference.finite_horizon"),
     # `schedule.plan(...)` makes a plan, which knows its schedule.
     ("schedules.families", "schedules.plan"),

@@ -35,12 +35,22 @@ class Sync(NamedTuple):
     gradient_sum: Params | None = None  # h_m, the mean gradients of the round's steps added up
 
 
+SIDES = ("both", "lower", "upper")
+
+
 class Interval(NamedTuple):
-    """A two-sided confidence interval, coordinate by coordinate (or contrast by contrast)."""
+    """A confidence interval, coordinate by coordinate (or contrast by contrast)."""
 
     estimate: Any  # (d,)
     lower: Any  # (d,)
     upper: Any  # (d,)
+
+    @classmethod
+    def around(cls, estimate: Any, half: Any, side: str = "both") -> Interval:
+        """estimate ± half; a bound that was not asked for is infinite."""
+        lower = estimate - half if side != "upper" else estimate - np.inf
+        upper = estimate + half if side != "lower" else estimate + np.inf
+        return cls(estimate, lower, upper)
 
 
 class Measurement(NamedTuple):
@@ -104,6 +114,8 @@ class Law(NamedTuple):
     or None. `detail` is that of the measurement; replications, where there are many, come first, so
     that q is a number or broadcasts to (..., d). `joint(plan, detail) → JointLaw`, for the
     detail of one run, where that is known.
+    `one_sided(level, plan, detail) → q` with P(statistic ≤ q) = level; without it the law is taken to be
+    symmetric. `least_p`: the smallest p-value that `tail` can tell; it stands for all below it.
     `from_plan`: whether the multiplier ignores `detail`, so that a level without a critical value is
     refused before a run.
 
@@ -122,6 +134,20 @@ class Law(NamedTuple):
     tail: Callable[[Any, Plan | None, Any], Any]
     joint: Callable[[Plan | None, Any], JointLaw] | None = None
     from_plan: bool = False
+    one_sided: Callable[[float, Plan | None, Any], Any] | None = None
+    least_p: float = 0.0
+
+    def half(self, level: float, side: str, plan: Plan | None, detail: Any) -> Any:
+        """The multiplier of an interval with both bounds, or with one."""
+        checks.level(level)
+        checks.choice("side", side, SIDES)
+        if side == "both":
+            return self.multiplier(level, plan, detail)
+        if level <= 0.5:
+            raise refusal("level", "be above 0.5 for an interval with one bound", level)
+        if self.one_sided is not None:
+            return self.one_sided(level, plan, detail)
+        return self.multiplier(2 * level - 1, plan, detail)
 
     def check(self, levels: Iterable[float], plan: Plan) -> None:
         """Raises ValueError where the law has no critical value for a level under a plan."""
@@ -216,13 +242,22 @@ class Estimator:
         if self.needs_plan and plan is None:
             raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
 
-    def interval(self, state: tuple[Any, ...], level: float, plan: Plan | None = None) -> Interval:
-        """Returns the two-sided interval of the given level (0.95, not 95)."""
+    def interval(
+        self, state: tuple[Any, ...], level: float, plan: Plan | None = None, side: str = "both"
+    ) -> Interval:
+        """Returns the interval of the given level (0.95, not 95).
+
+        Args:
+          state: what `init` and `update` returned.
+          level: how often the interval covers.
+          plan: the plan that was run, where the method needs it.
+          side: "both", or the only bound that is finite: "lower" or "upper".
+        """
         checks.level(level)
         self.check_plan(plan)
         measured = self.measure(state, None if plan is None else Horizon.of(plan))
-        half = self.law.multiplier(level, plan, measured.detail) * measured.scale
-        return Interval(measured.estimate, measured.estimate - half, measured.estimate + half)
+        half = self.law.half(level, side, plan, measured.detail) * measured.scale
+        return Interval.around(measured.estimate, half, side)
 
 
 class Horizon(NamedTuple):

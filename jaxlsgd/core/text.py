@@ -70,14 +70,15 @@ def percent(
     return f"{scaled[0]:.1f} [{scaled[2]:.1f}, {scaled[3]:.1f}]"
 
 
-def p_value(p: float) -> str:
+def p_value(p: float, least: float = 1e-15) -> str:
     """A p-value; laws are not known, nor of use, beyond 15 digits.
 
     Example:
       >>> p_value(0.0), p_value(0.01234), p_value(1e-14)
       ('<1e-15', '0.0123', '1e-14')
     """
-    return "<1e-15" if p <= 1e-15 else f"{p:.3g}"
+    least = max(least, 1e-15)
+    return f"<{least:g}" if p <= least else f"{p:.3g}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -29,6 +29,8 @@ from jaxlsgd.inference.laws.normal import NORMAL
 if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
 
+_LEAST_P = 1e-6  # below it the integral of `finite_law` has no digits
+
 
 class HorizonFactors(NamedTuple):
     """Factors that the plan gives each pair of eigenvalues, and the start."""
@@ -195,7 +197,7 @@ def random_scaling_estimator(
         name=name,
         accumulators=(part, curvature),
         measure=_measure_contrasts(rows),
-        law=Law(direction_multiplier, _direction_tail, _direction_joint),
+        law=Law(direction_multiplier, _direction_tail, _direction_joint, least_p=_LEAST_P),
         matrix=matrix,
         needs_plan=True,
         contrasts=rows,
@@ -299,8 +301,9 @@ def _one_tail(statistic: float, plan: Plan, part: Directions, j: int) -> float:
         each = np.array([[np.interp(minus_log, curve, around) for curve in curves]])
         return bool(_combined(chosen, each)[0] >= statistic)
 
-    low, high = 0.0, -float(np.log(1e-6))
+    low, high = 0.0, -float(np.log(_LEAST_P))
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if beyond(middle) else (middle, high)
-    return float(np.exp(-low))
+    found = float(np.exp(-low))
+    return found if found > 1.001 * _LEAST_P else _LEAST_P

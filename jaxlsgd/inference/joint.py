@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Estimator, Horizon, Interval, JointLaw
+from jaxlsgd.core.estimator import SIDES, Estimator, Horizon, Interval, JointLaw
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
@@ -41,6 +41,13 @@ class Joint(NamedTuple):
     multiplier: Callable[[float], Any]  # level → critical value of one coordinate, or of each
     law: JointLaw | None  # of W, where it is known
     precision: float = _EPS  # relative rounding error of the matrix
+    one_sided: Callable[[float, str], Any] | None = None  # (level, side) → the same for one bound
+
+    def half(self, level: float, side: str) -> Any:
+        """Critical values of an interval with both bounds, or with one."""
+        if side == "both" or self.one_sided is None:
+            return self.multiplier(level if side == "both" else 2 * level - 1)
+        return self.one_sided(level, side)
 
 
 class JointTest(NamedTuple):
@@ -111,6 +118,7 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
         multiplier=lambda level: method.law.multiplier(level, plan, measured.detail),
         law=None if method.law.joint is None else method.law.joint(plan, measured.detail),
         precision=precision,
+        one_sided=lambda level, side: method.law.half(level, side, plan, measured.detail),
     )
 
 
@@ -211,6 +219,46 @@ def simultaneous(
         multiplier = np.clip(found_t, found.multiplier(level), multiplier)
     half: Any = multiplier * scale
     return Interval(*(np.asarray(x) for x in (view.center, view.center - half, view.center + half)))
+
+
+def function(
+    found: Joint, g: Callable[[Any], Any], level: float = 0.95, side: str = "both"
+) -> Interval:
+    """Interval for g(x*) by the delta method: g(x̂) ± q √(J M Jᵀ)_ii with J the Jacobian of g at x̂.
+
+    Args:
+      found: from `joint`.
+      g: `(d,) array → number or vector`, differentiable by JAX.
+      level: of each component by itself.
+      side: "both", or the only bound that is finite: "lower" or "upper".
+
+    Returns:
+      An `Interval` of g's shape. Where critical values differ between coordinates, as one_step's do, the
+      largest serves; at a finite horizon random scaling has one for every component, simulated.
+    """
+    checks.level(level)
+    checks.choice("side", side, SIDES)
+    with jax.enable_x64(True):
+        x = jax.numpy.asarray(found.estimate)
+        value, J = (np.asarray(each(x), np.float64) for each in (g, jax.jacrev(g)))
+    if value.ndim > 1 or not (np.isfinite(value).all() and np.isfinite(J).all()):
+        rule = "return a finite number or vector with a finite Jacobian at the estimate"
+        raise refusal("g", rule, value)
+    rows = J.reshape(-1, len(found.estimate))
+    variance = np.sum((rows @ found.matrix) * rows, axis=1)
+    if not np.all(variance > 0):
+        raise refusal("g", "have a gradient that is not 0 at the estimate", J)
+    half = _component_multipliers(found, rows, level, side) * np.sqrt(variance)
+    return Interval.around(value, half.reshape(value.shape), side)
+
+
+def _component_multipliers(found: Joint, rows: FloatArray, level: float, side: str) -> FloatArray:
+    if found.law is None or found.law.of is None:
+        return np.full(len(rows), np.max(found.half(level, side)))
+    if side != "both" and level <= 0.5:
+        raise refusal("level", "be above 0.5 for an interval with one bound", level)
+    both = level if side == "both" else 2 * level - 1
+    return np.sqrt([found.law.of(row[None]).quantile(both, 1) for row in rows])
 
 
 def critical(

@@ -91,7 +91,7 @@ def one_step(*, name: str | None = None) -> Estimator:
         name=name or "one_step",
         accumulators=(binned_rounds(),),
         measure=_measure,
-        law=Law(multiplier, tail, NORMAL.joint),
+        law=Law(multiplier, tail, NORMAL.joint, one_sided=one_sided, least_p=1e-15),
         matrix=_matrix,
         standard_error=True,
         judges=True,
@@ -337,6 +337,14 @@ def multiplier(level: Any, plan: Plan | None, detail: Any) -> Any:
     bias = LEFT * np.abs(np.asarray(detail.curvature, np.float64))
     near = np.sqrt(scipy.stats.ncx2.isf(2 * tail, 1, np.clip(bias, 1e-6, 8.0) ** 2))
     return ratio * np.where(bias < 8, near, bias + scipy.stats.norm.isf(2 * tail))
+
+
+def one_sided(level: float, plan: Plan | None, detail: Any) -> Any:
+    """t_df/z · (z + 0.15 |κ|/√V): what κ may have left can all be on one side."""
+    del plan
+    df = np.maximum(np.asarray(detail.df, np.float64), 1.0)
+    z, t = scipy.stats.norm.ppf(level), scipy.stats.t.ppf(level, df)
+    return t / z * (z + LEFT * np.abs(np.asarray(detail.curvature, np.float64)))
 
 
 def tail(statistic: Any, plan: Plan | None, detail: Any) -> np.ndarray:

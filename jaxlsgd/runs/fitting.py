@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.analysis import verdict
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import FAILURES, Cause
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
 from jaxlsgd.core.keys import check_key
 from jaxlsgd.core.problem import Array, Params, Problem, check_finite
@@ -78,15 +80,62 @@ class Fit:
                 return _like(self.cell.problem.init, self.rows[method.name].estimate[-1, 0])
         raise ValueError("estimate: only contrasts were followed; add a method without contrasts")
 
-    def interval(self, method: str, level: float | None = None, save: int = -1) -> Interval:
-        """The interval of a method at a level of the run (its first if None), at a saved round."""
+    def interval(
+        self, method: str, level: float | None = None, save: int = -1, side: str = "both"
+    ) -> Interval:
+        """The interval of a method at a saved round.
+
+        Args:
+          method: its name.
+          level: one of the run's, the first if None; with one bound any, after the last round.
+          save: which saved round.
+          side: "both", or the only bound that is finite: "lower" or "upper".
+        """
         rows = self.rows[self._known(method)]
         level = self.cell.levels[0] if level is None else level
+        center = rows.estimate[save, 0]
+        if side != "both":
+            return Interval.around(center, self._one_sided(method, level, save, side), side)
         if level not in self.cell.levels:
             raise ValueError(f"level: must be one of {self.cell.levels}, got {level!r}")
-        center = rows.estimate[save, 0]
-        half = rows.half_width[save, self.cell.levels.index(level), 0]
-        return Interval(center, center - half, center + half)  # type: ignore[arg-type]
+        return Interval.around(center, rows.half_width[save, self.cell.levels.index(level), 0])
+
+    def _one_sided(self, method: str, level: float, save: int, side: str) -> Any:
+        if save not in (-1, len(self.save_at) - 1):
+            raise refusal("save", "be the last for an interval with one bound", save)
+        law = next(m.law for m in self.cell.methods if m.name == method)
+        half = law.half(level, side, self.cell.plan, self.details[method])
+        return half * self.rows[method].scale[-1, 0]
+
+    def function(
+        self,
+        g: Callable[[Params], Any],
+        method: str | None = None,
+        level: float = 0.95,
+        side: str = "both",
+    ) -> Interval:
+        """Interval for a function of the parameters after the last round, by the delta method.
+
+        Args:
+          g: `params → number or vector`, differentiable by JAX.
+          method: one with a matrix; the first of the run if None.
+          level: of each component by itself.
+          side: "both", or the only bound that is finite: "lower" or "upper".
+
+        Example::
+
+            result.function(lambda x: x[0] / x[1])
+        """
+        chosen = self.cell.methods[0].name if method is None else method
+        if next(m for m in self.cell.methods if m.name == self._known(chosen)).contrasts:
+            raise refusal("method", "be for the parameters and not for contrasts", chosen)
+        like = self.cell.problem.init
+
+        def flat(vector: Any) -> Any:
+            wide = jax.tree.map(lambda leaf: jnp.zeros(np.shape(leaf), vector.dtype), like)
+            return g(ravel_pytree(wide)[1](vector))
+
+        return joint.function(self.joint(chosen), flat, level, side)
 
     def test(self, method: str, null: Params = 0.0) -> Test:
         """Two-sided tests of x_j = null_j after the last round; one null for all if a number."""
@@ -268,8 +317,9 @@ def _method_table(result: Fit, method: Estimator) -> list[str]:
     acted = result.rows[method.name].floored[-1, 0]
     floored = " (a numerical floor acted: the interval is regularised)" if acted else ""
     head = f"{'':{width}} {'estimate':>12} {f'{level:.4g} interval':>26} {'p (x = 0)':>11}"
+    shown = [p_value(one, method.law.least_p) for one in p]
     body = [
-        f"{name:{width}} {center[i]:>12.6g} {f'[{lower[i]:.6g}, {upper[i]:.6g}]':>26} {p_value(p[i]):>11}"
+        f"{name:{width}} {center[i]:>12.6g} {f'[{lower[i]:.6g}, {upper[i]:.6g}]':>26} {shown[i]:>11}"
         for i, name in enumerate(names)
     ]
     return [f"{method.name}{floored}", head, *body]

@@ -37,7 +37,8 @@ def limit_law(critical: str, beta: float | None) -> Law:
         del detail
         if _by_schedule(critical, beta, plan):
             return critical_values.p_value_for_plan(_required(plan), statistic)
-        return critical_values.p_value(statistic, beta=_growth(beta, plan))
+        by = critical_values.paper_p_value if critical == "paper" else critical_values.p_value
+        return by(statistic, beta=_growth(beta, plan))
 
     def joint(plan: Plan | None, detail: Any) -> JointLaw:
         del detail
