@@ -461,6 +461,7 @@ class Made(Results):
 
 
 @needs_browser
+@pytest.mark.slow
 @pytest.mark.parametrize("cells, saves, most", [(500, 4, 5e6), (2000, 1, 10e6)])
 def test_large_studies_stay_small_and_open_at_once(browser, tmp_path, cells, saves, most):
     page_helpers.write(tmp_path / "s", page_helpers.large(cells, saves), most=0)

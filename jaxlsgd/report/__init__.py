@@ -20,4 +20,13 @@ __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd.report import diagnostics, drawing, figures, layout, page, paper, publication, tables
+    from jaxlsgd.report import (
+        diagnostics,
+        drawing,
+        figures,
+        layout,
+        page,
+        paper,
+        publication,
+        tables,
+    )
