@@ -133,7 +133,7 @@ function failureList(cell) {
   const lines = cell.methods.flatMap((method, k) => {
     const { failed, list } = parts(cell, k);
     const causes = Object.entries(failed).map(([cause, count]) => `${grouped(count)} ${cause}`);
-    return causes.length ? [element("li", {}, `${data.methods[method]}: ${causes.join(", ")} (the first: replication ${list.join(", ")})`)] : [];
+    return causes.length ? [element("li", {}, `${data.methods[method]}: ${causes.join(", ")} (first: replications ${list.join(", ")})`)] : [];
   });
   return [element("h3", {}, "Failures"), lines.length ? element("ul", {}, ...lines) : element("p", {}, "No replication failed.")];
 }
