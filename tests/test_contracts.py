@@ -95,6 +95,8 @@ METHODS: dict[str, Estimator] = {
     "finite scaling": random_scaling(critical="finite_horizon"),
     "plug-in": plug_in(),
     "finite plug-in": plug_in("finite"),
+    "scaling of observations": random_scaling(average="observations"),
+    "plug-in of observations": plug_in("finite", average="observations"),
 }
 CASES = [(problem, method) for problem in PROBLEMS for method in METHODS]
 every_case = pytest.mark.parametrize(("problem", "method"), CASES)
@@ -222,7 +224,8 @@ def test_an_interval_in_a_users_own_loop(problem: str, method: str):
     wider = estimator.interval(state, level=0.99, plan=PLAN)
     assert (wider.upper > interval.upper).all()
     path = np.stack([flatten(at(syncs(problem), 0, m).params) for m in range(ROUNDS)])
-    mean = path.mean(axis=0)
+    steps = [float(at(syncs(problem), 0, m).E) for m in range(ROUNDS)]
+    mean = np.average(path, axis=0, weights=steps if "observations" in method else None)
     expected = np.asarray(estimator.contrasts) @ mean if estimator.contrasts else mean
     np.testing.assert_allclose(interval.estimate, expected, rtol=1e-4, atol=1e-6)
 
