@@ -288,11 +288,11 @@ def test_figures_say_how_many_failed(tmp_path: Path) -> None:
 
 def test_a_fit_prints_no_p_value_of_zero_and_a_neutral_floor() -> None:
     problem = problems.linear(2, 3, center=[50.0, 50.0])
-    text = str(jaxlsgd.fit(jax.random.key(0), problem, _plan(0.5, 300), methods=plug_in()))
+    text = str(jaxlsgd.fit(jax.random.key(0), problem, _plan(0.5, 300), methods=[plug_in()]))
     assert "<1e-15" in text and "          0\n" not in text
-    one = jaxlsgd.fit(jax.random.key(0), problem, _plan(0.5, 300), methods=random_scaling())
+    one = jaxlsgd.fit(jax.random.key(0), problem, _plan(0.5, 300), methods=[random_scaling()])
     one.rows["random_scaling"].floored[:] = True
     assert "a numerical floor acted" in str(one) and "eigenvalues" not in str(one)
     assert "T = 1 round, 1 observation per client" in str(
-        jaxlsgd.fit(jax.random.key(0), problem, _plan(0.5, 1), methods=plug_in())
+        jaxlsgd.fit(jax.random.key(0), problem, _plan(0.5, 1), methods=[plug_in()])
     )
