@@ -283,3 +283,52 @@ def test_directory_without_permission_is_told_plainly(tmp_path, verb: str, capsy
     assert "Permission denied" in err
     assert "Errno" not in err
     assert err.count("\n") == 1
+
+
+def test_many_problems_are_drawn_on_few_pages(caplog) -> None:
+    pytest.importorskip("matplotlib")
+    from jaxlsgd.report import figures
+
+    problems = [{"kind": "linear", "name": f"p{i}", "dim": 2, "num_clients": 3} for i in range(20)]
+    study = small(problems=problems, replications=16)
+    rows = [row for cell in study.cells for row in figures.first_coordinate(_filled(cell))]
+    names = [name for name, _ in figures._figures(rows)]
+    compared = [f"{name}{page}" for name in ("coverage", "length", "l2_error") for page in PAGES]
+    assert names[:9] == compared
+    assert len(names) == 9 + 20
+
+
+PAGES = ("", "_2", "_3")
+
+
+def _filled(cell):
+    """A cell with rows that cost nothing."""
+    import dataclasses
+
+    from study_helpers import fake_rows
+    from test_store import about
+
+    return dataclasses.replace(about(cell), methods=fake_rows(cell, 0))
+
+
+def test_what_is_beyond_the_most_figures_is_left_out_and_said(tmp_path, caplog) -> None:
+    pytest.importorskip("matplotlib")
+    from jaxlsgd.report import figures
+
+    cells = [_filled(cell) for cell in small(replications=16).cells]
+    assert len(figures.save_all(cells, tmp_path, most=1)) == 2
+    assert "the first 1 of 4 figures" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["=cmd|' /C calc'!A0", "+1", "-1+1", "@SUM(1)", "<script>x</script>"]
+)
+def test_names_are_only_names_in_tables(name: str) -> None:
+    from jaxlsgd.report import tables
+
+    study = small(problems=[{"kind": "linear", "dim": 2, "num_clients": 3, "name": name}])
+    cells = [_filled(cell) for cell in study.cells]
+    found = tables.render(cells, "csv")
+    assert not any(line[:1] in "=+-@" for line in found.split("\n")[1:] if line)
+    assert not any(line[:2] in ('"=', '"+', '"-', '"@') for line in found.split("\n")[1:])
+    assert "<script>" not in tables.render(cells, "markdown")

@@ -1,4 +1,4 @@
-"""Verbs on results: status, table, plot, report, replay."""
+"""Verbs on results: status, table, plot, report, failures, replay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxlsgd.core.rows import CellRows
     from jaxlsgd.study.store.reader import Results
 
-VERBS = ("status", "table", "plot", "report", "replay")
+VERBS = ("status", "table", "plot", "report", "failures", "replay")
 FORMATS = ("text", "markdown", "csv", "latex", "json")
 FIGURES = ("coverage", "tradeoff")
 
@@ -31,6 +31,7 @@ def add_verbs(verbs: Any) -> None:
     _add_table(verbs)
     _add_plot(verbs)
     _add_report(verbs)
+    _add_failures(verbs)
     _add_replay(verbs)
 
 
@@ -51,6 +52,7 @@ def _add_plot(verbs: Any) -> None:
     parser = add_verb(verbs, "plot", plot, text, examples)
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("--out", metavar="DIR", help="default: DIR/figures")
+    parser.add_argument("--cell", metavar="PART", help="only cells with this in their id")
     parser.add_argument("--figure", choices=FIGURES, help="one figure for print, instead of all")
     parser.add_argument(
         "--format", choices=("pdf", "svg", "png"), default="pdf", help="of --figure"
@@ -61,6 +63,18 @@ def _add_plot(verbs: Any) -> None:
         default="column",
         help="of --figure (default: column)",
     )
+
+
+def _add_failures(verbs: Any) -> None:
+    text = (
+        "list the replications that failed, with cause and number\n\n"
+        "One line per cell, method and cause, at the last round. 'jaxlsgd replay' shows the path of a\n"
+        "replication. A failed replication counts as an outcome: it is never drawn again."
+    )
+    examples = "jaxlsgd failures results\njaxlsgd failures results --cell linear-c5"
+    parser = add_verb(verbs, "failures", failures, text, examples)
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("--cell", metavar="PART", help="only cells with this in their id")
 
 
 def _add_report(verbs: Any) -> None:
@@ -111,6 +125,10 @@ def status(arguments: argparse.Namespace) -> int:
     tiles = sum(count.tiles for count in counts.values())
     wanted = sum(count.tiles_wanted for count in counts.values())
     complete = sum(count.tiles == count.tiles_wanted for count in counts.values())
+    if accepted := results.manifest.get("accepted"):
+        print(
+            f"rows of {len(accepted) + 1} versions of the code, as accepted with --allow-other-code"
+        )
     now = "a run is writing" if results.running() else "no run is writing"
     print(f"cells {complete}/{len(counts)}, tiles {tiles}/{wanted} ({tiles / wanted:.0%}); {now}")
     return 0
@@ -129,7 +147,7 @@ def plot(arguments: argparse.Namespace) -> int:
     """Draws all cells."""
     from pathlib import Path
 
-    rows = _rows(arguments.directory)
+    rows = _rows(arguments.directory, arguments.cell)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -149,6 +167,29 @@ def plot(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def failures(arguments: argparse.Namespace) -> int:
+    """Lists failed replications."""
+    from jaxlsgd.analysis import failures as analysis
+    from jaxlsgd.study.store.reader import Results
+
+    results = Results(arguments.directory)
+    known = [cell for cell in results.cells() if (arguments.cell or "") in cell]
+    if not known:
+        cells = ", ".join(results.cells()[:10])
+        raise refusal(
+            "--cell", "be part of a cell's id", arguments.cell, f"; the cells are {cells}"
+        )
+    lines = [
+        f"{cell}  {one.method}  {one.cause.text}  "
+        f"{len(one.replications):,} of {rows.replications:,}: {analysis.ranges(one.replications)}"
+        for cell in known
+        if (rows := results.read(cell)) is not None
+        for one in analysis.failures(rows)
+    ]
+    print("\n".join(lines or ["no replication failed"]))
+    return 0
+
+
 def report(arguments: argparse.Namespace) -> int:
     """Writes the page of a study."""
     from pathlib import Path
@@ -162,13 +203,17 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(directory: str) -> list[CellRows]:
-    """The rows of every cell, with a note on stderr if some are missing."""
+def _rows(directory: str, part: str | None = None) -> list[CellRows]:
+    """The rows of every cell with this in its id, with a note on stderr if some are missing."""
     from jaxlsgd.study.store.codec import StoreError
     from jaxlsgd.study.store.reader import Results
 
     results = Results(directory)
-    rows = results.read_all()
+    chosen = [cell for cell in results.cells() if (part or "") in cell]
+    if not chosen:
+        cells = ", ".join(results.cells()[:10])
+        raise refusal("--cell", "be part of a cell's id", part, f"; the cells are {cells}")
+    rows = [found for cell in chosen if (found := results.read(cell)) is not None]
     if not rows:
         raise StoreError(f"{directory} has no finished tiles yet")
     short = [count for count in results.counts().values() if count.replications < count.wanted]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -22,20 +24,25 @@ if TYPE_CHECKING:
 
 Setting = tuple[Any, ...]  # problem and algorithm
 _TITLE_WIDTH = 46  # characters
+MOST_FIGURES = 24
+_MOST_SETTINGS = 8  # problems and algorithms on a page
+_log = logging.getLogger("jaxlsgd.report")
 
 
-def save_all(source: Any, directory: str | Path) -> list[Path]:
+def save_all(source: Any, directory: str | Path, most: int = MOST_FIGURES) -> list[Path]:
     """Draws what the rows have and saves every figure as PNG (200 dpi) and PDF.
 
     `coverage` and `length` by schedule, horizon and method; and for cells with more than one saved
     round `rounds_<problem>_<steps>`, coverage and length along the communication rounds, and
     `l2_error`. Algorithms other than Local SGD have panels and files of their own, with their name.
     Each of several levels has its own files. The first coordinate is drawn, as in the tables; what is
-    not known (coverage without a truth) is left out.
+    not known (coverage without a truth) is left out. Many problems are spread over several files
+    (`coverage`, `coverage_2`, …); what is beyond `most` figures is left out, with a warning.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
       directory: where to save; made if it is not there.
+      most: how many figures to draw.
 
     Returns:
       The files.
@@ -45,9 +52,12 @@ def save_all(source: Any, directory: str | Path) -> list[Path]:
         save_all(cells, "figures")
     """
     rows = [row for cell in cells_of(source) for row in first_coordinate(cell)]
-    paths: list[Path] = []
-    for name, figure in _figures(rows):
-        paths += drawing.save(figure, Path(directory) / name)
+    figures, paths = list(_figures(rows)), []
+    for name, draw in figures[:most]:
+        paths += drawing.save(draw(), Path(directory) / name)
+    if len(figures) > most:
+        left = f"the first {most} of {len(figures)} figures are drawn"
+        _log.warning("%s; plot fewer cells for the others (--cell PART)", left)
     return paths
 
 
@@ -57,23 +67,41 @@ def first_coordinate(cell: CellRows) -> list[Row]:
     return [row for row in rows if row["coordinate"] == cell.coordinates[row["method"]][0]]
 
 
-def _figures(rows: Sequence[Row]) -> Iterable[tuple[str, Figure]]:
-    last = [row for row in rows if row["save_round"] == row["num_rounds"]]
+def _figures(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[], Figure]]]:
+    """Names, and what draws them: those that compare first, so that they are among the first."""
     paths = _with_path(rows)
-    levels = list(dict.fromkeys(row["level"] for row in rows))
+    known = [row for row in paths if row["l2_error"] is not None]
+    yield from _by_schedule(rows)
+    for page, part in _pages("l2_error", known):
+        yield page, functools.partial(error_along_rounds, part)
+    levels = _unique(rows, "level")
     for level in levels:
         suffix = f"_{100 * level:g}" if len(levels) > 1 else ""
-        for measure in ("coverage", "length"):
-            known = [row for row in last if row["level"] == level and row[measure] is not None]
-            if known:
-                everyone = [row for row in last if row["level"] == level]
-                yield measure + suffix, by_schedule(known, measure, everyone)
         here = [row for row in paths if row["level"] == level]
         for key, group in _grouped(here, "problem", "algorithm", "num_steps").items():
-            yield _rounds_name(*key) + suffix, along_rounds(group)
-    known = [row for row in paths if row["l2_error"] is not None]
-    if known:
-        yield "l2_error", error_along_rounds(known)
+            yield _rounds_name(*key) + suffix, functools.partial(along_rounds, group)
+
+
+def _by_schedule(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[], Figure]]]:
+    last = [row for row in rows if row["save_round"] == row["num_rounds"]]
+    levels = _unique(rows, "level")
+    for level in levels:
+        suffix = f"_{100 * level:g}" if len(levels) > 1 else ""
+        here = [row for row in last if row["level"] == level]
+        for measure in ("coverage", "length"):
+            known = [row for row in here if row[measure] is not None]
+            for page, part in _pages(measure + suffix, known):
+                settings = _settings(part)
+                everyone = [r for r in here if (r["problem"], r["algorithm"]) in settings]
+                yield page, functools.partial(by_schedule, part, measure, everyone)
+
+
+def _pages(name: str, rows: Sequence[Row]) -> Iterable[tuple[str, list[Row]]]:
+    """Rows of a few problems and algorithms at a time, which is what fits on a page."""
+    groups = list(_settings(rows).values())
+    for page, first in enumerate(range(0, len(groups), _MOST_SETTINGS), start=1):
+        part = [row for group in groups[first : first + _MOST_SETTINGS] for row in group]
+        yield name if page == 1 else f"{name}_{page}", part
 
 
 def _rounds_name(problem: str, algorithm: str, steps: int) -> str:

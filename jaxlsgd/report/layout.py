@@ -67,7 +67,9 @@ def _pipe_line(line: list[str], widths: list[int], left: tuple[int, ...]) -> str
 
 
 def _escape_markdown(cell: str) -> str:
-    return re.sub(r"([|*])", r"\\\1", cell)
+    # Names come from files, and a page that is made of Markdown would take them for HTML.
+    safe = cell.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([|*])", r"\\\1", safe)
 
 
 def latex(table: Table) -> str:

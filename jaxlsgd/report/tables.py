@@ -208,8 +208,13 @@ def to_csv(records: Iterable[Row], columns: Sequence[str]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows({key: _inert(value) for key, value in row.items()} for row in records)
     return stream.getvalue()
+
+
+def _inert(value: Any) -> Any:
+    """Text that a spreadsheet would run as a formula, quoted as spreadsheets do."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
 def for_people(rows: Sequence[Row], measures: Sequence[str] | None = None) -> layout.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import io
 import json
@@ -250,11 +251,17 @@ def _arrays(content: bytes, methods: int) -> dict[str, np.ndarray]:
 
 def _array(raw: bytes) -> np.ndarray:
     """One array of plain numbers; unlike `numpy.load`, nothing is made room for on its say-so."""
-    file = io.BytesIO(raw)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("an array in another format")
-    shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
-    data = memoryview(raw)[file.tell() :]
+    length = 10 + int.from_bytes(raw[8:10], "little")
+    shape, by_column, dtype = _array_header(raw[:length])
+    data = memoryview(raw)[length:]
     if by_column or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError("an array that is not what it says")
     return np.frombuffer(data, dtype).reshape(shape)
+
+
+@functools.lru_cache(maxsize=256)  # few differ, and NumPy parses them as Python
+def _array_header(raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    file = io.BytesIO(raw)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("an array in another format")
+    return np.lib.format.read_array_header_1_0(file)
