@@ -32,6 +32,7 @@ class Job(NamedTuple):
     name: str
     slots: int  # 0 where it is no block
     lower: Callable[[int], Any]
+    group: str  # of methods
 
 
 def topology(target: str) -> Any:
@@ -151,13 +152,13 @@ def jobs(device: Any) -> Iterator[Job]:
         for group, chosen in methods().items():
             programs = Programs(kind, device, chosen)
             suffix = f" ({group})" if group else ""
-            yield Job(kind, f"start of a tile{suffix}", 0, programs.start)
+            yield Job(kind, f"start of a tile{suffix}", 0, programs.start, group)
             for slots in (*SLOTS, BLOCK_STEPS):
                 lower = functools.partial(programs.block, slots)
-                yield Job(kind, f"block, room for {slots} rounds{suffix}", slots, lower)
+                yield Job(kind, f"block, room for {slots} rounds{suffix}", slots, lower, group)
             for name in chosen:
                 lower = functools.partial(programs.measurement, name)
-                yield Job(kind, f"measurement: {name}", 0, lower)
+                yield Job(kind, f"measurement: {name}", 0, lower, group)
 
 
 def report(target: str, job: Job, replications: int) -> dict[str, Any]:
@@ -202,15 +203,15 @@ def _bytes(compiled: Any) -> int:
 
 def memory(target: str, job: Job) -> dict[str, Any]:
     """Memory as a line in R, against the prediction, and the R that fills the device."""
-    from jaxlsgd import plug_in, problems, random_scaling
-    from jaxlsgd.engine import cost as memory
+    from jaxlsgd import problems
+    from jaxlsgd.engine import cost
 
     sizes = [_bytes(job.lower(R).compile()) for R in WIDTHS]
     each = (sizes[1] - sizes[0]) / (WIDTHS[1] - WIDTHS[0])
     fixed = sizes[0] - each * WIDTHS[0]
     problem = getattr(problems, job.problem)(DIM, CLIENTS)
-    methods = (random_scaling(), plug_in())
-    predicted = memory.replication_bytes(problem, methods, sublanes=SUBLANES[target])
+    chosen = tuple(methods()[job.group].values())
+    predicted = cost.replication_bytes(problem, chosen, sublanes=SUBLANES[target])
     return {
         "problem": job.problem,
         "program": job.name,
