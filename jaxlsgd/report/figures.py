@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Setting = tuple[Any, ...]  # problem and algorithm
 _TITLE_WIDTH = 46  # characters
-MOST_FIGURES = 24
-_MOST_SETTINGS = 8  # problems and algorithms on a page
+MOST_FIGURES = 16
+_MOST_SETTINGS = 6  # problems and algorithms on a page
 _log = logging.getLogger("jaxlsgd.report")
 
 
@@ -71,9 +71,12 @@ def _figures(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[], Figure]]]:
     """Names, and what draws them: those that compare first, so that they are among the first."""
     paths = _with_path(rows)
     known = [row for row in paths if row["l2_error"] is not None]
-    yield from _by_schedule(rows)
-    for page, part in _pages("l2_error", known):
-        yield page, functools.partial(error_along_rounds, part)
+    errors = (
+        (page, name, functools.partial(error_along_rounds, part))
+        for page, name, part in _pages("l2_error", known)
+    )
+    compared = sorted([*_by_schedule(rows), *errors], key=lambda figure: figure[0])
+    yield from ((name, draw) for _, name, draw in compared)
     levels = _unique(rows, "level")
     for level in levels:
         suffix = f"_{100 * level:g}" if len(levels) > 1 else ""
@@ -82,7 +85,7 @@ def _figures(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[], Figure]]]:
             yield _rounds_name(*key) + suffix, functools.partial(along_rounds, group)
 
 
-def _by_schedule(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[], Figure]]]:
+def _by_schedule(rows: Sequence[Row]) -> Iterable[tuple[int, str, Callable[[], Figure]]]:
     last = [row for row in rows if row["save_round"] == row["num_rounds"]]
     levels = _unique(rows, "level")
     for level in levels:
@@ -90,18 +93,18 @@ def _by_schedule(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[], Figure
         here = [row for row in last if row["level"] == level]
         for measure in ("coverage", "length"):
             known = [row for row in here if row[measure] is not None]
-            for page, part in _pages(measure + suffix, known):
+            for page, name, part in _pages(measure + suffix, known):
                 settings = _settings(part)
                 everyone = [r for r in here if (r["problem"], r["algorithm"]) in settings]
-                yield page, functools.partial(by_schedule, part, measure, everyone)
+                yield page, name, functools.partial(by_schedule, part, measure, everyone)
 
 
-def _pages(name: str, rows: Sequence[Row]) -> Iterable[tuple[str, list[Row]]]:
+def _pages(name: str, rows: Sequence[Row]) -> Iterable[tuple[int, str, list[Row]]]:
     """Rows of a few problems and algorithms at a time, which is what fits on a page."""
     groups = list(_settings(rows).values())
     for page, first in enumerate(range(0, len(groups), _MOST_SETTINGS), start=1):
         part = [row for group in groups[first : first + _MOST_SETTINGS] for row in group]
-        yield name if page == 1 else f"{name}_{page}", part
+        yield page, name if page == 1 else f"{name}_{page}", part
 
 
 def _rounds_name(problem: str, algorithm: str, steps: int) -> str:
