@@ -177,5 +177,6 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
     with matplotlib().rc_context(STYLE):
         figure.savefig(paths[0])
+        figure.set_layout_engine("none")  # laid out once, which takes as long as drawing
         figure.savefig(paths[1], metadata={"CreationDate": None})
     return paths

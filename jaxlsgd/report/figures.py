@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Setting = tuple[Any, ...]  # problem and algorithm
 _TITLE_WIDTH = 46  # characters
-MOST_FIGURES = 16
+MOST_FIGURES = 12
 _MOST_SETTINGS = 6  # problems and algorithms on a page
 _log = logging.getLogger("jaxlsgd.report")
 
@@ -217,14 +217,15 @@ def _draw_points(
 ) -> None:
     horizons = sorted(horizons)
     look, width = drawing.looks(schedules), 0.7 / len(schedules)
-    for row in rows:
-        shift = (schedules.index(row["schedule"]) - (len(schedules) - 1) / 2) * width
-        style = look[row["schedule"]]._asdict()
-        y, below, above = _point(row, measure)
-        x = horizons.index(row["num_steps"]) + shift
-        axis.errorbar([x], [y], yerr=[[below], [above]], linestyle="none", elinewidth=1.1, **style)
-        if measure == "coverage" and row["n_failed"]:
-            drawing.hollow(axis, x, 100 * row["coverage_all"], **style)
+    for (schedule,), group in _grouped(rows, "schedule").items():
+        shift = (schedules.index(schedule) - (len(schedules) - 1) / 2) * width
+        style = look[schedule]._asdict()
+        y, *bars = zip(*(_point(row, measure) for row in group), strict=True)
+        x = [horizons.index(row["num_steps"]) + shift for row in group]
+        axis.errorbar(x, y, yerr=bars, linestyle="none", elinewidth=1.1, **style)
+        for at, row in zip(x, group, strict=True):
+            if measure == "coverage" and row["n_failed"]:
+                drawing.hollow(axis, at, 100 * row["coverage_all"], **style)
     axis.set_xticks(range(len(horizons)), [f"{steps:,}" for steps in horizons])
     axis.set_xlim(-0.5, len(horizons) - 0.5)
     axis.tick_params(axis="x", length=0)
