@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import scipy.special
-import scipy.stats
 from numpy.typing import NDArray
 
 from jaxlsgd.core.rows import CellRows
@@ -128,7 +127,7 @@ def trusted(expected: FloatArray, levels: Any) -> NDArray[np.bool_]:
 
 
 def _z(level: float) -> float:
-    return float(scipy.stats.norm.isf((1 - level) / 2))
+    return float(-scipy.special.ndtri((1 - level) / 2))
 
 
 __all__ = ["DOUBT", "Verdict", "expected_coverage", "trusted", "verdicts"]
