@@ -151,7 +151,7 @@ def test_ten_lines(tmp_path) -> None:
     told = python(tmp_path, section("Ten lines"))
     assert "gamma_m must never increase" in told  # plan.check()
     assert "Local SGD on logistic: 10 clients, schedule P(1/2)" in told
-    assert "random_scaling[finite_horizon]" in told
+    assert "one_step" in told
     assert "1000/1000" in told
 
 

@@ -134,9 +134,9 @@ def test_table4_end_to_end(tmp_path, capsys):
     assert run("table4", *arguments) == 0
     rows = read(tmp_path / "table4.csv")
     assert tuple(rows[0]) == experiments.COLUMNS
-    assert [int(row["num_steps"]) for row in rows] == [60, 60, 120, 120] * 3
+    assert [int(row["num_steps"]) for row in rows] == [60, 60, 120, 120] * 4
     assert {row["model"] for row in rows} == {"logistic"}
-    assert {row["critical"] for row in rows} == {"normal", "paper"}
+    assert {row["critical"] for row in rows} == {"normal", "paper", "student"}
     assert {row["n_ok"] for row in rows} == {"24"}
     assert all(0 <= float(row["coverage"]) <= 1 for row in rows)
     assert all(row["paper_length"] == "" for row in rows), "the paper has no such horizon"
@@ -290,9 +290,7 @@ def test_ctrl_c_leaves_what_is_committed(tmp_path, capsys, monkeypatch):
     assert run("table1", "--out", tmp_path) == 0
     assert run("table3", *SMALL, "--out", tmp_path) == 3
     assert signal.getsignal(signal.SIGINT) is handler
-    assert re.search(
-        r"partial: \d+ tiles .* the same command again goes on", capsys.readouterr().out
-    )
+    assert re.search(r"partial: \d+ tiles .* the same command resumes", capsys.readouterr().out)
     left = tiles(tmp_path / "study-tables")
     assert 0 < len(left) < 24
     assert not (tmp_path / "table3.md").exists()
