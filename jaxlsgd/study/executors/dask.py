@@ -30,7 +30,6 @@ RECONNECT = 60.0  # seconds in which a lost one may come back
 _FETCH = 60.0  # seconds in which the result of a finished job must arrive
 _TICK = 0.05  # seconds between looks while nothing is finished
 _LOOK = 5.0  # seconds between counts of the workers
-_TRIES = 2  # of a tile alone whose worker dies, each with Dask's own retries
 _AHEAD = 3  # jobs per thread that are handed to Dask, so that no thread waits for us
 _LEAST = 16  # jobs in any case, so that a cluster that grows with demand sees some
 
@@ -186,11 +185,11 @@ class Dask:
 
 
 class _Flight(NamedTuple):
-    """A job in flight."""
+    """A job in flight, and whether it is the only one."""
 
     job: Job
     future: Any
-    tries: int
+    alone: bool = False
 
 
 class _Fleet:
@@ -207,7 +206,8 @@ class _Fleet:
 
         self.client, self.expected, self.jobs, self.say = client, expected, jobs, say
         self.flying: dict[str, _Flight] = {}
-        self.again: collections.deque[tuple[Job, int]] = collections.deque()
+        self.again: collections.deque[Job] = collections.deque()
+        self.suspects: collections.deque[Job] = collections.deque()
         self.done = as_completed(loop=client.loop)
         self.exhausted = self.draining = self.broken = self.lost = False
         self._counted = -_LOOK
@@ -216,20 +216,22 @@ class _Fleet:
     @property
     def ended(self) -> bool:
         """Whether nothing is left to wait for."""
-        idle = not self.flying and not self.again
+        idle = not (self.flying or self.again or self.suspects)
         return self.broken or (idle and (self.exhausted or self.draining))
 
     def fill(self) -> None:
-        """Hands jobs to Dask, up to a few for each thread."""
+        """Hands jobs to Dask, up to a few for each thread, and at the end suspects one by one."""
         if not self._connection():
             return
         self._count()
         while len(self.flying) < max(_LEAST, _AHEAD * self._threads):
-            job, tries = self.again.popleft() if self.again else (next(self.jobs, None), 1)
+            job = self.again.popleft() if self.again else next(self.jobs, None)
             if job is None:
                 self.exhausted = True
-                return
-            self._submit(job, tries)
+                break
+            self._submit(job)
+        if self.suspects and not self.flying:
+            self._submit(self.suspects.popleft(), alone=True)
 
     def _connection(self) -> bool:
         """Whether there is a scheduler; says when it is lost, back, or gone."""
@@ -250,10 +252,10 @@ class _Fleet:
         if before and not self._threads:
             self.say("no worker is left; waiting for one")
 
-    def _submit(self, job: Job, tries: int) -> None:
+    def _submit(self, job: Job, alone: bool = False) -> None:
         packed = worker.pack([tile.cell for tile in job], job[0].first)
         future = self.client.submit(worker.work, packed, self.expected, pure=False, retries=0)
-        self.flying[future.key] = _Flight(job, future, tries)
+        self.flying[future.key] = _Flight(job, future, alone)
         self.done.add(future)
 
     def collect(self) -> list[Event]:
@@ -271,7 +273,7 @@ class _Fleet:
         except (OSError, TimeoutError, concurrent.futures.CancelledError):
             # The scheduler is lost, and with it what it knew of the job.
             if not self.draining:
-                self.again.append((flight.job, flight.tries))
+                self.again.append(flight.job)
             return []
         except Exception as error:
             return self._failed(flight, error)
@@ -292,10 +294,10 @@ class _Fleet:
         if self.draining:
             return [Failed(tile, Dropped()) for tile in flight.job]
         if len(flight.job) > 1:
-            self.again.extend(((tile,), 1) for tile in flight.job)
-        elif isinstance(error, KilledWorker) and flight.tries < _TRIES:
-            # It may have died for its neighbour in the same worker.
-            self.again.append((flight.job, flight.tries + 1))
+            self.again.extend((tile,) for tile in flight.job)
+        elif isinstance(error, KilledWorker) and not flight.alone:
+            # Dask blames all tasks of a worker that died; only alone is it clear which one it was.
+            self.suspects.append(flight.job)
         else:
             return [Failed(tile, error) for tile in flight.job]
         return []
@@ -306,6 +308,7 @@ class _Fleet:
             return
         self.draining = True
         self.again.clear()
+        self.suspects.clear()
         futures = {key: flight.future for key, flight in self.flying.items()}
         begun: set[str] = set()
         with contextlib.suppress(OSError):
