@@ -311,7 +311,8 @@ def test_progress_rises_to_one():
 def small(num_steps: int, name: str = "C1", gamma0: float = 0.5, **changes: Any):
     case = problems.linear(2, 2, **changes)
     run_plan = paper_plan(name, gamma0, num_steps=num_steps)
-    return simulate(key(), case, run_plan, replications=4, tile_size=4, devices=device())
+    how = {"replications": 4, "tile_size": 4, "devices": device(), "methods": METHODS}
+    return simulate(key(), case, run_plan, **how)
 
 
 def test_schedules_horizons_and_steps_share_programs():
@@ -398,7 +399,8 @@ def test_an_accident_in_one_replication_leaves_the_others_alone():
             clients=np.full(2, size),
         )
         run_plan = paper_plan("C5", num_steps=100)
-        return simulate(key(), case, run_plan, replications=16, tile_size=16, devices=device())
+        how = {"replications": 16, "tile_size": 16, "devices": device(), "methods": METHODS}
+        return simulate(key(), case, run_plan, **how)
 
     calm, wild = run(0.0), run(1e30)
     uniforms = numpy_draws(key(), range(16), 101, range(2), Draws(1, 1)).uniform

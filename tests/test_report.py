@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pandas
 import pytest
-from report_helpers import METHODS, fake_cell
+import xarray
+from report_helpers import fake_cell
 
 from jaxlsgd.analysis import measures
-from jaxlsgd.report import drawing, figures, layout, tables
+from jaxlsgd.core.causes import Cause
+from jaxlsgd.report import drawing, export, figures, layout, tables
+from jaxlsgd.report.selection import Selection
+
+X1 = Selection(coordinate="x[1]")
 
 
 @pytest.fixture
@@ -70,11 +77,13 @@ def test_tables_for_people_show_errors_counts_and_failures(cells):
     text = tables.render(cells)
     title = "problem linear, steps 1,000, rounds 100, level 0.95, coordinate x[0]\n"
     assert text.startswith(title)
-    assert "coverage, all runs %" in text and "SE bias %" in text
+    assert "all runs %" in text and "SE bias" in text
     header, _, first, *_, last = text.splitlines()[2:7]
-    assert header.split()[-3:] == ["completed", "failed", "why"]
-    assert first.split()[-3:] == ["40", "0", "-"]
-    assert last.split()[-5:] == ["38", "2", "2", "not", "finite"]
+    assert header.split()[-2:] == ["completed", "failed"]
+    assert first.split()[-2:] == ["40", "0"]
+    assert last.split()[-2:] == ["38", "2"]
+    assert "Why runs failed: see jaxlsgd failures." in text
+    assert tables.render(cells, "markdown").count(" 2 not finite |") == 2
     assert len({len(line) for line in text.splitlines()[2:7]}) == 1
     row = measures.summarise(cells[0], last_only=True)[0]
     assert f"{100 * row['coverage']:.1f} ({100 * row['coverage_mcse']:.1f})" in first
@@ -104,26 +113,36 @@ def test_notes_explain_what_is_shown(cells):
 
 
 def test_measures_and_coordinates_can_be_chosen(cells):
-    text = tables.render(cells, coordinate="all", measures=["length_sd", "acf"])
+    text = tables.render(
+        cells, selection=Selection(coordinate="all"), measures=["length_sd", "acf"]
+    )
     assert "length SD" in text
     assert "coverage" not in text
     assert text.count("x[1]") == 4
     record = next(csv.DictReader(io.StringIO(tables.render(cells, "csv", measures=["rmse"]))))
     assert list(record) == [*measures.IDENTITY, *measures.COUNTS, "rmse", "rmse_mcse"]
-    assert len(json.loads(tables.render(cells, "json", coordinate="x[1]"))) == 12
+    assert len(json.loads(tables.render(cells, "json", selection=X1))) == 12
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"format": "markdwn"}, "format: must be one of .* did you mean 'markdown'"),
-        ({"measures": ["converage"]}, "measures: .* did you mean 'coverage'"),
+        ({"measures": ["converage"]}, "measure: .* did you mean 'coverage'"),
+        ({"sort": "lenght"}, "sort: .* did you mean 'length'"),
         ({"coordinate": "x[9]"}, r"coordinate: must be one of x\[0\], x\[1\], got 'x\[9\]'"),
+        ({"methods": ["plugin"]}, "method: .* did you mean 'plug_in'"),
+        ({"schedules": ["P(1/3)"]}, r"schedule: .* did you mean 'P\(1/2\)'"),
+        ({"problems": ["linaer"]}, "problem: must be one of linear, .* did you mean 'linear'"),
+        ({"levels": [0.9]}, "level: must be one of 0.95, got 0.9"),
     ],
 )
 def test_bad_arguments_are_refused(cells, arguments, message):
+    fields = {field.name for field in dataclasses.fields(Selection)}
+    chosen = {key: value for key, value in arguments.items() if key in fields}
+    rest = {key: value for key, value in arguments.items() if key not in fields}
     with pytest.raises(ValueError, match=message):
-        tables.render(cells, **arguments)
+        tables.render(cells, selection=Selection(**chosen), **rest)
 
 
 def test_something_else_than_rows_is_refused():
@@ -168,35 +187,105 @@ def test_unknown_truth_is_empty_and_not_wrong():
 
 def test_differences_are_rendered(cells):
     text = tables.render_differences(cells)
-    assert "reference schedule C1, reference method plug_in" in text
-    assert len(text.splitlines()) == 11
-    records = json.loads(tables.render_differences(cells, "json", coordinate="x[1]"))
+    assert "reference schedule C1, reference method\n  plug_in" in text
+    assert len(text.splitlines()) == 12
+    records = json.loads(tables.render_differences(cells, "json", selection=X1))
     assert {record["n_pairs"] for record in records} == {38, 40}
 
 
-@pytest.mark.parametrize("call", [tables.to_parquet, tables.to_xarray])
-def test_extras_say_what_to_install(cells, call, monkeypatch, tmp_path):
+def test_rows_are_chosen_and_sorted(cells):
+    cells = [*cells, fake_cell("C1", problem="other", levels=(0.9, 0.95), seed=2)]
+    wanted = Selection(problems=["linear", "other"], methods=["plug_in"], levels=[0.95])
+    found = json.loads(
+        tables.render(cells, "json", selection=wanted, sort="length", descending=True)
+    )
+    rows = [row for row in summaries(cells) if row["method"] == "plug_in" and row["level"] == 0.95]
+    assert [x["length"] for x in found] == sorted((r["length"] for r in rows), reverse=True)
+    one = tables.render(cells, selection=Selection(schedules=["P(1/2)"], methods=["plug_in"]))
+    assert one.startswith(
+        "problem linear, schedule P(1/2), steps 1,000, rounds 100, method plug_in"
+    )
+    unknown = json.loads(tables.render([fake_cell(truth=None), cells[0]], "json", sort="coverage"))
+    assert [x["coverage"] is None for x in unknown] == [False] * 12 + [True] * 4  # those come last
+    chosen = Selection(schedules=["P(1/2)"], problems=["linear"], methods=["plug_in"])
+    text = tables.render_differences(cells, selection=chosen, sort="length_ratio")
+    assert text.count("\nP(1/2)") + text.count("schedule P(1/2)") == 1
+    assert "reference\n  schedule C1" in text
+
+
+def test_text_fits_a_terminal_and_says_what_it_left_out(cells):
+    wide = [
+        fake_cell(schedule, problem=problem, levels=(0.9, 0.95), num_steps=steps, diverged=2)
+        for schedule in ("C1", "P(1/2)")
+        for problem in ("paper-linear", "paper-logistic")
+        for steps in (5000, 40000)
+    ]
+    for rows in (cells, wide):
+        text = tables.render(rows)
+        assert max(map(len, text.splitlines())) <= layout.WIDTH
+        assert "Left out, to be narrow: RMSE" in text
+    asked = tables.render(wide, measures=tables.SHOWN)
+    assert "RMSE" in asked.splitlines()[2] and "Left out" not in asked
+    assert "Left out" not in tables.render(wide, "markdown")
+    alone = Selection(schedules=["C1"], methods=["plug_in"])
+    assert "Left out" not in tables.render(cells, selection=alone)
+
+
+@pytest.mark.parametrize("format", ["parquet", "netcdf"])
+def test_extras_say_what_to_install(cells, format, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "xarray", None)
-    arguments = (cells, tmp_path / "x") if call is tables.to_parquet else (cells[0],)
     with pytest.raises(ImportError, match=r"pip install 'jaxlsgd\[tables\]'"):
-        call(*arguments)
+        export.write(cells, tmp_path / "x", format)
+    assert not list(tmp_path.iterdir())
 
 
-def test_xarray_keeps_replications(cells):
-    found = tables.to_xarray(cells[0])
-    assert dict(found.sizes)["replication"] == 40
-    assert list(found["method"].values) == list(METHODS)
-    assert found.attrs["algorithm"] == "local_sgd"
+def test_exports_hold_every_replication(cells, tmp_path):
+    """Against loops over the arrays themselves."""
+    other = fake_cell("C5", levels=(0.9, 0.95), replications=7, truth=None, seed=5)
+    cells = [*cells, other]
+    frame = pandas.read_parquet(export.write(cells, tmp_path / "x.parquet", "parquet"))
+    assert list(frame.columns) == list(export.COLUMNS)
+    assert len(frame) == sum(
+        rows.half_width.size for cell in cells for rows in cell.methods.values()
+    )
+    read = pandas.read_csv(export.write(cells, tmp_path / "x.csv", "csv"))
+    pandas.testing.assert_frame_equal(read, frame, check_dtype=False, check_exact=True)
+    file = export.write(cells, tmp_path / "x.nc", "netcdf")
+    for arrays in (xarray.load_dataset(file), export.to_xarray(cells)):
+        for i, cell in enumerate(cells):
+            place = frame[(frame.schedule == cell.schedule) & (frame.coordinate == "x[1]")]
+            for name, rows in cell.methods.items():
+                here = arrays.isel(cell=i).sel({"method": name, "coordinate": "x[1]"})
+                assert here.schedule == cell.schedule
+                lines = place[(place.method == name) & (place.save_round == cell.save_at[-1])]
+                for j, level in enumerate(cell.levels):
+                    n, save = cell.replications, len(cell.save_at) - 1
+                    right = rows.half_width[save, j, :, 1]
+                    found = here.half_width.isel(save=save).sel(level=level).values
+                    np.testing.assert_array_equal(found[:n], right)
+                    assert np.isnan(found[n:]).all()
+                    at = lines[lines.level == level].sort_values("replication")
+                    np.testing.assert_array_equal(at.half_width, right)
+                    np.testing.assert_array_equal(at.estimate, rows.estimate[save, :, 1])
+                    causes = [Cause(c).text for c in rows.cause[save]]
+                    assert at.cause.tolist() == causes
+    assert frame[frame.schedule == "C5"].truth.isna().all()
 
 
-def test_parquet_holds_the_summary(cells, tmp_path):
-    path = tables.to_parquet(cells, tmp_path / "study.parquet")
-    found, rows = pandas.read_parquet(path), summaries(cells)
-    assert len(found) == len(rows)
-    assert found["coverage"].tolist() == [row["coverage"] for row in rows]
-    again = pandas.read_csv(io.StringIO(tables.render(cells, "csv")))
-    pandas.testing.assert_frame_equal(again, found, check_dtype=False)
+def test_an_export_is_whole_and_replaces_nothing_unasked(cells, tmp_path, monkeypatch):
+    path = tmp_path / "rows.csv"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        export.write(cells, path, "csv")
+    assert path.read_text() == "mine"
+    monkeypatch.setattr(export, "blocks", lambda cell: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export.write(cells, path, "csv", force=True)
+    assert path.read_text() == "mine" and list(tmp_path.iterdir()) == [path]
+    monkeypatch.undo()
+    export.write(cells, path, "csv", force=True)
+    assert path.read_text().startswith("problem,algorithm,")
 
 
 @pytest.mark.parametrize(

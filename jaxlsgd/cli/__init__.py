@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import jaxlsgd
-from jaxlsgd.cli import results, studies, values
+from jaxlsgd.cli import numbers, results, studies, values
 from jaxlsgd.core.text import printable
 
 USAGE = 2
+_GROUPS = (studies, results, numbers, values)
 _EPILOG = """\
 a first study:
   jaxlsgd init study.toml               write a commented study file to edit
@@ -53,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     version = f"jaxlsgd {jaxlsgd.__version__}"
     parser.add_argument("--version", action="version", version=version)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for group in (studies, results, values):
+    for group in _GROUPS:
         group.add_verbs(verbs)
     return parser
 
@@ -91,7 +92,7 @@ def _run(arguments: list[str]) -> int:
 
 def _check_verb(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Refuses an unknown verb and suggests the nearest known one instead of listing them all."""
-    known = [*studies.VERBS, *results.VERBS, *values.VERBS]
+    known = [verb for group in _GROUPS for verb in group.VERBS]
     if not arguments:
         parser.error("a verb is needed")
     verb = arguments[0]

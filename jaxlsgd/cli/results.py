@@ -1,20 +1,19 @@
-"""Verbs on results: status, table, plot, report, failures, replay."""
+"""Verbs on results: status, plot, report, replay."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import add_import, add_verb, load_imports
+from jaxlsgd.cli.numbers import read_rows
 from jaxlsgd.core.checks import refusal
 
 if TYPE_CHECKING:
     from jaxlsgd.core.rows import CellRows
     from jaxlsgd.study.store.reader import Results
 
-VERBS = ("status", "table", "plot", "report", "failures", "replay")
-FORMATS = ("text", "markdown", "csv", "latex", "json")
+VERBS = ("status", "plot", "report", "replay")
 FIGURES = ("coverage", "tradeoff")
 
 
@@ -28,19 +27,9 @@ def add_verbs(verbs: Any) -> None:
         "jaxlsgd status results",
     )
     parser.add_argument("directory", metavar="DIR")
-    _add_table(verbs)
     _add_plot(verbs)
     _add_report(verbs)
-    _add_failures(verbs)
     _add_replay(verbs)
-
-
-def _add_table(verbs: Any) -> None:
-    text = "print coverage and length with their standard errors, also of an unfinished study"
-    examples = "jaxlsgd table results\njaxlsgd table results --format latex > table.tex"
-    parser = add_verb(verbs, "table", table, text, examples)
-    parser.add_argument("directory", metavar="DIR")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
 
 
 def _add_plot(verbs: Any) -> None:
@@ -63,18 +52,6 @@ def _add_plot(verbs: Any) -> None:
         default="column",
         help="of --figure (default: column)",
     )
-
-
-def _add_failures(verbs: Any) -> None:
-    text = (
-        "list the replications that failed, with cause and number\n\n"
-        "One line per cell, method and cause, at the last round. 'jaxlsgd replay' shows the path of a\n"
-        "replication. A failed replication counts as an outcome: it is never drawn again."
-    )
-    examples = "jaxlsgd failures results\njaxlsgd failures results --cell linear-c5"
-    parser = add_verb(verbs, "failures", failures, text, examples)
-    parser.add_argument("directory", metavar="DIR")
-    parser.add_argument("--cell", metavar="PART", help="only cells with this in their id")
 
 
 def _add_report(verbs: Any) -> None:
@@ -134,20 +111,11 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def table(arguments: argparse.Namespace) -> int:
-    """Prints a table of all cells."""
-    from jaxlsgd.report import tables
-
-    rows = _rows(arguments.directory)
-    sys.stdout.write(tables.render(rows, format=arguments.format).rstrip("\n") + "\n")
-    return 0
-
-
 def plot(arguments: argparse.Namespace) -> int:
     """Draws all cells."""
     from pathlib import Path
 
-    rows = _rows(arguments.directory, arguments.cell)
+    rows = read_rows(arguments.directory, arguments.cell)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -167,29 +135,6 @@ def plot(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def failures(arguments: argparse.Namespace) -> int:
-    """Lists failed replications."""
-    from jaxlsgd.analysis import failures as analysis
-    from jaxlsgd.study.store.reader import Results
-
-    results = Results(arguments.directory)
-    known = [cell for cell in results.cells() if (arguments.cell or "") in cell]
-    if not known:
-        cells = ", ".join(results.cells()[:10])
-        raise refusal(
-            "--cell", "be part of a cell's id", arguments.cell, f"; the cells are {cells}"
-        )
-    lines = [
-        f"{cell}  {one.method}  {one.cause.text}  "
-        f"{len(one.replications):,} of {rows.replications:,}: {analysis.ranges(one.replications)}"
-        for cell in known
-        if (rows := results.read(cell)) is not None
-        for one in analysis.failures(rows)
-    ]
-    print("\n".join(lines or ["no replication failed"]))
-    return 0
-
-
 def report(arguments: argparse.Namespace) -> int:
     """Writes the page of a study."""
     from pathlib import Path
@@ -201,29 +146,6 @@ def report(arguments: argparse.Namespace) -> int:
     other = Results(arguments.other) if arguments.other else None
     print(page.write(Results(arguments.directory), out, other))
     return 0
-
-
-def _rows(directory: str, part: str | None = None) -> list[CellRows]:
-    """The rows of every cell with this in its id, with a note on stderr if some are missing."""
-    from jaxlsgd.study.store.codec import StoreError
-    from jaxlsgd.study.store.reader import Results
-
-    results = Results(directory)
-    chosen = [cell for cell in results.cells() if (part or "") in cell]
-    if not chosen:
-        cells = ", ".join(results.cells()[:10])
-        raise refusal("--cell", "be part of a cell's id", part, f"; the cells are {cells}")
-    rows = [found for cell in chosen if (found := results.read(cell)) is not None]
-    if not rows:
-        raise StoreError(f"{directory} has no finished tiles yet")
-    short = [count for count in results.counts().values() if count.replications < count.wanted]
-    if short:
-        fewest = min(count.replications for count in short)
-        sys.stderr.write(
-            f"jaxlsgd: partial: {len(short)} of {len(results.cells())} cells have fewer than "
-            f"{short[0].wanted:,} replications (fewest: {fewest:,})\n"
-        )
-    return rows
 
 
 def replay(arguments: argparse.Namespace) -> int:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 from jaxlsgd.core.lazy import attach
 
 _WHERE = {
+    "comparison": "jaxlsgd.report.comparison:",
     "diagnostics": "jaxlsgd.report.diagnostics:",
     "drawing": "jaxlsgd.report.drawing:",
+    "export": "jaxlsgd.report.export:",
     "figures": "jaxlsgd.report.figures:",
     "layout": "jaxlsgd.report.layout:",
     "page": "jaxlsgd.report.page:",
     "paper": "jaxlsgd.report.paper:",
     "publication": "jaxlsgd.report.publication:",
+    "selection": "jaxlsgd.report.selection:",
     "tables": "jaxlsgd.report.tables:",
 }
 __getattr__, __dir__ = attach(__name__, _WHERE)
@@ -21,12 +24,15 @@ __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
     from jaxlsgd.report import (
+        comparison,
         diagnostics,
         drawing,
+        export,
         figures,
         layout,
         page,
         paper,
         publication,
+        selection,
         tables,
     )

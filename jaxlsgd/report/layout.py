@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxlsgd.core.text import align
 
-_WIDTH = 100  # of notes as text
+WIDTH = 100  # of text
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -36,11 +36,19 @@ class Table(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def width(table: Table) -> int:
+    """Characters of the lines of a table as text."""
+    columns = zip(table.header, *table.lines, strict=True)
+    return sum(max(map(len, column)) for column in columns) + 2 * (len(table.header) - 1)
+
+
 def text(table: Table) -> str:
     """Aligned columns under a title, with the notes below."""
     body = align([table.header, *table.lines], table.left)
-    parts = ([table.title, ""] if table.title else []) + [body]
-    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in table.notes]
+    title, *notes = (
+        textwrap.fill(part, WIDTH, subsequent_indent="  ") for part in (table.title, *table.notes)
+    )
+    parts = ([title, ""] if title else []) + [body]
     return "\n".join(parts + (["", *notes] if notes else [])) + "\n"
 
 

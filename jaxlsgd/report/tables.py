@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import importlib
+import dataclasses
 import io
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from jaxlsgd.analysis import failures
@@ -29,9 +28,14 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.core.text import error_decimals, percent, with_error
 from jaxlsgd.report import layout
+from jaxlsgd.report.selection import ALL, Selection, sort_rows
 
 FORMATS = ("text", "markdown", "csv", "latex", "json")
 SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
+EVERYTHING = Selection()
+# What a text does without so as to be narrow, in this order, and what it is cut into parts by.
+_SPARED = ("rmse", "bias", "model_se_error", "num_rounds", "why", "n_floored")
+_PARTED = ("problem", "algorithm", "level", "num_steps", "schedule")
 _LAYOUTS = {"text": layout.text, "markdown": layout.markdown, "latex": layout.latex}
 _SHARES = (
     "coverage",
@@ -44,6 +48,7 @@ _PERCENT = (*_SHARES, "expected_coverage", "model_se_error")
 _HEADINGS = {
     "num_steps": "steps",
     "num_rounds": "rounds",
+    "bias": "bias",
     "save_round": "at round",
     "save_steps": "at step",
     "empirical_se": "empirical SE",
@@ -51,7 +56,7 @@ _HEADINGS = {
     "model_se_error": "SE bias %",
     "rmse": "RMSE",
     "coverage": "coverage %",
-    "coverage_all": "coverage, all runs %",
+    "coverage_all": "all runs %",
     "coverage_bias_eliminated": "bias-eliminated coverage %",
     "length_sd": "length SD",
     "l2_error": "L2 error",
@@ -65,6 +70,9 @@ _HEADINGS = {
     "reference_schedule": "reference schedule",
     "reference_method": "reference method",
     "n_pairs": "pairs",
+    "here": "here %",
+    "there": "there %",
+    "apart": "SEs apart",
 }
 _COMPARED = ("coverage_difference", "length_difference", "length_ratio")
 _COMPARED_WHERE = ("problem", "algorithm", "num_steps", "level", "coordinate", "schedule", "method")
@@ -98,44 +106,64 @@ def render(
     source: Any,
     format: str = "text",
     *,
-    coordinate: str | None = None,
+    selection: Selection = EVERYTHING,
     measures: Sequence[str] | None = None,
+    sort: str | None = None,
+    descending: bool = False,
 ) -> str:
     """A study's measures as a table.
 
     Text, Markdown and LaTeX are for people: the last saved round, the first coordinate, the usual
     measures as `value (standard error)`, and counts. The algorithm is named where it is not Local
     SGD. Where runs failed, coverage with failures as misses is added, and why they failed. A coverage
-    whose standard error is 0 has its 95 % Wilson interval in brackets instead. CSV and JSON are for
+    whose standard error is 0 has its 95 % Wilson interval in brackets instead. Text leaves measures out
+    until it fits 100 columns, and says which, unless they are asked for, and comes in parts where that is
+    not enough. CSV and JSON are for
     programs: every saved round, coordinate and measure in plain columns, a missing number as an empty
     field or null.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
       format: "text", "markdown", "latex", "csv" or "json".
-      coordinate: name of the coordinate, or "all"; None as above.
+      selection: problems, schedules, methods, levels and coordinate to show.
       measures: names out of `jaxlsgd.analysis.measures.MEASURES`; None as above.
+      sort: column to sort by; the order of the study if None.
+      descending: whether the largest is first.
 
     Returns:
       The table.
 
     Example::
 
-        print(render(cells))
+        print(render(cells, selection=Selection(methods=["one_step"]), sort="coverage"))
         pandas.read_csv(io.StringIO(render(cells, "csv")))
     """
     checks.choice("format", format, FORMATS)
     for name in measures or ():
-        checks.choice("measures", name, MEASURES)
+        checks.choice("measure", name, MEASURES)
     people = format in _LAYOUTS
     cells = cells_of(source)
-    chosen = coordinate or (None if people else "all")
-    rows = [row for cell in cells for row in _selected(cell, chosen, people)]
-    if coordinate not in (None, "all") and cells and not rows:
-        checks.choice("coordinate", coordinate, _coordinates(cells))
+    selection.check(cells)
+    chosen = _for_format(selection, people)
+    rows = [
+        row
+        for cell in chosen.cells(cells)
+        for row in measures_lib.summarise(cell, last_only=people)
+        if chosen.keeps(row, cell.coordinates[row["method"]][0])
+    ]
+    rows = sort_rows(rows, sort, descending)
     if not people:
         return _machine(rows, _plain_columns(measures), format)
+    if format == "text" and measures is None:
+        return "\n".join(map(layout.text, _narrow(rows)))
     return _LAYOUTS[format](for_people(rows, measures))
+
+
+def _for_format(selection: Selection, people: bool) -> Selection:
+    """People get the first coordinate, programs all of them, unless one is named."""
+    if people or selection.coordinate is not None:
+        return selection
+    return dataclasses.replace(selection, coordinate=ALL)
 
 
 def render_differences(
@@ -143,7 +171,9 @@ def render_differences(
     format: str = "text",
     *,
     reference: tuple[str, str] | None = None,
-    coordinate: str | None = None,
+    selection: Selection = EVERYTHING,
+    sort: str | None = None,
+    descending: bool = False,
 ) -> str:
     """Paired differences of every schedule and method from a reference, as a table.
 
@@ -152,7 +182,10 @@ def render_differences(
       format: "text", "markdown", "latex", "csv" or "json".
       reference: schedule and method to compare with; the first of each problem, algorithm and horizon
         if None.
-      coordinate: name of the coordinate, or "all"; for people the first one if None.
+      selection: problems, schedules, methods, levels and coordinate to show; for people the first
+        coordinate if none is named.
+      sort: column to sort by; the order of the study if None.
+      descending: whether the largest is first.
 
     Returns:
       The table.
@@ -162,29 +195,20 @@ def render_differences(
         print(render_differences(cells, reference=("C1", "plug_in")))
     """
     checks.choice("format", format, FORMATS)
-    rows = measures_lib.differences(cells_of(source), reference)
+    cells = cells_of(source)
+    selection.check(cells)
     people = format in _LAYOUTS
-    wanted = coordinate or (rows[0]["coordinate"] if people and rows else "all")
-    rows = [row for row in rows if wanted in ("all", row["coordinate"])]
+    chosen = _for_format(selection, people)
+    rows = measures_lib.differences(chosen.cells(cells), reference)
+    first = rows[0]["coordinate"] if rows else ""
+    rows = sort_rows([row for row in rows if chosen.keeps(row, first)], sort, descending)
     where = (*_COMPARED_WHERE, "reference_schedule", "reference_method")
     if not people:
         columns = [c for name in _COMPARED for c in (name, f"{name}_mcse")]
         return _machine(rows, [*where, "n_pairs", *columns], format)
     hidden = set(IDENTITY) - set(measures_lib.columns_for_people(rows))
     where = tuple(name for name in where if name not in hidden)
-    return _LAYOUTS[format](_table(rows, where, _COMPARED, ("n_pairs",)))
-
-
-def _selected(cell: CellRows, coordinate: str | None, last_only: bool) -> Iterable[Row]:
-    for row in measures_lib.summarise(cell, last_only=last_only):
-        wanted = coordinate or cell.coordinates[row["method"]][0]
-        if wanted in ("all", row["coordinate"]):
-            yield row
-
-
-def _coordinates(cells: Sequence[CellRows]) -> list[str]:
-    names = (name for cell in cells for c in cell.coordinates.values() for name in c)
-    return list(dict.fromkeys(names))
+    return _LAYOUTS[format](tabulate(rows, where, _COMPARED, ("n_pairs",)))
 
 
 def _plain_columns(measures: Sequence[str] | None) -> list[str]:
@@ -208,36 +232,77 @@ def to_csv(records: Iterable[Row], columns: Sequence[str]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _inert(value) for key, value in row.items()} for row in records)
+    writer.writerows({key: inert(value) for key, value in row.items()} for row in records)
     return stream.getvalue()
 
 
-def _inert(value: Any) -> Any:
+def inert(value: Any) -> Any:
     """Text that a spreadsheet would run as a formula, quoted as spreadsheets do."""
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
-def for_people(rows: Sequence[Row], measures: Sequence[str] | None = None) -> layout.Table:
-    """Rows of the last round as the table that `render` lays out as text."""
+def for_people(
+    rows: Sequence[Row],
+    measures: Sequence[str] | None = None,
+    without: Collection[str] = (),
+) -> layout.Table:
+    """Rows of the last round as the table that `render` lays out, without some of the columns."""
     failed = any(row["n_failed"] for row in rows)
     floored = ("n_floored",) if any(row["n_floored"] for row in rows) else ()
     shown = tuple(measures or SHOWN)
     if measures is None and failed:
         shown = ("coverage", "coverage_all", *SHOWN[1:])
-    where = measures_lib.columns_for_people(rows)
     why = ("why",) if failed else ()
     told = [row | {"why": _why(row)} for row in rows]
-    return _table(told, where, shown, ("n_ok", "n_failed", *why, *floored))
+    columns = measures_lib.columns_for_people(rows), shown, ("n_ok", "n_failed", *why, *floored)
+    where, shown, counts = (tuple(x for x in part if x not in without) for part in columns)
+    return tabulate(told, where, shown, counts)
+
+
+def _narrow(rows: Sequence[Row]) -> list[layout.Table]:
+    """The table without as many measures as make it fit, and in parts where that is not enough."""
+    table, without = for_people(rows), []
+    for name in _SPARED:
+        if layout.width(table) <= layout.WIDTH:
+            break
+        if _HEADINGS.get(name, name) in table.header:
+            without.append(name)
+            table = for_people(rows, without=without)
+    if left := [_HEADINGS[name].removesuffix(" %") for name in without if name in _HEADINGS]:
+        more = (
+            f"Left out, to be narrow: {', '.join(left)}. Ask for measures to see them (--measure)."
+        )
+        table = table._replace(notes=(*table.notes, more))
+    if "why" in without:
+        table = table._replace(notes=(*table.notes, "Why runs failed: see jaxlsgd failures."))
+    several = [name for name in _PARTED if len({row[name] for row in rows}) > 1]
+    if layout.width(table) <= layout.WIDTH or not several:
+        return [table]
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[several[0]], []).append(row)
+    parts = [part for group in groups.values() for part in _narrow(group)]
+    notes = dict.fromkeys(note for part in parts for note in part.notes)
+    return [part._replace(notes=()) for part in parts[:-1]] + [
+        parts[-1]._replace(notes=tuple(notes))
+    ]
 
 
 def _why(row: Row) -> str:
     return failures.why({cause: row[cause.count] for cause in FAILURES}) or "-"
 
 
-def _table(
+def tabulate(
     rows: Sequence[Row], where: Sequence[str], shown: Sequence[str], counts: Sequence[str]
 ) -> layout.Table:
-    """What is the same in every row goes to the title, the rest into columns."""
+    """Rows as a table: what is the same in every row goes to the title, the rest into columns.
+
+    Args:
+      rows: what to show.
+      where: columns that tell rows apart.
+      shown: measures, each with its `_mcse`.
+      counts: columns to show as they are.
+    """
     same = [name for name in where if rows and len({row[name] for row in rows}) == 1]
     keys = [name for name in where if name not in same]
     columns = [[_plain(row[name]) for row in rows] for name in keys]
@@ -290,74 +355,3 @@ def _decimals(errors: Sequence[float]) -> int | None:
 
 def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else factor * value
-
-
-def to_parquet(source: Any, path: str | Path) -> Path:
-    """Writes every measure, as in CSV, to a Parquet file.
-
-    Args:
-      source: `CellRows`, a sequence of them, or the results of a study.
-      path: the file to write.
-
-    Returns:
-      The path.
-    """
-    arrow = _extra("pyarrow")
-    parquet = _extra("pyarrow.parquet")
-    rows = [row for cell in cells_of(source) for row in measures_lib.summarise(cell)]
-    names = _plain_columns(None)
-    columns = {name: [row[name] for row in rows] for name in names}
-    empty = [name for name, column in columns.items() if all(value is None for value in column)]
-    # A column of nothing would have no type of its own.
-    typed = {name: arrow.array(columns[name], arrow.float64()) for name in empty}
-    parquet.write_table(arrow.table(columns | typed), path)
-    return Path(path)
-
-
-def to_xarray(cell: CellRows) -> Any:
-    """One cell's replications, not their measures, as an `xarray.Dataset`.
-
-    Args:
-      cell: the rows of a cell.
-
-    Returns:
-      Variables estimate, scale, half_width, floored, cause (of `Cause`) and truth over method,
-      save_round, level, replication and coordinate; coordinates that a method does not have are NaN.
-    """
-    xarray = _extra("xarray")
-    parts = [_dataset(xarray.Dataset, cell, name) for name in cell.methods]
-    whole = xarray.concat(parts, dim="method", join="outer", data_vars="all", coords="minimal")
-    facts = ("problem", "algorithm", "schedule", "num_steps", "num_rounds")
-    return whole.assign_attrs({name: getattr(cell, name) for name in facts})
-
-
-def _dataset(make: Callable[..., Any], cell: CellRows, name: str) -> Any:
-    rows, truth = cell.methods[name], cell.truth[name]
-    place = ("save_round", "replication", "coordinate")
-    unknown = [float("nan")] * len(cell.coordinates[name])
-    return make(
-        {
-            "estimate": (place, rows.estimate),
-            "scale": (place, rows.scale),
-            "half_width": (("save_round", "level", *place[1:]), rows.half_width),
-            "floored": (place[:2], rows.floored),
-            "cause": (place[:2], rows.cause),
-            "truth": (("coordinate",), unknown if truth is None else truth),
-        },
-        {
-            "method": name,
-            "save_round": list(cell.save_at),
-            "level": list(cell.levels),
-            "replication": list(range(cell.replications)),
-            "coordinate": list(cell.coordinates[name]),
-        },
-    )
-
-
-def _extra(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        name = module.split(".")[0]
-        message = f"this format needs {name}: pip install 'jaxlsgd[tables]'"
-        raise ImportError(message) from error

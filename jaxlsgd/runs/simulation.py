@@ -23,9 +23,7 @@ from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile
 from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.engine.tile import Advanced, run_tile
-from jaxlsgd.inference.plug_in import plug_in
-from jaxlsgd.inference.random_scaling import random_scaling
-from jaxlsgd.runs.cell import LOCAL_SGD, Cell, as_tuple
+from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
 from jaxlsgd.runs.outcomes import growths, method_rows
 from jaxlsgd.schedules import Plan
 
@@ -223,7 +221,7 @@ def simulate(
     plan: Plan,
     *,
     replications: int,
-    methods: Sequence[Estimator] = (random_scaling(), plug_in()),
+    methods: Sequence[Estimator] = METHODS,
     levels: Sequence[float] = (0.95,),
     save_at: Sequence[int] | None = None,
     dtype: str = "float32",

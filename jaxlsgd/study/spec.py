@@ -82,7 +82,7 @@ class Study:
     problems: Any  # tuple[ProblemPart, ...] once made, and so on
     schedules: Any  # tuple[Schedule, ...]
     horizons: Any = ()  # tuple[Extent, ...]
-    methods: Any = ()  # tuple[Part, ...]
+    methods: Any = ("one_step", "plug_in[finite]")  # tuple[Part, ...]
     algorithms: Any = ("local_sgd",)  # tuple[Part, ...]
     replications: int = 1000
     seed: int = 0
@@ -137,9 +137,9 @@ class Study:
             table = checks.table("study", table, "a table of problems, schedules, methods and more")
             known = [field.name for field in dataclasses.fields(cls)] + ["warmup"]
             checks.known_keys("", table, known)
-        for key in ("problems", "schedules", "methods"):
+        for key in ("problems", "schedules"):
             if key not in table:
-                raise SpecError(f"{key}: is missing; a study needs problems, schedules and methods")
+                raise SpecError(f"{key}: is missing; a study needs problems and schedules")
         return cls(**table)
 
     @classmethod

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxlsgd.core.rows import CellRows
-from jaxlsgd.report import tables
+from jaxlsgd.report import comparison, tables
 from jaxlsgd.report.page import markup
 from jaxlsgd.report.page.columns import Columns
-from jaxlsgd.report.page.compare import compare
 from jaxlsgd.report.page.details import detail, sizes
 from jaxlsgd.report.page.failures import Failures
 from jaxlsgd.report.page.findings import Findings, unambiguous
@@ -19,6 +18,8 @@ from jaxlsgd.report.page.question import question
 from jaxlsgd.report.page.study_file import study_file
 from jaxlsgd.study.store import codec
 from jaxlsgd.study.store.reader import Results
+
+_MOST_DIFFERENCES = 200
 
 
 def write(results: Results, path: str | Path, other: Results | None = None) -> Path:
@@ -47,7 +48,9 @@ def page(results: Results, other: Results | None = None) -> str:
     """The page as text."""
     content = collect(results)
     if other is not None:
-        content["comparison"] = (shown_path(other.directory), *compare(results, other))
+        name = shown_path(other.directory)
+        found = comparison.compare(results, other, name)
+        content["comparison"] = (name, found.told, found.table(_MOST_DIFFERENCES))
     return markup.render(content)
 
 

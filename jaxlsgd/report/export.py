@@ -1,0 +1,226 @@
+"""Rows for other programs: one line per replication as Parquet or CSV, labelled arrays as netCDF."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.causes import Cause
+from jaxlsgd.core.files import replacing
+from jaxlsgd.core.rows import CellRows
+from jaxlsgd.report.tables import cells_of, inert
+
+ENDINGS = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}
+_FACTS = ("problem", "algorithm", "schedule", "num_steps", "num_rounds")
+_TEXTS = (*_FACTS[:3], "method", "coordinate", "cause")
+_WHOLE = ("num_steps", "num_rounds", "save_round", "save_steps", "replication")
+COLUMNS = (
+    *_FACTS,
+    *("save_round", "save_steps", "method", "level", "coordinate", "replication"),
+    *("estimate", "scale", "half_width", "truth", "floored", "cause"),
+)
+_MISSING = 255  # cause of a replication that an array has room for and the cell has not
+
+
+def write(source: Any, path: str | Path, format: str, *, force: bool = False) -> Path:
+    """Writes every row of every replication, whole or not at all.
+
+    Parquet and CSV have the columns `COLUMNS`: one line for each cell, method, saved round, level,
+    coordinate and replication, whose interval is estimate ± half_width. A truth that is not known is
+    missing. netCDF has the arrays of `to_xarray`. Numbers keep every bit.
+
+    Args:
+      source: `CellRows`, a sequence of them, or the results of a study.
+      path: the file.
+      format: "parquet", "netcdf" (both need the extra "tables") or "csv".
+      force: whether to replace a file that is there.
+
+    Returns:
+      The path.
+
+    Example::
+
+        write(cells, "rows.parquet", "parquet")
+        frame = pandas.read_parquet("rows.parquet")
+    """
+    checks.choice("format", format, tuple(ENDINGS))
+    path, save = Path(path), _WRITERS[format]
+    cells = cells_of(source)
+    with replacing(path, force) as temporary:
+        save(cells, temporary)
+    return path
+
+
+def to_xarray(source: Any) -> Any:
+    """Replications, not their measures, as one `xarray.Dataset`.
+
+    Args:
+      source: `CellRows`, a sequence of them, or the results of a study.
+
+    Returns:
+      Variables estimate, scale, half_width, floored, cause (of `Cause`) and truth over cell, method,
+      save, level, replication and coordinate, and for each cell its problem, algorithm, schedule,
+      num_steps and num_rounds, and the rounds and steps of its saves. What a cell does not have is NaN,
+      round 0, or cause 255.
+
+    Example::
+
+        rows = to_xarray(cells).sel({"method": "one_step"})  # `method=` means something else to xarray
+        covered = abs(rows.estimate - rows.truth) <= rows.half_width
+        covered.where(rows.cause <= 1).mean("replication")
+    """
+    xarray = _extra("xarray")
+    cells = cells_of(source)
+    axes = _axes(cells)
+    names = ("cell", "method", "save", "level", "replication", "coordinate")
+    size = {
+        "cell": len(cells),
+        "save": max((len(cell.save_at) for cell in cells), default=0),
+        "replication": max((cell.replications for cell in cells), default=0),
+        **{name: len(values) for name, values in axes.items()},
+    }
+    place = (*names[:3], *names[4:])
+    made = {name: np.full([size[x] for x in place], np.nan) for name in ("estimate", "scale")}
+    made["half_width"] = np.full([size[x] for x in names], np.nan)
+    made["truth"] = np.full([size[x] for x in ("cell", "method", "coordinate")], np.nan)
+    made["floored"] = np.zeros([size[x] for x in place[:-1]], np.int8)
+    made["cause"] = np.full([size[x] for x in place[:-1]], _MISSING, np.int16)
+    rounds = {name: np.zeros((size["cell"], size["save"]), int) for name in ("save_at", "steps_at")}
+    for i, cell in enumerate(cells):
+        _fill(made, i, cell, axes)
+        for name, values in rounds.items():
+            values[i, : len(cell.save_at)] = getattr(cell, name)
+    dims = dict.fromkeys(("estimate", "scale"), place) | {
+        "half_width": names,
+        "truth": ("cell", "method", "coordinate"),
+        "floored": place[:-1],
+        "cause": place[:-1],
+    }
+    about = {name: ("cell", [getattr(cell, name) for cell in cells]) for name in _FACTS}
+    about |= {"save_round": (("cell", "save"), rounds["save_at"])}
+    about |= {"save_steps": (("cell", "save"), rounds["steps_at"])}
+    return xarray.Dataset(
+        {name: (dims[name], array) for name, array in made.items()}, {**axes, **about}
+    )
+
+
+def _axes(cells: Sequence[CellRows]) -> dict[str, list[Any]]:
+    """Methods, levels and coordinates of all cells."""
+    return {
+        "method": list(dict.fromkeys(name for cell in cells for name in cell.methods)),
+        "level": list(dict.fromkeys(level for cell in cells for level in cell.levels)),
+        "coordinate": list(
+            dict.fromkeys(x for cell in cells for names in cell.coordinates.values() for x in names)
+        ),
+    }
+
+
+def _fill(made: dict[str, np.ndarray], i: int, cell: CellRows, axes: dict[str, list[Any]]) -> None:
+    levels = [axes["level"].index(level) for level in cell.levels]
+    saves, runs = np.arange(len(cell.save_at)), np.arange(cell.replications)
+    for name, rows in cell.methods.items():
+        m = axes["method"].index(name)
+        columns = [axes["coordinate"].index(x) for x in cell.coordinates[name]]
+        where = np.ix_(saves, runs, columns)
+        made["estimate"][i, m][where] = rows.estimate
+        made["scale"][i, m][where] = rows.scale
+        made["half_width"][i, m][np.ix_(saves, levels, runs, columns)] = rows.half_width
+        made["floored"][i, m][np.ix_(saves, runs)] = rows.floored
+        made["cause"][i, m][np.ix_(saves, runs)] = rows.cause
+        if (truth := cell.truth[name]) is not None:
+            made["truth"][i, m, columns] = truth
+
+
+def _to_netcdf(cells: Sequence[CellRows], path: Path) -> None:
+    made = to_xarray(cells)
+    # Of the readers and writers that xarray knows, SciPy is there in any case; it wants to be told.
+    installed = [name for name in ("netCDF4", "h5netcdf") if importlib.util.find_spec(name)]
+    made.to_netcdf(path, engine=None if installed else "scipy")
+
+
+def blocks(cell: CellRows) -> Iterator[dict[str, Any]]:
+    """The lines of a cell, one method, saved round and level at a time, as columns.
+
+    A column is one value for all its lines, or an array with a value for each.
+    """
+    n = cell.replications
+    facts = {name: getattr(cell, name) for name in _FACTS}
+    for name, rows in cell.methods.items():
+        labels, truth = np.array(cell.coordinates[name]), cell.truth[name]
+        d = len(labels)
+        target = np.full(d, np.nan) if truth is None else truth
+        for i, (at, steps) in enumerate(zip(cell.save_at, cell.steps_at, strict=True)):
+            known = {
+                "coordinate": np.repeat(labels, n),
+                "replication": np.tile(np.arange(n), d),
+                "estimate": rows.estimate[i].T.ravel(),
+                "scale": rows.scale[i].T.ravel(),
+                "truth": np.repeat(target, n),
+                "floored": np.tile(rows.floored[i], d),
+                "cause": np.tile(np.array([Cause(c).text for c in rows.cause[i]]), d),
+            }
+            for j, level in enumerate(cell.levels):
+                where = {"save_round": at, "save_steps": steps, "method": name, "level": level}
+                half = {"half_width": rows.half_width[i, j].T.ravel()}
+                yield facts | where | known | half
+
+
+def _to_parquet(cells: Sequence[CellRows], path: Path) -> None:
+    arrow, parquet = _extra("pyarrow"), _extra("pyarrow.parquet")
+    kinds = dict.fromkeys(COLUMNS, arrow.float64()) | {"floored": arrow.bool_()}
+    kinds |= dict.fromkeys(_WHOLE, arrow.int64()) | dict.fromkeys(_TEXTS, arrow.string())
+    schema = arrow.schema(list(kinds.items()))
+    with parquet.ParquetWriter(path, schema) as writer:
+        for cell in cells:
+            tables = [arrow.table(_full(block), schema) for block in blocks(cell)]
+            writer.write_table(arrow.concat_tables(tables))
+
+
+def _full(block: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a block, each with a value for every line; an unknown truth is none."""
+    count = len(block["replication"])
+    found = {}
+    for name in COLUMNS:
+        value = block[name]
+        found[name] = value if isinstance(value, np.ndarray) else [value] * count
+    truth = block["truth"]
+    found["truth"] = [None] * count if np.isnan(truth).all() else truth
+    return found
+
+
+def _to_csv(cells: Sequence[CellRows], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for cell in cells:
+            for block in blocks(cell):
+                columns = [_plain(column) for column in _full(block).values()]
+                writer.writerows(zip(*columns, strict=True))
+
+
+def _plain(column: Any) -> list[Any]:
+    values = column.tolist() if isinstance(column, np.ndarray) else column
+    return [inert(value) for value in values]
+
+
+_WRITERS: dict[str, Callable[[Sequence[CellRows], Path], None]] = {
+    "parquet": _to_parquet,
+    "netcdf": _to_netcdf,
+    "csv": _to_csv,
+}
+
+
+def _extra(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.split(".")[0]
+        message = f"this format needs {name}: pip install 'jaxlsgd[tables]'"
+        raise ImportError(message) from error
