@@ -28,6 +28,7 @@ Client = Any  # distributed.Client: what its methods return depends on how it is
 CONNECT = 10.0  # seconds in which a scheduler must answer at first
 RECONNECT = 60.0  # seconds in which a lost one may come back
 _FETCH = 60.0  # seconds in which the result of a finished job must arrive
+_FETCHERS = 8  # threads that fetch: one that asks a dead worker must not hold the others up
 _TICK = 0.05  # seconds between looks while nothing is finished
 _LOOK = 5.0  # seconds between counts of the workers
 _AHEAD = 3  # jobs per thread that are handed to Dask, so that no thread waits for us
@@ -182,6 +183,7 @@ class Dask:
                     time.sleep(_TICK)
         finally:
             fleet.cancel()
+            fleet.fetchers.shutdown(wait=False, cancel_futures=True)
 
 
 class _Flight(NamedTuple):
@@ -206,6 +208,8 @@ class _Fleet:
 
         self.client, self.expected, self.jobs, self.say = client, expected, jobs, say
         self.flying: dict[str, _Flight] = {}
+        self.fetchers = concurrent.futures.ThreadPoolExecutor(_FETCHERS, "jaxlsgd-fetch")
+        self.fetching: dict[concurrent.futures.Future[worker.Answer], str] = {}
         self.again: collections.deque[Job] = collections.deque()
         self.suspects: collections.deque[Job] = collections.deque()
         self.done = as_completed(loop=client.loop)
@@ -262,14 +266,19 @@ class _Fleet:
         """What has come back since the last time."""
         events: list[Event] = []
         for future in self.done.next_batch(block=False):
-            flight = self.flying.pop(future.key, None)
+            if future.key in self.flying:
+                self.fetching[self.fetchers.submit(future.result, _FETCH)] = future.key
+        for fetched in [fetched for fetched in self.fetching if fetched.done()]:
+            flight = self.flying.pop(self.fetching.pop(fetched), None)
             if flight is not None:
-                events += self._judge(flight)
+                events += self._judge(flight, fetched)
         return events
 
-    def _judge(self, flight: _Flight) -> list[Event]:
+    def _judge(
+        self, flight: _Flight, fetched: concurrent.futures.Future[worker.Answer]
+    ) -> list[Event]:
         try:
-            answer: worker.Answer = flight.future.result(timeout=_FETCH)
+            answer = fetched.result()
         except (OSError, TimeoutError, concurrent.futures.CancelledError):
             # The scheduler is lost, and with it what it knew of the job.
             if not self.draining:
