@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+from scipy.special import chndtrix, ndtri, stdtrit
 from jax import lax
 
 from jaxlsgd.core.estimator import Estimator, Horizon, Law, Measurement
@@ -50,10 +50,10 @@ _FLOOR = 1e-6  # smallest eigenvalue of Ĝ allowed, as a share of the largest
 _STUB = 0.03  # an open bin with less than this share of the observations joins the one before
 _FOR_HESSIAN, _LEAST_TAIL = 0.75, 0.5
 _HIGH = lax.Precision.HIGHEST
-_Z = float(scipy.stats.norm.isf(0.025))
+_Z = float(-ndtri(0.025))
 # cv(b) at 95 %: P(|N(b, 1)| ≤ cv) = 0.95; beyond the table it is b + 1.645.
 _BIAS = np.linspace(0, 6, 61)
-_FOLDED = np.sqrt(scipy.stats.ncx2.ppf(0.95, 1, np.maximum(_BIAS, 1e-6) ** 2))
+_FOLDED = np.sqrt(chndtrix(0.95, 1, np.maximum(_BIAS, 1e-6) ** 2))
 
 
 class OneStepDetail(NamedTuple):
@@ -333,17 +333,17 @@ def multiplier(level: Any, plan: Plan | None, detail: Any) -> Any:
     del plan
     tail = (1 - np.asarray(level)) / 2
     df = np.maximum(np.asarray(detail.df, np.float64), 1.0)
-    ratio = scipy.stats.t.isf(tail, df) / scipy.stats.norm.isf(tail)
+    ratio = stdtrit(df, tail) / ndtri(tail)
     bias = LEFT * np.abs(np.asarray(detail.curvature, np.float64))
-    near = np.sqrt(scipy.stats.ncx2.isf(2 * tail, 1, np.clip(bias, 1e-6, 8.0) ** 2))
-    return ratio * np.where(bias < 8, near, bias + scipy.stats.norm.isf(2 * tail))
+    near = np.sqrt(chndtrix(1 - 2 * tail, 1, np.clip(bias, 1e-6, 8.0) ** 2))
+    return ratio * np.where(bias < 8, near, bias - ndtri(2 * tail))
 
 
 def one_sided(level: float, plan: Plan | None, detail: Any) -> Any:
     """t_df/z · (z + 0.15 |κ|/√V): what κ may have left can all be on one side."""
     del plan
     df = np.maximum(np.asarray(detail.df, np.float64), 1.0)
-    z, t = scipy.stats.norm.ppf(level), scipy.stats.t.ppf(level, df)
+    z, t = ndtri(level), stdtrit(df, level)
     return t / z * (z + LEFT * np.abs(np.asarray(detail.curvature, np.float64)))
 
 

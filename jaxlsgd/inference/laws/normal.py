@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.stats
+from scipy.special import chdtrc, chdtri, ndtr, ndtri
 
 from jaxlsgd.core.estimator import JointLaw, Law
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 def _multiplier(level: float, plan: Plan | None, detail: Any) -> float:
     del plan, detail
-    return float(scipy.stats.norm.isf((1 - level) / 2))
+    return float(-ndtri((1 - level) / 2))
 
 
 def _tail(statistic: Any, plan: Plan | None, detail: Any) -> np.ndarray:
     del plan, detail
-    return 2 * scipy.stats.norm.sf(np.abs(np.asarray(statistic, np.float64)))
+    return 2 * ndtr(-np.abs(np.asarray(statistic, np.float64)))
 
 
 def _joint(plan: Plan | None, detail: Any) -> JointLaw:
     del plan, detail
     return JointLaw(
-        quantile=lambda level, q: float(scipy.stats.chi2.ppf(level, q)),
-        tail=lambda statistic, q: (float(scipy.stats.chi2.sf(statistic, q)), 0.0),
+        quantile=lambda level, q: float(chdtri(q, 1 - level)),
+        tail=lambda statistic, q: (float(chdtrc(q, statistic)), 0.0),
         normal=True,
     )
 
