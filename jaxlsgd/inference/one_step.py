@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import chndtrix, ndtri, stdtrit
 from jax import lax
+from scipy.special import chndtrix, ndtri, stdtrit
 
 from jaxlsgd.core.estimator import Estimator, Horizon, Law, Measurement
 from jaxlsgd.core.problem import Array
