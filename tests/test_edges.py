@@ -287,11 +287,11 @@ def test_directory_without_permission_is_told_plainly(tmp_path, verb: str, capsy
 
 def test_many_problems_are_drawn_on_few_pages(caplog) -> None:
     pytest.importorskip("matplotlib")
-    from jaxlsgd.report import figures
+    from jaxlsgd.report import figures, panels
 
     problems = [{"kind": "linear", "name": f"p{i}", "dim": 2, "num_clients": 3} for i in range(20)]
     study = small(problems=problems, replications=16)
-    rows = [row for cell in study.cells for row in figures.first_coordinate(_filled(cell))]
+    rows = [row for cell in study.cells for row in panels.first_coordinate(_filled(cell))]
     names = [name for name, _ in figures._figures(rows)]
     measures = ("coverage", "length", "l2_error")
     assert names[:12] == [name + page for page in ("", "_2", "_3", "_4") for name in measures]

@@ -188,8 +188,8 @@ def test_one_run_with_joint_tests(result: jaxlsgd.Fit) -> None:
 def test_tables_and_figures_name_it(cell: jaxlsgd.CellRows, tmp_path: Any) -> None:
     assert "batch_means[z]" in jaxlsgd.measures.coverage_table(cell)
     assert "batch_means[z]" in jaxlsgd.report.tables.render(cell)
-    rows = [row for row in jaxlsgd.report.figures.first_coordinate(cell) if row["length"]]
-    figure = jaxlsgd.report.figures.along_rounds(rows)
+    rows = [row for row in jaxlsgd.report.panels.first_coordinate(cell) if row["length"]]
+    figure = jaxlsgd.report.panels.along_rounds(rows)
     titles = [axis.get_title(loc="left") for axis in figure.axes[::2]]
     names = ["Plug-in", "Batch means (batch_means)", "Batch means (batch_means[z])"]
     assert titles == [f"{name}: coverage (%)" for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import add_import, add_verb, load_imports
@@ -11,6 +12,7 @@ from jaxlsgd.core.checks import refusal
 
 if TYPE_CHECKING:
     from jaxlsgd.core.rows import CellRows
+    from jaxlsgd.study.grid import CellSpec
     from jaxlsgd.study.store.reader import Results
 
 VERBS = ("status", "plot", "report", "replay")
@@ -130,9 +132,26 @@ def plot(arguments: argparse.Namespace) -> int:
         look = {"format": arguments.format, "width": arguments.width}
         print(publication.save(rows, out, arguments.figure, **look))
         return 0
-    for path in figures.save_all(rows, out):
+    for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory)):
         print(path)
     return 0
+
+
+def _warmup(directory: str) -> Callable[[dict[str, Any]], int]:
+    """Rounds of warm-up of the cell that a row is from."""
+    from jaxlsgd.study.store.reader import Results
+
+    names = ("problem", "algorithm", "schedule")
+    cells: dict[Any, list[CellSpec]] = {}
+    for cell in Results(directory).study.cells:
+        cells.setdefault(tuple(getattr(cell, name).name for name in names), []).append(cell)
+
+    def rounds(row: dict[str, Any]) -> int:
+        plans = [cell.plan() for cell in cells[tuple(row[name] for name in names)]]
+        found = [plan for plan in plans if plan.num_steps == row["num_steps"]]
+        return found[0].warmup_rounds
+
+    return rounds
 
 
 def report(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import ndtri
 
+from jaxlsgd.core.text import p_value, plural
 from jaxlsgd.report import drawing
 from jaxlsgd.runs.fclt import FcltCheck
 
@@ -30,7 +31,8 @@ def save_fclt(check: FcltCheck, stem: str | Path) -> list[Path]:
 def fclt_figure(check: FcltCheck) -> Figure:
     """Left, Cov(φ(r), φ(s)) against r for some s, with min(r, s) in grey; right, quantiles of φ(1).
 
-    The bars are two standard errors, as they would be for Brownian motion itself.
+    The bars are two standard errors, as they would be for Brownian motion itself. The title on the
+    right has the p-value of a Kolmogorov-Smirnov test of normality.
 
     Args:
       check: from `fclt_check`.
@@ -39,16 +41,22 @@ def fclt_figure(check: FcltCheck) -> Figure:
 
         save_fclt(check, "fclt")
     """
-    figure, ((left, right),) = drawing.grid(1, 2)
+    figure, ((left, right),) = drawing.grid(1, 2, 1.15)
     chosen = np.unique(np.linspace(0, len(check.grid) - 1, _CURVES).round().astype(int))
     for i, color in zip(chosen, _COLOURS, strict=False):
         _draw_covariance(left, check, int(i), color)
     left.set_title("Covariance of φ(r) and φ(s)")
-    left.set_xlabel("r")
+    left.set_xlabel("Share r of the run, by Σ 1/E")
+    left.set_ylabel("Cov(φ(r), φ(s))")
     left.set_ylim(bottom=0)
     _draw_quantiles(right, check)
-    entries = {f"s = {check.grid[i]:.2g}": i for i in chosen}
-    _fclt_legend(figure, list(entries))
+    _fclt_legend(figure, [f"s = {check.grid[i]:.2f}" for i in chosen])
+    points, runs, d = check.process.shape
+    drawing.note(
+        figure,
+        f"{runs:,} replications of {plural(d, 'coordinate')}, at {plural(points, 'end')} of rounds. "
+        "Bars: 2 standard errors, as Brownian motion would have them.",
+    )
     return figure
 
 
@@ -63,7 +71,7 @@ def _draw_covariance(axis: Axes, check: FcltCheck, i: int, color: str) -> None:
         color=color,
         marker="o",
         linestyle="none",
-        elinewidth=1.1,
+        **drawing.BARS,
     )
 
 
@@ -75,8 +83,11 @@ def _draw_quantiles(axis: Axes, check: FcltCheck) -> None:
     axis.plot(normal, normal, color=drawing.GREY, linewidth=1, zorder=1)
     observed = np.quantile(values, share)
     axis.plot(normal, observed, "o", color=_COLOURS[0], markersize=2.5)
-    axis.set_title(f"Quantiles of φ({check.grid[-1]:.2g}), p = {check.normality[-1]:.2g}")
-    axis.set_xlabel("Standard normal")
+    last = f"φ({check.grid[-1]:.2g})"
+    p = p_value(float(check.normality[-1]))
+    axis.set_title(f"{last} against normal: Kolmogorov-Smirnov p = {p}".replace("p = <", "p < "))
+    axis.set_xlabel("Standard normal quantile")
+    axis.set_ylabel(f"Quantile of {last}")
 
 
 def _fclt_legend(figure: Figure, names: list[str]) -> None:

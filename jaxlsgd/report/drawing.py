@@ -24,7 +24,7 @@ COLOURS = ("#000000", "#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 GREY, _BAND = "#808080", "#EFEFEF"
 DASHES, DOTS = (0, (4, 3)), (0, (1, 2))
-_PANEL, _LEGEND = (3.3, 2.5), 1.1  # inches
+_PANEL, _LEGEND, _NOTE = (3.3, 2.5), 1.4, 0.25  # inches
 # Ticks of a decade, by the ratio of an axis's ends that they are for.
 _LOG_TICKS = (
     (7, (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)),
@@ -59,11 +59,19 @@ STYLE = {
 }
 
 
+DEEPEST = 20.0  # points below its level that an axis of coverages goes; what is lower is marked
+BELOW = "Triangles: below the axis, with the (lowest) coverage."
+# Caps are wider than markers, so that a short bar shows as well.
+BARS: dict[str, Any] = {"elinewidth": 1.1, "capsize": 4.0, "capthick": 1.0, "markersize": 4.5}
+_DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 2)), (0, (1, 1)))
+
+
 class Look(NamedTuple):
-    """How a schedule is drawn, everywhere the same."""
+    """How a schedule or a method is drawn, everywhere the same."""
 
     color: str
     marker: str
+    dashes: Any = "-"
 
 
 def matplotlib() -> Any:
@@ -87,18 +95,29 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 def looks(schedules: Iterable[str]) -> dict[str, Look]:
-    """Colour and marker by schedule: the paper's five have fixed ones, others take the rest."""
+    """Looks by schedule: the paper's five have fixed ones, others take the rest."""
     others = [name for name in dict.fromkeys(schedules) if name not in PAPER_SCHEDULES]
     place = {name: i for i, name in enumerate((*PAPER_SCHEDULES, *others))}
+    return {name: _look(i) for name, i in place.items()}
+
+
+def method_looks(count: int) -> list[Look]:
+    """As many looks, for methods in their order."""
+    return [_look(i) for i in range(count)]
+
+
+def _look(i: int) -> Look:
     n = len(COLOURS)
-    return {name: Look(COLOURS[i % n], MARKERS[(i + i // n) % n]) for name, i in place.items()}
+    return Look(COLOURS[i % n], MARKERS[(i + i // n) % n], _DASHES[i % len(_DASHES)])
 
 
-def grid(rows: int, columns: int, **share: Any) -> tuple[Figure, list[list[Axes]]]:
-    """An empty figure of equal panels, with room for a legend on the right."""
+def grid(
+    rows: int, columns: int, wide: float = 1.0, **share: Any
+) -> tuple[Figure, list[list[Axes]]]:
+    """An empty figure of equal panels, so many times as wide as usual, and a legend on the right."""
     from matplotlib.figure import Figure
 
-    size = (_PANEL[0] * columns + _LEGEND, _PANEL[1] * rows)
+    size = (wide * _PANEL[0] * columns + _LEGEND, _PANEL[1] * rows + _NOTE)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **share)
     return figure, [list(line) for line in axes]
@@ -131,9 +150,52 @@ def _plain_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.6g}"
 
 
+def line(axis: Axes, x: Any, y: Any, look: Look, order: int, count: int) -> None:
+    """One of several lines: later ones are thinner and have gaps, so that coincident ones show.
+
+    Args:
+      axis: where to draw.
+      x: rounds.
+      y: values.
+      look: colour, marker and dashes.
+      order: which of the lines it is.
+      count: how many lines there are.
+    """
+    width = 2.6 - 1.4 * order / max(1, count - 1)
+    axis.plot(x, y, color=look.color, linestyle=look.dashes, linewidth=width)
+    # Markers of different lines are at different places; the last is where the line ends.
+    every = sorted({*range(order, len(x), max(1, count)), len(x) - 1})
+    size = 6.5 - 2.5 * order / max(1, count - 1)
+    marks: dict[str, Any] = {"marker": look.marker, "color": look.color, "linestyle": "none"}
+    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+    axis.plot([x[i] for i in every], [y[i] for i in every], markersize=size, **marks, **edge)
+
+
+def band(axis: Axes, x: Any, y: Any, half: Any, color: str) -> None:
+    """A band around a line."""
+    low, high = ([a + sign * b for a, b in zip(y, half, strict=True)] for sign in (-1, 1))
+    axis.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=1)
+
+
+def below(axis: Axes, x: float, floor: float, value: float, color: str, stacked: int = 0) -> None:
+    """A mark at the bottom of an axis for what is below it, with its number.
+
+    Args:
+      axis: where to draw.
+      x: where it is along x.
+      floor: the bottom of the axis.
+      value: what is below it.
+      color: its colour.
+      stacked: how many numbers there are below this one already.
+    """
+    axis.plot([x], [floor], color=color, marker="v", markersize=5, clip_on=False, zorder=4)
+    place: dict[str, Any] = {"xytext": (0, 5 + 8 * stacked), "textcoords": "offset points"}
+    axis.annotate(f"{value:.0f}", (x, floor), ha="center", fontsize=7, color=color, **place)
+
+
 def legend(
     figure: Figure,
-    schedules: Iterable[str],
+    looks: dict[str, Look],
     *,
     lines: bool = True,
     level: float | None = None,
@@ -144,11 +206,11 @@ def legend(
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    names = list(schedules)
-    look, style = looks(names), "-" if lines else "none"
     entries: dict[str, Any] = {}
-    for name in names:
-        entries[name] = Line2D([], [], linestyle=style, **look[name]._asdict())
+    for name, look in looks.items():
+        style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4.5}
+        dashes = look.dashes if lines else "none"
+        entries[textwrap.fill(name, 22, break_long_words=False)] = Line2D([], [], linestyle=dashes, **style)
     if level is not None:
         dashes = Line2D([], [], color="black", linestyle=DASHES, linewidth=0.8)
         entries[f"nominal {100 * level:g} %"] = dashes
@@ -156,19 +218,20 @@ def legend(
         entries["95 % Monte-Carlo band"] = Patch(color=_BAND)
     if warmup:
         entries["end of warm-up"] = Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1)
-    figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=1.8)
+    figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=2.6)
 
 
-def hollow(axis: Axes, x: float, y: float, color: str, marker: str) -> None:
+def hollow(axis: Axes, x: float, y: float, look: Look) -> None:
     """A hollow marker: a second value of a point."""
-    axis.plot([x], [y], linestyle="none", marker=marker, color=color, markerfacecolor="none")
+    style: dict[str, Any] = {"marker": look.marker, "color": look.color}
+    axis.plot([x], [y], linestyle="none", markerfacecolor="none", **style)
 
 
-def note(figure: Figure, text: str) -> None:
-    """A line below all panels, if there is something to say."""
-    if text:
-        width = int(figure.get_figwidth() * 16)  # characters, at this size
-        figure.supxlabel(textwrap.fill(text, width), x=0.01, ha="left", fontsize=7.5)
+def note(figure: Figure, *parts: str) -> None:
+    """Lines below all panels, if there is something to say."""
+    width = int(figure.get_figwidth() * 16)  # characters, at this size
+    if lines := [textwrap.fill(part, width) for part in parts if part]:
+        figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

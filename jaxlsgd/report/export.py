@@ -87,22 +87,24 @@ def to_xarray(source: Any) -> Any:
         **{name: len(values) for name, values in axes.items()},
     }
     place = (*names[:3], *names[4:])
-    made = {name: np.full([size[x] for x in place], np.nan) for name in ("estimate", "scale")}
-    made["half_width"] = np.full([size[x] for x in names], np.nan)
-    made["truth"] = np.full([size[x] for x in ("cell", "method", "coordinate")], np.nan)
-    made["floored"] = np.zeros([size[x] for x in place[:-1]], np.int8)
-    made["cause"] = np.full([size[x] for x in place[:-1]], _MISSING, np.int16)
-    rounds = {name: np.zeros((size["cell"], size["save"]), int) for name in ("save_at", "steps_at")}
-    for i, cell in enumerate(cells):
-        _fill(made, i, cell, axes)
-        for name, values in rounds.items():
-            values[i, : len(cell.save_at)] = getattr(cell, name)
-    dims = dict.fromkeys(("estimate", "scale"), place) | {
+    dims: dict[str, tuple[str, ...]] = {
+        "estimate": place,
+        "scale": place,
         "half_width": names,
         "truth": ("cell", "method", "coordinate"),
         "floored": place[:-1],
         "cause": place[:-1],
     }
+    empty = {"floored": np.int8(0), "cause": np.int16(_MISSING)}
+    made: dict[str, np.ndarray] = {
+        name: np.full(tuple(size[x] for x in axis), empty.get(name, np.nan))
+        for name, axis in dims.items()
+    }
+    rounds = {name: np.zeros((size["cell"], size["save"]), int) for name in ("save_at", "steps_at")}
+    for i, cell in enumerate(cells):
+        _fill(made, i, cell, axes)
+        for name, values in rounds.items():
+            values[i, : len(cell.save_at)] = getattr(cell, name)
     about = {name: ("cell", [getattr(cell, name) for cell in cells]) for name in _FACTS}
     about |= {"save_round": (("cell", "save"), rounds["save_at"])}
     about |= {"save_steps": (("cell", "save"), rounds["steps_at"])}
@@ -123,11 +125,11 @@ def _axes(cells: Sequence[CellRows]) -> dict[str, list[Any]]:
 
 
 def _fill(made: dict[str, np.ndarray], i: int, cell: CellRows, axes: dict[str, list[Any]]) -> None:
-    levels = [axes["level"].index(level) for level in cell.levels]
+    levels = np.array([axes["level"].index(level) for level in cell.levels])
     saves, runs = np.arange(len(cell.save_at)), np.arange(cell.replications)
     for name, rows in cell.methods.items():
         m = axes["method"].index(name)
-        columns = [axes["coordinate"].index(x) for x in cell.coordinates[name]]
+        columns = np.array([axes["coordinate"].index(x) for x in cell.coordinates[name]])
         where = np.ix_(saves, runs, columns)
         made["estimate"][i, m][where] = rows.estimate
         made["scale"][i, m][where] = rows.scale

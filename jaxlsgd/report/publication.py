@@ -12,7 +12,7 @@ from jaxlsgd.analysis.measures import LOCAL_SGD
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core import checks
 from jaxlsgd.report import drawing
-from jaxlsgd.report.figures import first_coordinate, method_labels
+from jaxlsgd.report.panels import first_coordinate, method_labels
 from jaxlsgd.report.tables import cells_of
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "jaxlsgd",
 }
-_LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1.5)), (0, (8, 3)))
-_FLOOR = 60.0  # per cent; a coverage below it is an arrow, so that the others can be told apart
+_BARS: dict[str, Any] = {"elinewidth": 0.8, "capsize": 2.6, "capthick": 0.7}
 
 
 def save(
@@ -98,6 +97,7 @@ def _draw(rows: Sequence[Row], kind: str, width: str) -> Figure:
         key = (row["problem"], row["algorithm"], row["num_steps"])
         groups.setdefault(key, []).append(row)
     labels = method_labels(rows)
+    looks = dict(zip(labels, drawing.method_looks(len(labels)), strict=True))
     columns = min(len(groups), _PER_ROW[width])
     columns = 2 if columns == 3 and len(groups) == 4 else columns
     lines = math.ceil(len(groups) / columns)
@@ -110,13 +110,17 @@ def _draw(rows: Sequence[Row], kind: str, width: str) -> Figure:
     axes = figure.subplots(lines, columns, squeeze=False, **share).ravel().tolist()
     for axis, (key, group) in zip(axes, groups.items(), strict=False):
         axis.set_title(_title(*key))
-        (_draw_coverage if kind == "coverage" else _draw_tradeoff)(axis, group, list(labels))
+        (_draw_coverage if kind == "coverage" else _draw_tradeoff)(axis, group, looks)
     for axis in axes[len(groups) :]:
         axis.set_visible(False)
+    if kind == "tradeoff":  # with room at the sides, also where all schedules communicate alike
+        shares = [row["acf"] for row in rows]
+        axes[0].set_xlim(min(shares) / 1.3, 1.3 * max(shares))
+        drawing.plain_log(axes[0].xaxis)
     for i in range(0, len(groups), columns):
         axes[i].set_ylabel("Coverage (%)" if kind == "coverage" else "Mean length")
     figure.supxlabel(_note(rows, kind, width), fontsize=6, x=0.01, ha="left")
-    handles = [_handle(i, kind == "tradeoff") for i in range(len(labels))]
+    handles = [_handle(look, kind == "tradeoff") for look in looks.values()]
     figure.legend(handles, labels.values(), loc="outside upper left", ncols=per_line)
     return figure
 
@@ -135,18 +139,15 @@ def _note(rows: Sequence[Row], kind: str, width: str) -> str:
         "Hollow: coverage more than 2 standard errors from its level."
     )
     if kind == "coverage" and any(100 * row["coverage"] < _floor(row["level"]) for row in rows):
-        text += f" Arrows: below {_floor(rows[0]['level']):g} %."
+        text += f" {drawing.BELOW}"
     return textwrap.fill(text, 74 if width == "column" else 160)
 
 
-def _look(i: int) -> dict[str, Any]:
-    return {"color": drawing.COLOURS[i % 8], "marker": drawing.MARKERS[i % 8]}
-
-
-def _handle(i: int, line: bool) -> Any:
+def _handle(look: drawing.Look, line: bool) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], linestyle=_LINES[i % len(_LINES)] if line else "none", **_look(i))
+    style: dict[str, Any] = {"color": look.color, "marker": look.marker}
+    return Line2D([], [], linestyle=look.dashes if line else "none", **style)
 
 
 def _off(row: Row) -> bool:
@@ -156,49 +157,51 @@ def _off(row: Row) -> bool:
     return abs(row["coverage"] - level) > 2 * math.sqrt(level * (1 - level) / row["n_ok"])
 
 
+def _mark(row: Row, look: drawing.Look) -> dict[str, Any]:
+    face = "white" if _off(row) else look.color
+    return {"color": look.color, "marker": look.marker, "markerfacecolor": face}
+
+
 def _unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
 def _floor(level: float) -> float:
-    return min(_FLOOR, 100 * level - 10)
+    """What is lower is marked at the bottom, so that the others can be told apart."""
+    return max(0.0, 100 * level - drawing.DEEPEST)
 
 
-def _draw_coverage(axis: Axes, rows: Sequence[Row], methods: Sequence[str]) -> None:
+def _draw_coverage(axis: Axes, rows: Sequence[Row], looks: dict[str, drawing.Look]) -> None:
     """Schedules side by side, methods next to one another."""
     level = rows[0]["level"]
     schedules, floor = _unique(row["schedule"] for row in rows), _floor(level)
     drawing.nominal(axis, level, max(row["n_ok"] for row in rows))
     for row in rows:
-        i = methods.index(row["method"])
-        x = schedules.index(row["schedule"]) + 0.7 * ((i + 0.5) / len(methods) - 0.5)
+        i, look = list(looks).index(row["method"]), looks[row["method"]]
+        x = schedules.index(row["schedule"]) + 0.7 * ((i + 0.5) / len(looks) - 0.5)
         y, low, high = (100 * row[f"coverage{end}"] for end in ("", "_low", "_high"))
-        look = _look(i)
         if y < floor:
-            axis.plot([x], [floor], color=look["color"], marker=r"$\downarrow$", clip_on=False)
+            drawing.below(axis, x, floor, y, look.color)
             continue
         bars = [[y - max(low, floor)], [high - y]]
-        face = "white" if _off(row) else look["color"]
-        axis.errorbar([x], [y], yerr=bars, elinewidth=0.8, markerfacecolor=face, **look)
+        axis.errorbar([x], [y], yerr=bars, **_BARS, **_mark(row, look))
     axis.set_xticks(range(len(schedules)), schedules)
     axis.set_xlim(-0.5, len(schedules) - 0.5)
     axis.tick_params(axis="x", length=0)
 
 
-def _draw_tradeoff(axis: Axes, rows: Sequence[Row], methods: Sequence[str]) -> None:
+def _draw_tradeoff(axis: Axes, rows: Sequence[Row], looks: dict[str, drawing.Look]) -> None:
     """Mean length against rounds per observation, both logarithmic, a line per method."""
     for method in _unique(row["method"] for row in rows):
-        i = methods.index(method)
+        look = looks[method]
         line = sorted((r for r in rows if r["method"] == method), key=lambda r: r["acf"])
         x, y = [r["acf"] for r in line], [r["length"] for r in line]
-        look = _look(i)
-        axis.plot(x, y, color=look["color"], linestyle=_LINES[i % len(_LINES)], zorder=2)
+        axis.plot(x, y, color=look.color, linestyle=look.dashes, zorder=2)
         for row in line:
             bars = 1.96 * (row["length_mcse"] or 0.0)
-            face = "white" if _off(row) else look["color"]
             at = ([row["acf"]], [row["length"]])
-            axis.errorbar(*at, yerr=bars, elinewidth=0.8, markerfacecolor=face, zorder=3, **look)
-    drawing.plain_log(axis.xaxis)
+            axis.errorbar(*at, yerr=bars, zorder=3, **_BARS, **_mark(row, look))
+    axis.set(xscale="log")
     drawing.plain_log(axis.yaxis)
     axis.tick_params(labelbottom=True)
     axis.set_xlabel("Rounds per observation")

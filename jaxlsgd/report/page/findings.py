@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.core.text import with_error
-from jaxlsgd.report.figures import method_labels
 from jaxlsgd.report.page import averages
 from jaxlsgd.report.page.averages import Average
+from jaxlsgd.report.panels import method_labels
 
 Setting = tuple[str, str, int]  # problem, algorithm, steps
 # One method's verb, and that of several.

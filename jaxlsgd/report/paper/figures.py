@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import drawing
-from jaxlsgd.report import figures as drawn
+from jaxlsgd.report import panels as drawn
 from jaxlsgd.report.paper.sheet import write_csv
 from jaxlsgd.report.paper.targets import title
 from jaxlsgd.study.store.codec import cannot

@@ -1,0 +1,343 @@
+"""The drawings of a study's figures: by schedule, by horizon, and along the communication rounds."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxlsgd.analysis import failures
+from jaxlsgd.analysis.measures import LOCAL_SGD, summarise
+from jaxlsgd.analysis.moments import Row
+from jaxlsgd.core.causes import FAILURES
+from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.text import plural
+from jaxlsgd.report import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Setting = tuple[Any, ...]  # problem and algorithm
+_TITLE_WIDTH = 46  # characters
+_BARS = {"coverage": "95 % Wilson intervals", "length": "standard deviations"}
+
+
+def first_coordinate(cell: CellRows) -> list[Row]:
+    """The measures of a cell's first coordinate, at all saved rounds."""
+    rows = summarise(cell)
+    return [row for row in rows if row["coordinate"] == cell.coordinates[row["method"]][0]]
+
+
+def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by the values of some columns."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return groups
+
+
+def unique(rows: Iterable[Row], key: str) -> list[Any]:
+    """The values of a column, each once."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def settings_of(rows: Sequence[Row]) -> dict[Setting, list[Row]]:
+    """Rows by problem and algorithm, each of which has panels of its own."""
+    return grouped(rows, "problem", "algorithm")
+
+
+def method_labels(rows: Iterable[Row]) -> dict[str, str]:
+    """Methods as people write them, with the name added where two have the same label."""
+    labels = {row["method"]: row["label"] for row in rows}
+    shared = [label for label in labels.values() if list(labels.values()).count(label) > 1]
+    return {
+        name: f"{label} ({name})" if label in shared and label != name else label
+        for name, label in labels.items()
+    }
+
+
+@drawing.styled
+def by_schedule(rows: Sequence[Row], measure: str, everyone: Sequence[Row] | None = None) -> Figure:
+    """Coverage or length at the last round.
+
+    With one horizon, there is a panel for each problem and algorithm, with the schedules along x and the
+    methods next to one another. With several, horizons are along x, schedules next to one another, and
+    each method has a column of panels. Where runs failed, a hollow marker is the coverage with failures
+    as misses, and a note says how many, and why.
+
+    Args:
+      rows: of `summarise`, last round, one level and one coordinate.
+      measure: "coverage", with Wilson intervals, or "length", with standard deviations.
+      everyone: rows to count failures in, where some have nothing to draw; `rows` if None.
+    """
+    coverage, level = measure == "coverage", rows[0]["level"]
+    one = len(unique(rows, "num_steps")) == 1
+    draw = _by_schedule if one else _by_horizon
+    figure, axes, looks = draw(rows, measure)
+    for line in axes:
+        line[0].set_ylabel("Coverage (%)" if coverage else "Mean length")
+        for axis in line if not coverage else ():
+            axis.set_ylim(bottom=0)
+    drawing.legend(figure, looks, lines=False, level=level if coverage else None)
+    marked = coverage and any(100 * row["coverage"] < _floor(rows) for row in rows)
+    about = _about(rows, _BARS[measure], marked)
+    drawing.note(figure, about, _failed(everyone or rows, hollow=coverage))
+    return figure
+
+
+def _by_schedule(rows: Sequence[Row], measure: str) -> tuple[Figure, Any, dict[str, drawing.Look]]:
+    """Schedules along x, methods next to one another, a panel per problem and algorithm."""
+    settings, labels = settings_of(rows), method_labels(rows)
+    algorithms, schedules = _algorithm_titles(rows), unique(rows, "schedule")
+    looks = dict(zip(labels, drawing.method_looks(len(labels)), strict=True))
+    wide = min(1.9, max(1.2, len(schedules) * max(3, len(labels)) / 13))
+    columns = 1 if len(settings) <= 3 else 2
+    lines = -(-len(settings) // columns)
+    share = "all" if measure == "coverage" else False
+    figure, axes = drawing.grid(lines, columns, wide, sharey=share)
+    flat = [axis for line in axes for axis in line]
+    floor = _floor(rows) if measure == "coverage" else None
+    for axis, ((problem, algorithm), group) in zip(flat, settings.items(), strict=False):
+        places = {name: i for i, name in enumerate(schedules)}
+        _draw_points(axis, group, measure, ("schedule", places), ("method", looks), floor)
+        axis.set_title(_title(problem, algorithms[algorithm], _steps(rows)))
+        _named_ticks(axis, schedules)
+    for axis in flat[len(settings) :]:
+        axis.set_visible(False)
+    return figure, axes, {labels[name]: look for name, look in looks.items()}
+
+
+def _by_horizon(rows: Sequence[Row], measure: str) -> tuple[Figure, Any, dict[str, drawing.Look]]:
+    """Horizons along x, schedules next to one another, a panel per setting and method."""
+    settings, labels = settings_of(rows), method_labels(rows)
+    algorithms, several = _algorithm_titles(rows), len(unique(rows, "problem")) > 1
+    horizons = sorted(unique(rows, "num_steps"))
+    looks = {
+        name: drawing.looks(unique(rows, "schedule"))[name] for name in unique(rows, "schedule")
+    }
+    share = {"sharex": True, "sharey": "all" if measure == "coverage" else "row"}
+    figure, axes = drawing.grid(len(settings), len(labels), **share)
+    floor = _floor(rows) if measure == "coverage" else None
+    places = {steps: i for i, steps in enumerate(horizons)}
+    for line, ((problem, algorithm), group) in zip(axes, settings.items(), strict=True):
+        for axis, (method, label) in zip(line, labels.items(), strict=True):
+            chosen = [row for row in group if row["method"] == method]
+            _draw_points(axis, chosen, measure, ("num_steps", places), ("schedule", looks), floor)
+            axis.set_title(_title(problem if several else "", label, algorithms[algorithm]))
+            _named_ticks(axis, [f"{steps:,}" for steps in horizons])
+    for axis in axes[-1]:
+        axis.set_xlabel("Observations per client")
+    return figure, axes, looks
+
+
+def _draw_points(
+    axis: Axes,
+    rows: Sequence[Row],
+    measure: str,
+    along: tuple[str, dict[Any, int]],
+    beside: tuple[str, dict[Any, drawing.Look]],
+    floor: float | None,
+) -> None:
+    """Points with bars: one column of the rows says where along x, another which of the neighbours."""
+    (place, places), (kind, looks) = along, beside
+    if measure == "coverage" and rows:
+        drawing.nominal(axis, rows[0]["level"])
+    names = list(looks)
+    for row in rows:
+        x = places[row[place]] + 0.76 * ((names.index(row[kind]) + 0.5) / len(names) - 0.5)
+        look, (y, below, above) = looks[row[kind]], _point(row, measure)
+        if floor is not None and y < floor:
+            drawing.below(axis, x, floor, y, look.color)
+            continue
+        style: dict[str, Any] = {"color": look.color, "marker": look.marker, "linestyle": "none"}
+        low = below if floor is None else min(below, y - floor)
+        axis.errorbar([x], [y], yerr=[[low], [above]], **drawing.BARS, **style)
+        if measure == "coverage" and row["n_failed"]:
+            drawing.hollow(axis, x, max(floor or 0.0, 100 * row["coverage_all"]), look)
+    if floor is not None and rows:
+        tops = (100 * max(row["coverage_high"], row["level"] + 0.01) for row in rows)
+        axis.set_ylim(floor - 0.6, max(axis.get_ylim()[1], min(100.6, max(tops) + 0.6)))
+
+
+def _named_ticks(axis: Axes, names: Sequence[str]) -> None:
+    axis.set_xticks(range(len(names)), names)
+    axis.set_xlim(-0.5, len(names) - 0.5)
+    axis.tick_params(axis="x", length=0)
+    for i in range(1, len(names)):
+        axis.axvline(i - 0.5, color="#EEEEEE", linewidth=0.6, zorder=0)
+
+
+def _point(row: Row, measure: str) -> tuple[float, float, float]:
+    """A value, and how far its bar reaches below and above."""
+    if measure == "length":
+        deviation = row["length_sd"] or 0.0
+        return row["length"], min(deviation, row["length"]), deviation
+    middle, low, high = (100 * row[f"coverage{suffix}"] for suffix in ("", "_low", "_high"))
+    # Rounding must not turn a bar around: Matplotlib would refuse it.
+    return middle, max(0.0, middle - low), max(0.0, high - middle)
+
+
+def _floor(rows: Iterable[Row]) -> float:
+    """The bottom of the coverage axis; a few that are far lower are marked there with their number."""
+    known = [row for row in rows if row["coverage"] is not None]
+    nominal = 100 * known[0]["level"]
+    lowest = min(100 * min(row["coverage_low"], row["coverage"]) for row in known)
+    return max(0.0, min(nominal - 4, max(lowest - 0.6, nominal - drawing.DEEPEST)))
+
+
+@drawing.styled
+def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
+    """Coverage (left) and length (right) against communication rounds, a row of panels per method.
+
+    The grey band is where 95 % of the points of a method with exact coverage would be. What is below
+    the axis is marked there, with the lowest coverage of the schedule.
+
+    Args:
+      rows: of `summarise`, one problem, algorithm, horizon, level and coordinate, all saved rounds.
+      warmup: rounds of warm-up, to be marked.
+    """
+    labels, level, schedules = method_labels(rows), rows[0]["level"], unique(rows, "schedule")
+    (algorithm,) = _algorithm_titles(rows).values()
+    figure, axes = drawing.grid(len(labels), 2, 1.15, sharex=True, sharey="col")
+    known = [row for row in rows if row["coverage"] is not None]
+    for (left, right), (method, label) in zip(axes, labels.items(), strict=True):
+        chosen = [row for row in rows if row["method"] == method]
+        _draw_lines(left, chosen, "coverage", schedules, warmup, factor=100)
+        drawing.nominal(left, level, max(row["n_ok"] for row in chosen))
+        _draw_lines(right, chosen, "length", schedules, warmup)
+        left.set_title(_title(label, algorithm, what="coverage (%)"))
+        right.set_title(_title(label, algorithm, what="length"))
+    bottom = _floor(known) if known else 0.0
+    if known:
+        axes[0][0].set_ylim(bottom, 100.6)
+        for (left, _), method in zip(axes, labels, strict=True):
+            _mark_below(left, [row for row in known if row["method"] == method], schedules, bottom)
+    drawing.plain_log(axes[0][1].yaxis)
+    for axis in axes[-1]:
+        axis.set_xlabel("Communication rounds")
+    looks = {name: drawing.looks(schedules)[name] for name in schedules}
+    drawing.legend(figure, looks, level=level, band=True, warmup=bool(warmup))
+    marked = any(100 * row["coverage"] < bottom for row in known)
+    drawing.note(figure, _about(rows, marked=marked), _failed(rows))
+    return figure
+
+
+def _mark_below(axis: Axes, rows: Sequence[Row], schedules: Sequence[str], bottom: float) -> None:
+    """A mark and the lowest number for each line that leaves the axis."""
+    look, marked = drawing.looks(schedules), 0
+    for (schedule,), group in grouped(rows, "schedule").items():
+        lowest = min(group, key=lambda row: row["coverage"])
+        if 100 * lowest["coverage"] < bottom:
+            x, y = lowest["save_round"], 100 * lowest["coverage"]
+            drawing.below(axis, x, bottom, y, look[schedule].color, stacked=marked)
+            marked += 1
+
+
+@drawing.styled
+def error_along_rounds(
+    rows: Sequence[Row], warmup: Callable[[str], int | None] = lambda problem: None
+) -> Figure:
+    """L2 error against communication rounds on logarithmic axes, a panel per problem and algorithm.
+
+    Bands are 1.96 Monte-Carlo standard errors to both sides.
+
+    Args:
+      rows: of `summarise`, all saved rounds; the longest horizon of each schedule is drawn.
+      warmup: rounds of warm-up by problem, to be marked.
+    """
+    settings, algorithms = settings_of(rows), _algorithm_titles(rows)
+    schedules = unique(rows, "schedule")
+    figure, axes = drawing.grid(1, len(settings), 1.25)
+    for axis, ((problem, algorithm), group) in zip(axes[0], settings.items(), strict=True):
+        _draw_lines(axis, _longest(group), "l2_error", schedules, warmup(problem), band=True)
+        drawing.plain_log(axis.yaxis)
+        axis.set_title(_title(problem, algorithms[algorithm]))
+        axis.set_xlabel("Communication rounds")
+    axes[0][0].set_ylabel("L2 error")
+    marked = any(warmup(problem) for problem, _ in settings)
+    looks = {name: drawing.looks(schedules)[name] for name in schedules}
+    drawing.legend(figure, looks, warmup=marked)
+    label = method_labels(rows)[rows[0]["method"]]
+    about = f"Error of all coordinates, estimate of {label}. {_replications(rows)}. "
+    drawing.note(figure, about + "Bands: 1.96 Monte-Carlo standard errors.", _failed(rows))
+    return figure
+
+
+def _longest(rows: Sequence[Row]) -> list[Row]:
+    """The longest horizon of each schedule, of one method and level."""
+    steps = {
+        name: max(r["num_steps"] for r in group)
+        for (name,), group in grouped(rows, "schedule").items()
+    }
+    once = (rows[0]["method"], rows[0]["level"])
+    one = [row for row in rows if (row["method"], row["level"]) == once]
+    return [row for row in one if row["num_steps"] == steps[row["schedule"]]]
+
+
+def _draw_lines(
+    axis: Axes,
+    rows: Sequence[Row],
+    measure: str,
+    schedules: Sequence[str],
+    warmup: int | None,
+    factor: float = 1,
+    band: bool = False,
+) -> None:
+    """A line per schedule, which ends where its observations are used up."""
+    look = drawing.looks(schedules)
+    known = [row for row in rows if row[measure] is not None]
+    for (schedule,), group in grouped(known, "schedule").items():
+        x, y = [r["save_round"] for r in group], [factor * r[measure] for r in group]
+        order = list(schedules).index(schedule)
+        drawing.line(axis, x, y, look[schedule], order, len(schedules))
+        if band:
+            half = [1.96 * factor * (r[f"{measure}_mcse"] or 0.0) for r in group]
+            drawing.band(axis, x, y, half, look[schedule].color)
+    if warmup:
+        axis.axvline(warmup, color=drawing.GREY, linestyle=drawing.DOTS, linewidth=1, zorder=1)
+    drawing.plain_log(axis.xaxis)
+
+
+def _title(*parts: str, what: str = "") -> str:
+    """Parts of a title, on as many lines as a panel's width needs."""
+    whole = ", ".join(part for part in parts if part) + (f": {what}" if what else "")
+    return textwrap.fill(whole[:1].upper() + whole[1:], _TITLE_WIDTH)
+
+
+def _steps(rows: Sequence[Row]) -> str:
+    return f"{rows[0]['num_steps']:,} observations per client"
+
+
+def _algorithm_titles(rows: Iterable[Row]) -> dict[str, str]:
+    """How titles name the algorithms; Local SGD alone goes without saying."""
+    names = unique(rows, "algorithm")
+    return {name: "" if names == [LOCAL_SGD] else name for name in names}
+
+
+def _replications(rows: Sequence[Row]) -> str:
+    runs = sorted(unique(rows, "replications"))
+    count = f"{runs[0]:,}" if len(runs) == 1 else f"{runs[0]:,} to {runs[-1]:,}"
+    return f"{count} replications per cell"
+
+
+def _about(rows: Sequence[Row], bars: str = "", marked: bool = False) -> str:
+    """What is drawn: coordinate, level, replications, and what bars are."""
+    names = unique(rows, "coordinate")
+    where = names[0] if len(names) == 1 else "first coordinate of each method"
+    text = f"{where}, {100 * rows[0]['level']:g} % intervals, {_replications(rows)}."
+    text += f" Bars: {bars}." if bars else ""
+    return text + (f" {drawing.BELOW}" if marked else "")
+
+
+def _failed(rows: Sequence[Row], hollow: bool = False) -> str:
+    """How many runs failed, and why; "" where none did."""
+    groups = grouped(rows, "problem", "algorithm", "schedule", "num_steps", "save_round")
+    worst = [max(group, key=lambda row: row["n_failed"]) for group in groups.values()]
+    last = [row for row in worst if row["save_round"] == row["num_rounds"] and row["n_failed"]]
+    if not last:
+        return ""
+    why = failures.why({cause: sum(row[cause.count] for row in last) for cause in FAILURES})
+    of, failed = (sum(row[key] for row in last) for key in ("replications", "n_failed"))
+    text = f"{failed:,} of {of:,} runs failed in {plural(len(last), 'cell')} ({why}). Drawn: the others"
+    return text + ("; hollow: coverage with failures as misses." if hollow else ".")
