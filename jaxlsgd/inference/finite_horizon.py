@@ -23,7 +23,7 @@ from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, JointLaw, La
 from jaxlsgd.core.problem import Array
 from jaxlsgd.inference import plug_in as plug_in_lib
 from jaxlsgd.inference import random_scaling as random_scaling_lib
-from jaxlsgd.inference.laws import finite_law, finite_wald
+from jaxlsgd.inference.laws import finite_law, finite_tables, finite_wald
 from jaxlsgd.inference.laws.normal import NORMAL
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def direction_multiplier(level: float, plan: Plan | None, detail: Directions) ->
     if plan.num_rounds < 2:
         return np.full(part.variance.shape, np.inf)  # as the scale: one round has no spread
     values = np.broadcast_to(part.eigenvalues[..., None, :], part.view.shape)
-    each = finite_law.interpolated(plan, values, part.bias[..., None], level)
+    each = finite_tables.interpolated(plan, values, part.bias[..., None], level)
     return _combined(part, each)
 
 
