@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxlsgd import schedules
+from jaxlsgd.core import tables
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator, Horizon
 from jaxlsgd.core.problem import Problem
@@ -39,7 +40,13 @@ class Done(NamedTuple):
     rows: dict[str, MethodRows]
 
 
-def run_job(job: Job, device: Any = None) -> Iterator[Worked | Done]:
+class Tabulated(NamedTuple):
+    """What laws have looked up or tabulated for a job, see `core.tables`."""
+
+    rows: tables.Rows
+
+
+def run_job(job: Job, device: Any = None) -> Iterator[Worked | Tabulated | Done]:
     """Runs the same replications of cells that see the same draws, and yields how it goes.
 
     Args:
@@ -50,8 +57,16 @@ def run_job(job: Job, device: Any = None) -> Iterator[Worked | Done]:
     with _building:
         cells = _cells(tuple(tile.cell for tile in job))
     key = jax.random.key(spec.seed)
-    for event in run_cells(key, cells, job[0].first, spec.tile_size, device):
+    events, used = run_cells(key, cells, job[0].first, spec.tile_size, device), tables.Rows()
+    while True:
+        with tables.noting(used):
+            event = next(events, None)
+        if event is None:
+            return
         if isinstance(event, Finished):
+            if used:
+                yield Tabulated(used)
+                used = tables.Rows()
             yield Done(job[event.cell], event.rows)
         else:
             yield Worked(job[event.cell], event.steps)

@@ -79,6 +79,9 @@ class Noted(Silent):
     def advance(self, replications: float, work: float) -> None:
         self._inner.advance(replications, work)
 
+    def begin(self) -> None:
+        self._inner.begin()
+
     def cell_done(self) -> None:
         self._inner.cell_done()
 

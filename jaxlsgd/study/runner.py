@@ -11,12 +11,13 @@ from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
 from jaxlsgd.core.rows import MethodRows
+from jaxlsgd.core.tables import Rows
 from jaxlsgd.study import compute
-from jaxlsgd.study.compute import Done, Worked
+from jaxlsgd.study.compute import Done, Tabulated, Worked
 from jaxlsgd.study.executors.base import Event, Events, Executor, Failed
 from jaxlsgd.study.executors.threads import Threads
 from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.jobs import Job, planned, work
+from jaxlsgd.study.jobs import Job, planned, program_kind, work
 from jaxlsgd.study.journal import Journal, Noted, started
 from jaxlsgd.study.progress import Silent, Totals
 from jaxlsgd.study.spec import Study
@@ -111,6 +112,7 @@ def _run_on(
     ):
         run = _Run(writer, stop, progress)
         if run.prepare():
+            executor.learn(run.tables)
             jobs = planned(run.cells, writer.results.firsts(), writer.lacks, executor.size)
             run.all(executor.run(run.wanted(jobs), stop))
         run.warn_of_failures()
@@ -185,7 +187,9 @@ class _Run:
         self.errors: dict[str, str] = {}
         self.tally = Tally()
         self.cells: list[CellSpec] = []  # that are not complete
+        self.tables: Rows = {}  # of earlier runs
         self._described: set[str] = set()
+        self._kinds: set[Any] = set()  # of programs that have come to work
         self._left = {cell.id: writer.study.tiles_per_cell for cell in writer.study.cells}
         self._total = sum(self._left.values())
 
@@ -206,6 +210,7 @@ class _Run:
         self._left = {cell.id: self.writer.left(cell) for cell in cells}
         self._total = sum(self._left.values())
         self.cells = [cell for cell in cells if self._left[cell.id]]
+        self.tables = self.writer.tables() if self.cells else {}
         for cell in cells:
             if not self._left[cell.id] and not self.writer.described(cell):
                 self.writer.describe(cell, compute.about(cell))
@@ -250,7 +255,12 @@ class _Run:
         if isinstance(event, Worked):
             cell, done = event.tile.cell, event.tile.cell.tile_size * event.steps
             clients = cell.problem.fact("num_clients")
+            if (kind := program_kind(cell)) not in self._kinds:
+                self._kinds.add(kind)
+                self.progress.begin()
             self.progress.advance(done / cell.num_steps, done * clients)
+        elif isinstance(event, Tabulated):
+            self.writer.keep(event.rows)
         elif isinstance(event, Failed):
             self._fail(event)
         elif isinstance(event, Done):
@@ -282,4 +292,5 @@ class _Run:
         study = self.writer.study
         total = sum(self._left[cell.id] * work(cell) for cell in self.cells)
         done = len(study.cells) - len(self.cells)
-        return Totals(len(study.cells), done, self._total * study.tile_size, total)
+        kinds = len({program_kind(cell) for cell in self.cells})
+        return Totals(len(study.cells), done, self._total * study.tile_size, total, kinds)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from jaxlsgd.study.compute import Done, Worked
+from jaxlsgd.core.tables import Rows
+from jaxlsgd.study.compute import Done, Tabulated, Worked
 from jaxlsgd.study.jobs import Job, Tile
 from jaxlsgd.study.stop import Stop
 
@@ -18,7 +19,7 @@ class Failed(NamedTuple):
 
 
 # None comes now and then while nothing happens, so that the caller can check the clock.
-Event = Worked | Done | Failed | None
+Event = Worked | Tabulated | Done | Failed | None
 Events = Generator[Event, None, None]
 
 
@@ -27,6 +28,10 @@ class Executor(Protocol):
 
     environment: dict[str, Any]  # what may move the digits of rows there
     size: int  # jobs at once
+
+    def learn(self, rows: Rows) -> None:
+        """Hands tables of earlier runs to whoever computes."""
+        ...
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
         """Runs jobs, which are taken only as there is room for them, and yields how it goes.

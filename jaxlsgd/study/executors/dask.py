@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jaxlsgd.core.checks import shown
+from jaxlsgd.core.tables import Rows
 from jaxlsgd.engine import machine
-from jaxlsgd.study.compute import Done, Worked
+from jaxlsgd.study.compute import Done, Tabulated, Worked
 from jaxlsgd.study.executors import dask_worker as worker
 from jaxlsgd.study.executors.base import Event, Events, Failed
 from jaxlsgd.study.jobs import Job, Tile
 from jaxlsgd.study.stop import Dropped, Stop
-from jaxlsgd.study.store import codec
+from jaxlsgd.study.store import codec, kept_tables
 
 Client = Any  # distributed.Client: what its methods return depends on how it is used
 
@@ -165,6 +166,11 @@ class Dask:
         self.environment = dict(expected)
         self.size = max(1, threads(client))
 
+    def learn(self, rows: Rows) -> None:
+        """See `Executor.learn`; workers that join later tabulate for themselves."""
+        if rows:
+            self._client.run(worker.learn, kept_tables.plain(rows), on_error="ignore")
+
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
         """See `Executor.run`; when the caller leaves early, jobs in flight are cancelled."""
         fleet = _Fleet(self._client, self._expected, iter(jobs), self._say)
@@ -288,7 +294,8 @@ class _Fleet:
             return self._failed(flight, error)
         if "tiles" in answer:
             parts = zip(flight.job, answer["tiles"], strict=True)
-            return [event for tile, part in parts for event in _decoded(tile, part)]
+            events = [event for tile, part in parts for event in _decoded(tile, part)]
+            return [*_tabulated(answer), *events]
         if "error" in answer:
             return self._failed(flight, WorkerError(answer["error"]))
         if not self.broken:
@@ -333,6 +340,13 @@ class _Fleet:
         if dropped and self.client.status == "running":
             with contextlib.suppress(OSError):
                 self.client.cancel(dropped, force=True)
+
+
+def _tabulated(answer: worker.Answer) -> list[Event]:
+    """The tables that came with tiles; those that are damaged can be made again."""
+    with contextlib.suppress(codec.Damaged):
+        return [Tabulated(kept_tables.from_plain(answer.get("tables", {})))]
+    return []
 
 
 def _decoded(tile: Tile, content: bytes) -> list[Event]:

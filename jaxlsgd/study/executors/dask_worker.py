@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypedDict
 
-from jaxlsgd.core import identity
+from jaxlsgd.core import identity, tables
 from jaxlsgd.engine import machine
 from jaxlsgd.study import kinds
 from jaxlsgd.study.grid import CellSpec, canonical
 from jaxlsgd.study.jobs import Tile
 from jaxlsgd.study.parts import Part
-from jaxlsgd.study.store import codec
+from jaxlsgd.study.store import codec, kept_tables
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _lock = threading.Lock()
@@ -85,6 +85,7 @@ class Answer(TypedDict, total=False):
     """What comes back: one of these. No exception travels, for not every one can be pickled."""
 
     tiles: list[bytes]  # encoded
+    tables: dict[str, list[float | None]]  # with the tiles, see `store.kept_tables`
     error: str
     unlike: dict[str, Any]  # the environment of a worker that would compute other digits
 
@@ -102,7 +103,7 @@ def work(packed: Packed, expected: dict[str, Any]) -> Answer:
     if machine.difference(found, expected):
         return {"unlike": found}
     try:
-        return {"tiles": _tiles(*_unpack(packed))}
+        return _answer(*_unpack(packed))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
@@ -148,16 +149,24 @@ _parts: dict[Any, Any] = {}
 _MOST_CELLS = 1_000
 
 
-def _tiles(cells: list[CellSpec], first: int) -> list[bytes]:
-    from jaxlsgd.study.compute import Done, run_job
+def learn(rows: dict[str, list[float | None]]) -> None:
+    """Takes tables of earlier runs."""
+    tables.learn(kept_tables.from_plain(rows))
+
+
+def _answer(cells: list[CellSpec], first: int) -> Answer:
+    from jaxlsgd.study.compute import Done, Tabulated, run_job
 
     tiles: dict[CellSpec, bytes] = {}
+    used = tables.Rows()
     job = tuple(Tile(cell, first) for cell in cells)
     with _device() as device:
         for event in run_job(job, device):
-            if isinstance(event, Done):
+            if isinstance(event, Tabulated):
+                used |= event.rows
+            elif isinstance(event, Done):
                 tiles[event.tile.cell] = codec.encode_tile(event.tile.cell, first, event.rows)
-    return [tiles[cell] for cell in cells]
+    return {"tiles": [tiles[cell] for cell in cells], "tables": kept_tables.plain(used)}
 
 
 def _environment(threads: int) -> dict[str, Any]:

@@ -13,15 +13,16 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from jaxlsgd.core import tables
 from jaxlsgd.engine import distributed, machine
-from jaxlsgd.study.compute import Done, Worked
+from jaxlsgd.study.compute import Done, Tabulated, Worked
 from jaxlsgd.study.executors.base import Event, Events, Failed
 from jaxlsgd.study.executors.threads import Threads
 from jaxlsgd.study.grid import canonical
 from jaxlsgd.study.jobs import Job, Tile
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.stop import Stop
-from jaxlsgd.study.store import codec
+from jaxlsgd.study.store import codec, kept_tables
 
 LEADER = 0
 _ROWS, _ERROR = b"+", b"-"  # first byte of a tile's content
@@ -61,6 +62,11 @@ class Leader:
         rounds = range(max(counts))
         self._places = [who for i in rounds for who, count in enumerate(counts) if i < count]
 
+    def learn(self, rows: tables.Rows) -> None:
+        """See `Executor.learn`."""
+        self._here.learn(rows)
+        _order(canonical({"tables": kept_tables.plain(rows)}))
+
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
         """See `Executor.run`; tiles of other processes come when a wave is over."""
         left = iter(jobs)
@@ -79,7 +85,7 @@ class Leader:
                     found = distributed.share({}, [owner for owner, _ in theirs])
             for (_, tile), content in zip(theirs, found, strict=True):
                 yield Worked(tile, tile.cell.num_steps)
-                yield _event(tile, content)
+                yield from _events(tile, content)
 
 
 def follow(study: Study, devices: Sequence[Any]) -> int:
@@ -90,14 +96,21 @@ def follow(study: Study, devices: Sequence[Any]) -> int:
     threads = Threads(devices)
     while order := _order():
         wave = json.loads(order)
+        if "tables" in wave:
+            threads.learn(kept_tables.from_plain(wave["tables"]))
+            continue
         jobs = [tuple(Tile(cells[name], first) for name, first in job) for job in wave["jobs"]]
         shares = list(zip(wave["owners"], jobs, strict=True))
         theirs = [(owner, tile) for owner, job in shares if owner != LEADER for tile in job]
         contents: dict[Tile, bytes] = {}
+        used = tables.Rows()
         mine = (job for owner, job in shares if owner == here)
         for event in threads.run(mine, Stop()):
-            if isinstance(event, (Done, Failed)):
-                contents[event.tile] = _content(event)
+            if isinstance(event, Tabulated):
+                used |= event.rows
+            elif isinstance(event, (Done, Failed)):
+                contents[event.tile] = _content(event, used)
+                used = tables.Rows()
         if theirs:
             found = {i: contents[tile] for i, (who, tile) in enumerate(theirs) if who == here}
             distributed.share(found, [owner for owner, _ in theirs])
@@ -110,14 +123,20 @@ def _order(content: bytes | None = None) -> bytes:
     return distributed.share({} if content is None else {LEADER: content}, [LEADER])[0]
 
 
-def _content(event: Done | Failed) -> bytes:
+def _content(event: Done | Failed, used: tables.Rows) -> bytes:
     if isinstance(event, Failed):
         return _ERROR + f"{type(event.error).__name__}: {event.error}".encode()
-    return _ROWS + codec.encode_tile(event.tile.cell, event.tile.first, event.rows)
+    tabulated = canonical(kept_tables.plain(used))
+    tile = codec.encode_tile(event.tile.cell, event.tile.first, event.rows)
+    return _ROWS + len(tabulated).to_bytes(8) + tabulated + tile
 
 
-def _event(tile: Tile, content: bytes) -> Event:
+def _events(tile: Tile, content: bytes) -> Iterator[Event]:
     kind, content = content[:1], content[1:]
     if kind == _ERROR:
-        return Failed(tile, RuntimeError(content.decode()))
-    return Done(tile, codec.decode_tile(content, tile.cell, tile.first))
+        yield Failed(tile, RuntimeError(content.decode()))
+        return
+    end = 8 + int.from_bytes(content[:8])
+    if used := kept_tables.from_plain(json.loads(content[8:end])):
+        yield Tabulated(used)
+    yield Done(tile, codec.decode_tile(content[end:], tile.cell, tile.first))

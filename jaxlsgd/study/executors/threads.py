@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from jaxlsgd.core import tables
 from jaxlsgd.engine import machine
 from jaxlsgd.study.compute import Done, run_job
 from jaxlsgd.study.executors.base import Event, Events, Failed
@@ -23,6 +24,10 @@ class Threads:
         self.devices = list(devices)
         self.environment = machine.describe(self.devices[0])
         self.size = len(self.devices)
+
+    def learn(self, rows: tables.Rows) -> None:
+        """See `Executor.learn`."""
+        tables.learn(rows)
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
         """See `Executor.run`."""

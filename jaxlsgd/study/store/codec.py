@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import hashlib
-import io
 import json
-import math
 import os
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxlsgd.core.causes import Cause
+from jaxlsgd.core import sealed
+from jaxlsgd.core.cell_file import ARRAYS, fits
 from jaxlsgd.core.files import read_regular
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study.grid import CellSpec, canonical, digest_of
@@ -25,13 +21,6 @@ from jaxlsgd.study.grid import CellSpec, canonical, digest_of
 FORMAT = 3
 MOST_JSON = 64_000_000  # bytes
 _TEMPORARY = ".writing"
-_ARRAYS = {
-    "estimate": "<f8",
-    "scale": "<f8",
-    "half_width": "<f8",
-    "floored": "|b1",
-    "cause": "|u1",
-}
 
 
 class StoreError(RuntimeError):
@@ -85,7 +74,7 @@ def remove_unfinished(directory: Path) -> None:
 
 def is_unfinished(name: str) -> bool:
     """Whether a file name is that of a file of ours that is half-written."""
-    ours = r"manifest\.json|cell\.json|tile-\d{9}\.npz"
+    ours = r"manifest\.json|cell\.json|tile-\d{9}\.npz|[0-9a-f]{32}\.json"
     return re.fullmatch(rf"\.({ours}){re.escape(_TEMPORARY)}", name) is not None
 
 
@@ -148,31 +137,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def encode_tile(cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> bytes:
-    """One tile as an npz file: a header, each method's arrays, and a checksum of them all.
-
-    The bytes are a function of the arguments alone: `numpy.savez` writes no times.
-    """
+    """One tile as a sealed file: a header, and each method's arrays."""
     arrays: dict[str, Any] = {"header": np.frombuffer(_header(cell, first), np.uint8)}
     for i, method in enumerate(cell.methods):
-        for name, kind in _ARRAYS.items():
+        for name, kind in ARRAYS.items():
             arrays[f"{i}.{name}"] = np.ascontiguousarray(getattr(rows[method.name], name), kind)
-    arrays["sha256"] = np.frombuffer(_checksum(arrays), np.uint8)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
+    return sealed.seal(arrays)
 
 
 def _header(cell: CellSpec, first: int) -> bytes:
     names = [method.name for method in cell.methods]
     return canonical({"format": FORMAT, "cell": cell.digest, "first": first, "methods": names})
-
-
-def _checksum(arrays: dict[str, np.ndarray]) -> bytes:
-    total = hashlib.sha256()
-    for name, array in arrays.items():
-        total.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        total.update(array.tobytes())
-    return total.digest()
 
 
 def read_tile(path: Path, cell: CellSpec, first: int) -> dict[str, MethodRows]:
@@ -203,65 +178,18 @@ def _most_bytes(cell: CellSpec) -> int:
 
 def decode_tile(content: bytes, cell: CellSpec, first: int) -> dict[str, MethodRows]:
     """Rows from what `encode_tile` made; raises `Damaged` unless it is exactly that."""
-    arrays = _arrays(content, len(cell.methods))
-    claimed = arrays.pop("sha256")
-    if claimed.tobytes() != _checksum(arrays):
-        raise Damaged("its checksum does not match")
+    names = [f"{i}.{name}" for i in range(len(cell.methods)) for name in ARRAYS]
+    try:
+        arrays = sealed.unseal(content, ("header", *names))
+    except sealed.Broken as error:
+        raise Damaged(str(error)) from error
     if arrays.pop("header").tobytes() != _header(cell, first):
         raise Damaged("it is a tile of another cell, range or format")
     rows = {}
     for i, method in enumerate(cell.methods):
-        parts: list[Any] = [arrays[f"{i}.{name}"] for name in _ARRAYS]
-        if not _fits(parts, cell):
-            raise Damaged("its arrays do not have the shape of the cell")
-        if parts[-1].max(initial=0) > max(Cause):
-            raise Damaged("it has a cause of failure that is none")
+        parts: list[Any] = [arrays[f"{i}.{name}"] for name in ARRAYS]
+        shape = parts[0].shape if parts[0].ndim == 3 else (0, 0, 0)
+        if not fits(parts, shape[0], len(cell.levels), cell.tile_size, shape[2]):
+            raise Damaged("its arrays are not those of the cell")
         rows[method.name] = MethodRows(*parts)
     return rows
-
-
-def _fits(parts: list[Any], cell: CellSpec) -> bool:
-    if parts[0].ndim != 3:
-        return False
-    saves, count, coordinates = parts[0].shape
-    half = (saves, len(cell.levels), count, coordinates)
-    shapes = [(saves, count, coordinates)] * 2 + [half] + [(saves, count)] * 2
-    kinds = list(_ARRAYS.values())
-    found = [part.shape for part in parts], [part.dtype.str for part in parts]
-    return count == cell.tile_size and found == (shapes, kinds)
-
-
-def _arrays(content: bytes, methods: int) -> dict[str, np.ndarray]:
-    """The arrays of a tile, none larger than the bytes that it was read from."""
-    names = ["header", *(f"{i}.{name}" for i in range(methods) for name in _ARRAYS), "sha256"]
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = archive.infolist()
-            if [member.filename for member in members] != [f"{name}.npy" for name in names]:
-                raise Damaged("it does not hold the arrays of a tile of this cell")
-            # Stored members that do not overlap cannot unpack to more than the file itself.
-            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-                raise Damaged("it is compressed, which no tile is")
-            if sum(member.file_size for member in members) > len(content):
-                raise Damaged("its parts are larger than the whole")
-            return {name: _array(archive.read(f"{name}.npy")) for name in names}
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise Damaged(f"it is cut short or altered ({error})") from error
-
-
-def _array(raw: bytes) -> np.ndarray:
-    """One array of plain numbers; unlike `numpy.load`, nothing is made room for on its say-so."""
-    length = 10 + int.from_bytes(raw[8:10], "little")
-    shape, by_column, dtype = _array_header(raw[:length])
-    data = memoryview(raw)[length:]
-    if by_column or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
-        raise ValueError("an array that is not what it says")
-    return np.frombuffer(data, dtype).reshape(shape)
-
-
-@functools.lru_cache(maxsize=256)  # few differ, and NumPy parses them as Python
-def _array_header(raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    file = io.BytesIO(raw)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("an array in another format")
-    return np.lib.format.read_array_header_1_0(file)

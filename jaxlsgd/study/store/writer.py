@@ -10,14 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from jaxlsgd.core.cell_file import about_to_json
 from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.core.tables import Rows
 from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.parts import Part, changed
 from jaxlsgd.study.spec import Study, differences
-from jaxlsgd.study.store import codec, provenance, recovery
+from jaxlsgd.study.store import codec, kept_tables, provenance, recovery
 from jaxlsgd.study.store.codec import FORMAT, Damaged, Missing, StoreError
 from jaxlsgd.study.store.place import Found, lock, look, unused
-from jaxlsgd.study.store.reader import Results, about_to_json
+from jaxlsgd.study.store.reader import Results
 
 
 class Writer:
@@ -59,6 +61,7 @@ class Writer:
             raise
         self._places = {cell.id: i for i, cell in enumerate(self.study.cells)}
         self._kept: dict[str, set[int]] | None = None
+        self._tabulated: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -134,6 +137,25 @@ class Writer:
         path = self.results.tile_path(cell.id, first)
         with self._in_place():
             codec.write_whole(path, codec.encode_tile(cell, first, rows))
+
+    def tables(self) -> Rows:
+        """What tiles of earlier runs have tabulated."""
+        rows, warnings = kept_tables.read(self.directory, self._code)
+        self._tabulated |= rows.keys()
+        self.warnings += warnings
+        return rows
+
+    def keep(self, rows: Rows) -> None:
+        """Keeps what a tile has tabulated, as far as it is not there already."""
+        new = {key: row for key, row in rows.items() if key not in self._tabulated}
+        if new:
+            with self._in_place():
+                kept_tables.write(self.directory, new, self._code)
+            self._tabulated |= new.keys()
+
+    @property
+    def _code(self) -> str:
+        return str(self.environment.get("code", ""))
 
     def _make(self) -> None:
         try:
