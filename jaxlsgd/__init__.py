@@ -33,8 +33,11 @@ _WHERE = {
     "MethodRows": "jaxlsgd.core.rows",
     "Plan": "jaxlsgd.schedules",
     "Study": "jaxlsgd.study",
+    "TableFit": "jaxlsgd.regression.result",
     "fclt_check": "jaxlsgd.runs.fclt",
     "fit": "jaxlsgd.runs.fitting",
+    "load_cell": "jaxlsgd.core.cell_file",
+    "fit_table": "jaxlsgd.regression.fitting",
     "one_step": "jaxlsgd.inference.one_step",
     "plug_in": "jaxlsgd.inference.plug_in",
     "prepare": "jaxlsgd.engine.machine",
@@ -48,6 +51,7 @@ _WHERE = {
     "inference": "jaxlsgd.inference:",
     "measures": "jaxlsgd.analysis.measures:",
     "problems": "jaxlsgd.problems:",
+    "regression": "jaxlsgd.regression:",
     "report": "jaxlsgd.report:",
     "schedules": "jaxlsgd.schedules:",
     "study": "jaxlsgd.study:",
@@ -56,9 +60,10 @@ __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd import algorithms, analysis, inference, problems, report, schedules, study
+    from jaxlsgd import algorithms, analysis, inference, problems, regression, report, schedules, study
     from jaxlsgd.analysis import measures
     from jaxlsgd.core.algorithm import Algorithm
+    from jaxlsgd.core.cell_file import load_cell
     from jaxlsgd.core.estimator import (
         Accumulator,
         Estimator,
@@ -77,6 +82,8 @@ if TYPE_CHECKING:
     from jaxlsgd.inference.one_step import one_step
     from jaxlsgd.inference.plug_in import plug_in
     from jaxlsgd.inference.random_scaling import random_scaling
+    from jaxlsgd.regression.fitting import fit_table
+    from jaxlsgd.regression.result import TableFit
     from jaxlsgd.runs.fclt import fclt_check
     from jaxlsgd.runs.fitting import Fit, fit
     from jaxlsgd.runs.simulation import simulate

@@ -37,6 +37,7 @@ ROOMS = (
     "engine",
     "analysis",
     "runs",
+    "regression",
     "study",
     "report",
     "cli",
@@ -44,6 +45,8 @@ ROOMS = (
 LONGEST_FILE = 400
 # Pairs of files that know each other; the first imports the second only when it is called.
 MUTUAL = {
+    # `cell.save(...)` for `save(cell, ...)`.
+    ("core.rows", "core.cell_file"),
     # A builder that hands on to a method which is built upon its own.
     ("inference.plug_in", "inference.finite_horizon"),
     ("inference.plug_in", "inference.observation_average"),

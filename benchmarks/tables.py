@@ -1,0 +1,128 @@
+"""Whether intervals from tables cover: 500 simulated tables a cell, `python -m benchmarks.tables`.
+
+Ten clients of 200 to 5,000 rows with coefficients, means and spreads of their own; gaussian, logistic and
+Poisson; for the population, and for the minimiser of each table's own rows. Writes `results/tables.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.table_cases import DESIGN, NAMES, population
+from jaxlsgd.regression.fitting import fit_block
+from jaxlsgd.regression.options import options
+from jaxlsgd.regression.pilot import Loss, minimise
+
+HERE = Path(__file__).resolve().parent
+CELLS = [
+    (family, target)
+    for family in ("gaussian", "logistic", "poisson")
+    for target in ("population", "sample")
+]
+
+
+class Outcome(NamedTuple):
+    """What became of a cell."""
+
+    family: str
+    target: str
+    rows: str
+    covered: NDArray[np.bool_]  # (tables, d)
+    errors: NDArray[np.float64]  # (tables, d) (estimate − truth)/standard error
+    added: float  # largest share that the run added to a standard error, mean over tables
+    warned: int
+    seconds: float
+
+
+def run_cell(
+    family: str, target: str, tables: int, rows: str = "reshuffled", seed: int = 1, most: int = 5000
+) -> Outcome:
+    """Fits that many tables."""
+    world = population(family, most=most)
+    asked = options(family, target=target, rows=rows)
+    covered, errors, added, warned, begun = [], [], [], 0, time.perf_counter()
+    for r in range(tables):
+        block = world.table(np.random.default_rng([seed, r]))
+        fit = fit_block(DESIGN, block, asked)
+        found = fit.coefficients()
+        truth = world.truth if target == "population" else minimiser(world.family, block)
+        _, lower, upper = fit.interval()
+        covered.append((lower <= truth) & (truth <= upper))
+        errors.append((found.estimate - truth) / found.std_error)
+        added.append(np.max(found.added) if not found.from_run else 0.0)
+        warned += bool(fit.warnings)
+    taken = time.perf_counter() - begun
+    return Outcome(
+        family,
+        target,
+        rows,
+        np.array(covered),
+        np.array(errors),
+        float(np.mean(added)),
+        warned,
+        taken,
+    )
+
+
+def minimiser(family, block) -> NDArray[np.float64]:
+    """Of a table's own rows, by Newton's method; weighted by size, which is each row alike."""
+    scale = np.abs(block.X).max(axis=0)
+    loss = Loss(family, np.zeros(1), np.zeros(block.X.shape[1]))
+    weights = np.full(len(block.y), 1 / len(block.y))
+    return minimise(loss, block.X / scale, block.y, weights, NAMES)[0] / scale
+
+
+def markdown(outcomes: list[Outcome]) -> str:
+    """The table of all cells."""
+    lines = [
+        "| family | target | rows | "
+        + " | ".join(NAMES)
+        + " | all | sd of (estimate − truth)/SE | run adds | warned | s a table |",
+        "|---|---|---|" + "--:|" * (len(NAMES) + 5),
+    ]
+    for one in outcomes:
+        n = len(one.covered)
+        cover = one.covered.mean(axis=0)
+        cells = [f"{100 * c:.1f} ({100 * np.sqrt(max(c * (1 - c), 1e-9) / n):.1f})" for c in cover]
+        spread = np.sqrt(np.mean(one.errors**2))
+        lines.append(
+            f"| {one.family} | {one.target} | {one.rows} | {' | '.join(cells)} | "
+            f"{100 * one.covered.mean():.1f} | {spread:.3f} | {100 * one.added:.1f} % | {one.warned} | "
+            f"{one.seconds / n:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Runs all cells."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__)
+    parser.add_argument("--tables", type=int, default=500)
+    parser.add_argument("--only", help="family, target")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "tables.md")
+    arguments = parser.parse_args()
+    outcomes = []
+    for family, target in CELLS:
+        if arguments.only and arguments.only not in (family, target):
+            continue
+        outcomes.append(run_cell(family, target, arguments.tables))
+        print(markdown(outcomes[-1:]).splitlines()[-1], flush=True)
+    arguments.out.write_text(_page(outcomes, arguments.tables), encoding="utf-8")
+    return 0
+
+
+def _page(outcomes: list[Outcome], tables: int) -> str:
+    head = (
+        f"# Intervals from tables\n\n{(__doc__ or '').strip()}\n\nCoverage of 95 % intervals in per cent "
+        f"over {tables} tables, Monte-Carlo standard errors in parentheses.\n\n"
+    )
+    return head + markdown(outcomes) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,249 @@
+"""From a table to numbers: which columns, which rows, which clients, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.text import plural
+
+FloatArray = NDArray[np.floating[Any]]
+INTERCEPT = "Intercept"
+MISSING = ("refuse", "drop")
+
+
+class Block(NamedTuple):
+    """Some rows of a table as numbers; the first column of `X` is the intercept's, where there is one."""
+
+    X: FloatArray  # (n, d)
+    y: FloatArray  # (n,)
+    client: NDArray[Any]  # (n,) labels
+    dropped: int  # rows left out, as something was missing
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """What is read of a table; made from its first rows, and used for all."""
+
+    response: str
+    client: str | None  # None: one client has all rows
+    names: tuple[str, ...]  # of the coefficients
+    columns: tuple[str, ...]  # that are read
+    missing: str
+    spec: Any = None  # of a formula
+    intercept: bool = True
+
+    def read(self, frame: Any, first_row: int = 0) -> Block:
+        """Rows as numbers; refuses what is missing, infinite or no number.
+
+        Args:
+          frame: a pandas table with the columns of this design.
+          first_row: how many rows came before, for messages.
+        """
+        frame, dropped = _complete(frame[list(self.columns)], self.missing, first_row)
+        client = np.zeros(len(frame), np.int8) if self.client is None else frame[self.client]
+        if self.spec is None:
+            y = _numbers(frame[self.response], f"response {self.response!r}")
+            parts = [
+                _numbers(frame[name], f"column {name!r}")
+                for name in self.names
+                if name != INTERCEPT or not self.intercept
+            ]
+            ones = [np.ones(len(y))] if self.intercept else []
+            X = np.stack([*ones, *parts], axis=1) if len(y) else np.zeros((0, len(self.names)))
+        else:
+            y, X = _evaluated(self.spec, frame)
+        return Block(X, _finite(self, X, y), np.asarray(client), dropped)
+
+
+def as_frame(table: Any) -> Any:
+    """A pandas table of whatever holds columns: pandas, polars, pyarrow, a mapping of arrays."""
+    pandas = extra("pandas")
+    if isinstance(table, pandas.DataFrame):
+        return table.rename(columns=str)
+    if hasattr(table, "to_pandas"):
+        return table.to_pandas()
+    if isinstance(table, Mapping):
+        return pandas.DataFrame({name: np.asarray(column) for name, column in table.items()})
+    raise refusal("frame", "be a table with named columns, such as a pandas DataFrame", table)
+
+
+def extra(module: str) -> Any:
+    """A package that only tables need."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise ImportError(f"tables need {name}: pip install 'jaxlsgd[data]'") from error
+
+
+def design(
+    frame: Any,
+    response: str | None,
+    client: str | None,
+    features: Sequence[str] | None = None,
+    formula: str | None = None,
+    intercept: bool = True,
+    missing: str = "refuse",
+) -> Design:
+    """Works out what to read, from the first rows of a table.
+
+    Args:
+      frame: a pandas table.
+      response: column to explain; not needed with a formula.
+      client: column that says whose row it is; None for one client.
+      features: columns to explain it by; all others if None.
+      formula: as in "y ~ age + C(ward) + log(dose)", in place of response and features.
+      intercept: whether to add one; a formula says so itself.
+      missing: "refuse" or "drop" rows in which something is missing.
+    """
+    checks.choice("missing", missing, MISSING)
+    if not len(frame.columns) or not len(frame):
+        what = f"{len(frame)} rows of {plural(len(frame.columns), 'column')}"
+        raise refusal("frame", "have rows and columns", what)
+    if len(set(frame.columns)) < len(frame.columns):
+        twice = [name for name in frame.columns if list(frame.columns).count(name) > 1]
+        raise refusal("frame", "have columns with names of their own", twice[0])
+    client = None if client is None else _known(frame, "client", client)
+    if formula is not None:
+        if features is not None:
+            raise refusal("features", "be left out with a formula", features)
+        return _from_formula(frame, response, client, formula, missing)
+    response = _known(frame, "response", response)
+    if response == client:
+        raise refusal("response", "be another column than client", response)
+    chosen = [name for name in frame.columns if name not in (response, client)]
+    if features is not None:
+        chosen = [_known(frame, "features", name) for name in features]
+        checks.distinct("features", chosen)
+    if not chosen and not intercept:
+        raise refusal("features", "have a column, or an intercept", chosen)
+    for name in chosen:
+        _check_numeric(frame[name])
+    names = ((INTERCEPT,) if intercept else ()) + tuple(str(name) for name in chosen)
+    checks.distinct("features", names)
+    columns = (response, *(() if client is None else (client,)), *chosen)
+    return Design(response, client, names, columns, missing, None, intercept)
+
+
+def _known(frame: Any, argument: str, name: Any) -> str:
+    """A column of the table; refuses another, and offers the nearest."""
+    known = [str(column) for column in frame.columns]
+    if not isinstance(name, str) or name not in known:
+        hint = checks.nearest(name, known) or f"; its columns: {checks.shown(', '.join(known))}"
+        raise refusal(argument, "be a column of the table", name, hint)
+    return name
+
+
+def _check_numeric(column: Any) -> None:
+    """Refuses text, with what to do about it."""
+    if column.dtype.kind in "fiub" or hasattr(column.dtype, "numpy_dtype"):
+        return
+    with contextlib.suppress(ValueError, TypeError):
+        column.dropna().astype(np.float64)
+        return
+    levels = column.dropna().unique()
+    name = column.name if str(column.name).isidentifier() else f"`{column.name}`"
+    hint = f"; as a factor it is C({name}) in a formula" if len(levels) <= 50 else ""
+    raise refusal(f"column {column.name!r}", "be numbers", _some(levels), hint)
+
+
+def _numbers(column: Any, what: str) -> FloatArray:
+    """A column as float64; text that spells numbers is read as such."""
+    try:
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (ValueError, TypeError):
+        pass
+    try:
+        return column.astype(str).str.strip().astype(np.float64).to_numpy()
+    except (ValueError, TypeError) as error:
+        levels = column.dropna().unique()
+        hint = ""
+        if len(levels) == 2:
+            hint = f"; recode it, as in frame[{column.name!r}] == {str(levels[-1])!r}"
+        raise refusal(what, "be numbers", _some(levels), hint) from error
+
+
+def _some(levels: Any) -> str:
+    shown = ", ".join(repr(str(level)) for level in levels[:3])
+    return f"text such as {shown}" + (f" ({len(levels)} values)" if len(levels) > 3 else "")
+
+
+def _complete(frame: Any, missing: str, first_row: int) -> tuple[Any, int]:
+    """The rows in which nothing is missing, and how many are not among them."""
+    gaps = frame.isna()
+    rows = gaps.any(axis=1).to_numpy()
+    if not rows.any():
+        return frame, 0
+    if missing == "drop":
+        return frame[~rows], int(rows.sum())
+    counts = gaps.sum()
+    told = ", ".join(f"{count:,} of {name!r}" for name, count in counts.items() if count)
+    first = first_row + int(rows.argmax())
+    hint = f", the first in row {first}; missing='drop' leaves such rows out"
+    raise refusal("frame", "have no missing values", told, hint)
+
+
+def _finite(design: Design, X: FloatArray, y: FloatArray) -> FloatArray:
+    for name, values in ((design.response, y), *zip(design.names, X.T, strict=True)):
+        bad = ~np.isfinite(values)
+        if bad.any():
+            raise refusal(f"column {name!r}", "be finite in every row", float(values[bad][0]))
+    return y
+
+
+def _from_formula(
+    frame: Any, response: str | None, client: str | None, formula: str, missing: str
+) -> Design:
+    formulaic = extra("formulaic")
+    with _formula_errors(formula):
+        parsed = formulaic.Formula(formula)
+        needed = sorted(str(name) for name in parsed.required_variables)
+    if not hasattr(parsed, "lhs"):
+        hint = f"; did you mean '{response} ~ {formula}'?" if response else ""
+        raise refusal("formula", "have a response, as in 'y ~ x'", formula, hint)
+    for name in needed:
+        _known(frame, "formula", name)
+    columns = (*needed, *([client] if client is not None and client not in needed else []))
+    whole, _ = _complete(frame[list(columns)], missing, 0)
+    with _formula_errors(formula), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spec = formulaic.model_matrix(parsed, whole, na_action="ignore").model_spec
+    left = spec.lhs.column_names
+    if len(left) != 1:
+        rule = "have one column as its response; text is recoded beforehand"
+        raise refusal("formula", rule, ", ".join(left))
+    if response is not None and response != left[0]:
+        raise refusal("response", f"be that of the formula, {left[0]!r}, or be left out", response)
+    names = tuple(spec.rhs.column_names)
+    return Design(left[0], client, names, columns, missing, spec, INTERCEPT in names)
+
+
+def _evaluated(spec: Any, frame: Any) -> tuple[FloatArray, FloatArray]:
+    with _formula_errors("formula"), warnings.catch_warnings():
+        warnings.simplefilter("error")  # a level that the first rows do not have
+        found = spec.get_model_matrix(frame)
+    y = np.asarray(found.lhs, np.float64)[:, 0]
+    return y, np.asarray(found.rhs, np.float64)
+
+
+@contextlib.contextmanager
+def _formula_errors(formula: str) -> Iterator[None]:
+    """Says of formulaic's errors which argument they are about."""
+    errors = extra("formulaic.errors")
+    try:
+        yield
+    except (errors.FormulaicError, Warning) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"formula: cannot be used, got {checks.shown(formula)} ({first})"
+        ) from error

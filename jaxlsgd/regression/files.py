@@ -1,0 +1,76 @@
+"""Tables from CSV and Parquet files: whole, or a block of rows at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.regression.design import extra
+
+BLOCK_BYTES = 16 << 20  # of a CSV that are parsed at a time
+BLOCK_ROWS = 1 << 17  # of a Parquet file
+_KINDS = "a CSV (.csv, .tsv, .csv.gz) or Parquet (.parquet) file"
+
+
+def read_all(path: str | Path) -> Any:
+    """A whole file as a pandas table."""
+    path = _checked(path)
+    with _said(path):
+        if is_parquet(path):
+            return extra("pyarrow.parquet").read_table(path).to_pandas()
+        csv = extra("pyarrow.csv")
+        return csv.read_csv(path, parse_options=_dialect(csv, path)).to_pandas()
+
+
+def blocks(path: str | Path) -> Iterator[Any]:
+    """A file as pandas tables of some rows each, in memory that does not grow with the file."""
+    path = _checked(path)
+    with _said(path):
+        if is_parquet(path):
+            with extra("pyarrow.parquet").ParquetFile(path) as source:
+                for batch in source.iter_batches(BLOCK_ROWS):
+                    yield batch.to_pandas()
+            return
+        csv = extra("pyarrow.csv")
+        options = csv.ReadOptions(block_size=BLOCK_BYTES)
+        with csv.open_csv(path, read_options=options, parse_options=_dialect(csv, path)) as source:
+            for batch in source:
+                yield batch.to_pandas()
+
+
+def is_parquet(path: Path) -> bool:
+    """By the name."""
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
+def _dialect(csv: Any, path: Path) -> Any:
+    return csv.ParseOptions(delimiter="\t" if ".tsv" in path.suffixes else ",")
+
+
+def _checked(path: str | Path) -> Path:
+    """Refuses what cannot be a table before a parser sees it."""
+    path = Path(path)
+    if path.is_dir():
+        raise refusal("file", f"be {_KINDS}", f"the directory {path}")
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if not start:
+        raise refusal("file", "hold a table", f"{path.name}, which is empty")
+    zipped = path.suffix.lower() in (".gz", ".bz2")
+    if not is_parquet(path) and not zipped and b"\0" in start:
+        raise refusal("file", f"be {_KINDS}", f"{path.name}, which is binary")
+    return path
+
+
+@contextlib.contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """Says of a parser's errors which file they are about."""
+    arrow = extra("pyarrow")
+    try:
+        yield
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError, UnicodeDecodeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise refusal("file", f"be {_KINDS}", path.name, f" ({first})") from error

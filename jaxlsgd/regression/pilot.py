@@ -1,0 +1,232 @@
+"""A pilot on some of the rows: where to start, in which coordinates, and with which steps.
+
+Newton's method finds the minimiser θ̂ of the pilot's rows (all of a small table, 20,000 drawn from the clients
+of a larger one). There, with Ĝ = Σ p_k H_k, clients' mean gradients ḡ_k and covariances S_k, in coordinates
+where Ĝ = I, and for B_k rows of client k a step, the first step η_1 of η_m = η_1 m^(−α) is the smallest of
+
+    stability   ½ / max_k λ_max(H_k + C_k/B_k),   C_k = mean of f''² ‖a‖² a aᵀ: half of what a quadratic
+                loss with these rows would bear, twice over;
+    noise       (2 E max_k tr(S_k)/B_k)^(−½): local steps wander by less than a curvature's length;
+    drift       clients whose slopes and curvatures differ pull E local steps aside, by
+                ½ (E − 1) η̄ Ĝ⁻¹ Σ p_k H_k (ḡ_k − ḡ); this may be 5 % of the sample's standard error.
+
+E is 5, or less where the drift would ask for steps so small that the start is not forgotten. As many passes are
+planned as bring the run's own variance, Σ p_k² S_k/(B_k t), below its share of the sample's, Σ p_k² S_k/n_k.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.regression.families import Family
+
+FloatArray = NDArray[np.floating[Any]]
+ALPHA = 0.505  # the paper's
+LOCAL_STEPS = 5
+_DRIFT = 0.05  # of a standard error
+_FORGOTTEN = 10.0  # Σ γ_m: what is left of the start is e^(−10)
+_NEWTON = 60
+_FLOOR = 1e-10  # of Ĝ's eigenvalues over the largest
+
+
+class Loss(NamedTuple):
+    """A family with its numbers, and a ridge on the standardised slopes."""
+
+    family: Family
+    tuning: FloatArray
+    ridge: FloatArray  # (d,) λ for slopes, 0 for the intercept
+
+
+class Moments(NamedTuple):
+    """What the rows of all clients say at one θ."""
+
+    G: FloatArray  # (d, d) Σ p_k H_k, ridge included
+    gradients: FloatArray  # (K, d) ḡ_k, ridge included
+    hessians: FloatArray  # (K, d, d) H_k, ridge included
+    S: FloatArray  # (K, d, d) covariance of client k's gradients, its mean taken out
+    raw: FloatArray  # (K, d, d) their mean squares, nothing taken out
+    sizes: NDArray[np.int64]  # (K,)
+
+    def sample(self, p: FloatArray, pooled: bool) -> FloatArray:
+        """Σ p_k² S_k/n_k, or with the clients' means left in."""
+        each = self.raw if pooled else self.S
+        return np.einsum("k,kij->ij", p**2 / self.sizes, each)
+
+
+class Rule(NamedTuple):
+    """Steps and lengths that the pilot asks for."""
+
+    eta: float  # η_1
+    E: int
+    passes: int
+    bound: str  # which of the three bounds it was
+    bounds: dict[str, float]
+
+
+def minimise(
+    loss: Loss, X: FloatArray, y: FloatArray, row_weights: FloatArray, names: tuple[str, ...]
+) -> tuple[FloatArray, int]:
+    """Damped Newton on weighted rows; returns θ̂ and how many exchanges of d² numbers it took."""
+    family, tuning, ridge = loss
+    theta = np.zeros(X.shape[1])
+    value = _value(loss, X, y, row_weights, theta)
+    count = 0
+    while count < _NEWTON:
+        count += 1
+        z = X @ theta
+        first = family.first(np, z, y, tuning) * row_weights
+        second = family.second(np, z, y, tuning) * row_weights
+        gradient = X.T @ first + ridge * theta
+        H = (X.T * second) @ X + np.diag(ridge)
+        H += 1e-9 * np.trace(H) / len(H) * np.eye(len(H)) + 1e-12 * np.eye(len(H))
+        step = scipy.linalg.solve(H, gradient, assume_a="pos")
+        decrement = float(gradient @ step)
+        theta, new = _descend(loss, X, y, row_weights, theta, step, value)
+        if decrement < 1e-12 * (1 + abs(value)) or abs(value - new) < 1e-15 * (1 + abs(value)):
+            break
+        value = new
+    _check_separated(loss, X, y, theta, names)
+    return theta, count
+
+
+def _value(loss: Loss, X: FloatArray, y: FloatArray, weights: FloatArray, theta: FloatArray):
+    with np.errstate(over="ignore"):
+        rows = loss.family.loss(np, X @ theta, y, loss.tuning)
+    return float(weights @ rows + 0.5 * np.sum(loss.ridge * theta**2))
+
+
+def _descend(
+    loss: Loss,
+    X: FloatArray,
+    y: FloatArray,
+    weights: FloatArray,
+    theta: FloatArray,
+    step: FloatArray,
+    value: float,
+) -> tuple[FloatArray, float]:
+    """θ − step/2^j and its value, for the first j that does not raise it."""
+    for halving in range(40):
+        shorter = theta - step / 2**halving
+        new = _value(loss, X, y, weights, shorter)
+        if new <= value:
+            return shorter, new
+    return theta, value
+
+
+def _check_separated(
+    loss: Loss, X: FloatArray, y: FloatArray, theta: FloatArray, names: tuple[str, ...]
+) -> None:
+    """Refuses responses that a combination of columns tells apart, so that no minimum exists."""
+    if not loss.family.separable or loss.ridge.any():
+        return
+    # Where f'' has vanished in some direction: fitted means run off to an end of their range.
+    second = loss.family.second(np, X @ theta, y, loss.tuning)
+    base = np.mean(second)
+    H = (X.T * second) @ X / len(X)
+    values, vectors = scipy.linalg.eigh(H, X.T @ X / len(X))
+    if values[0] > 1e-6 * max(base, 1e-4):
+        return
+    share = np.abs(vectors[:, 0]) * X.std(axis=0)
+    involved = [names[j] for j in np.argsort(-share) if share[j] > 0.1 * share.max()][:3]
+    raise refusal(
+        "columns",
+        "not separate the responses: no finite coefficients are best",
+        " and ".join(involved or names[:1]),
+        "; leave them out, or give a ridge",
+    )
+
+
+def moments(
+    loss: Loss,
+    X: FloatArray,
+    y: FloatArray,
+    client: NDArray[np.int64],
+    p: FloatArray,
+    theta: FloatArray,
+) -> Moments:
+    """Hessians and gradients by client at θ; rows must be sorted by client."""
+    family, tuning, ridge = loss
+    z = X @ theta
+    first, second = family.first(np, z, y, tuning), family.second(np, z, y, tuning)
+    ends = np.searchsorted(client, np.arange(len(p) + 1))
+    d = X.shape[1]
+    H, raw, S = (np.zeros((len(p), d, d)) for _ in range(3))
+    mean = np.zeros((len(p), d))
+    for k, (start, end) in enumerate(itertools.pairwise(ends)):
+        A, n = X[start:end], end - start
+        g = first[start:end, None] * A
+        mean[k] = g.mean(axis=0)
+        raw[k] = g.T @ g / n
+        # One row has no spread of its own: its square bounds it.
+        centred = g - mean[k] if n > 1 else g
+        S[k] = centred.T @ centred / max(n - 1, 1)
+        H[k] = (A.T * second[start:end]) @ A / n + np.diag(ridge)
+    G = np.einsum("k,kij->ij", p, H)
+    return Moments(G, mean + ridge * theta, H, S, raw, np.diff(ends))
+
+
+def whitening(G: FloatArray) -> FloatArray:
+    """W with WᵀGW = I; directions without curvature are bounded."""
+    values, Q = np.linalg.eigh((G + G.T) / 2)
+    return Q / np.sqrt(np.maximum(values, _FLOOR * values[-1]))
+
+
+def rule(
+    found: Moments,
+    fourth: FloatArray,
+    p: FloatArray,
+    sizes: NDArray[np.int64],
+    batches: FloatArray,
+    back: FloatArray,
+    steps: int,
+    share: float,
+    local_steps: int | None,
+) -> Rule:
+    """The rule above.
+
+    Args:
+      found: the pilot's moments, in whitened coordinates.
+      fourth: (K, d, d) C_k.
+      p: (K,) weights.
+      sizes: (K,) rows of the whole table.
+      batches: (K,) rows a step.
+      back: whitened coordinates to those of the table.
+      steps: a pass.
+      share: of the sample's variance that the run's may have.
+      local_steps: E; chosen if None.
+    """
+    ours = np.einsum("k,kij->ij", p**2 / batches / steps, found.S)
+    sample = np.einsum("k,kij->ij", p**2 / sizes, found.S)
+    ours, sample = (np.einsum("ij,jk,ik->i", back, each, back) for each in (ours, sample))
+    worst = float(np.max(ours / np.maximum(sample, 1e-300)))
+    passes = max(1, int(np.ceil(worst / share)))
+    top = max(
+        np.linalg.eigvalsh(H + C / B)[-1]
+        for H, C, B in zip(found.hessians, fourth, batches, strict=True)
+    )
+    wander = max(np.trace(S) / B for S, B in zip(found.S, batches, strict=True))
+    center = found.gradients - p @ found.gradients
+    pull = np.abs(back @ np.einsum("k,kij,kj->i", p, found.hessians, center))
+    drift = float(np.max(pull / np.sqrt(np.maximum(sample, 1e-300))))
+    candidates = range(LOCAL_STEPS, 0, -1) if local_steps is None else [local_steps]
+    chosen = None
+    for E in candidates:
+        rounds = max(1, passes * steps // E)
+        slowing = float(np.mean(np.arange(1, rounds + 1.0) ** -ALPHA))
+        bounds = {
+            "stability": 0.5 / float(top),
+            "noise": float(1 / np.sqrt(2 * E * max(wander, 1e-300))),
+            "drift": _DRIFT / max(0.5 * (E - 1) * drift * slowing, 1e-300),
+        }
+        bound = min(bounds, key=lambda name: bounds[name])
+        chosen = Rule(bounds[bound], E, passes, bound, bounds)
+        if bound != "drift" or chosen.eta * slowing * rounds * E >= _FORGOTTEN:
+            break
+    assert chosen is not None
+    return chosen

@@ -1,0 +1,220 @@
+"""The result of a regression on a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.special
+from numpy.typing import NDArray
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.estimator import SIDES, Interval
+from jaxlsgd.regression.looping import Along
+from jaxlsgd.regression.reading import Reading
+
+FloatArray = NDArray[np.floating[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coefficients:
+    """What one method says of the coefficients, on the scale of the table."""
+
+    method: str
+    estimate: FloatArray  # (d,)
+    covariance: FloatArray  # (d, d) that intervals are made of
+    run_covariance: FloatArray  # (d, d) what the run has to do with it
+    reading: Reading
+    from_run: bool  # whether the law is the method's, or normal
+
+    @property
+    def std_error(self) -> FloatArray:
+        """What the law's multiple is taken of; for random scaling this is no standard error."""
+        return np.sqrt(np.diagonal(self.covariance))
+
+    @property
+    def added(self) -> FloatArray:
+        """By how much of itself the run has lengthened each standard error."""
+        total = np.diagonal(self.covariance)
+        rest = np.maximum(total - np.diagonal(self.run_covariance), 0)
+        with np.errstate(divide="ignore"):
+            return np.sqrt(total / rest) - 1
+
+    def multiplier(self, level: float, side: str = "both") -> float:
+        """How many standard errors an interval reaches."""
+        checks.level(level)
+        checks.choice("side", side, SIDES)
+        if self.from_run:
+            return self.reading.multiplier(level, side)
+        if side != "both" and level <= 0.5:
+            raise refusal("level", "be above 0.5 for an interval with one bound", level)
+        return float(scipy.special.ndtri((1 + level) / 2 if side == "both" else level))
+
+    def p_values(self, statistic: FloatArray) -> FloatArray:
+        """Two-sided."""
+        if self.from_run:
+            return self.reading.tail(statistic)
+        return 2 * scipy.special.ndtr(-np.abs(statistic))
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """What clients and server exchanged."""
+
+    rounds: int  # exchanges of d numbers
+    local_steps: int  # E, between two of them
+    passes: int  # over the rows
+    eta: float  # η_1, in whitened coordinates
+    bound: str  # what decided it
+    pilot: int  # exchanges of d² numbers
+
+    @property
+    def acf(self) -> float:
+        """Rounds over steps; 1 for an exchange a step."""
+        return 1 / self.local_steps
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableFit:
+    """Named coefficients with intervals; `print` shows them."""
+
+    names: tuple[str, ...]
+    methods: dict[str, Coefficients]
+    about: dict[str, Any]  # response, client, family, target, variance, weights, ridge, loss
+    sizes: dict[str, int]  # rows by client
+    dropped: int
+    level: float
+    communication: Communication
+    warnings: tuple[str, ...]
+    along: tuple[Along, ...]
+
+    def coefficients(self, method: str | None = None) -> Coefficients:
+        """What a method says; the first if None."""
+        name = next(iter(self.methods)) if method is None else method
+        checks.choice("method", name, tuple(self.methods))
+        return self.methods[name]
+
+    @property
+    def estimate(self) -> dict[str, float]:
+        """Coefficients by name, of the first method."""
+        return dict(zip(self.names, self.coefficients().estimate.tolist(), strict=True))
+
+    def interval(
+        self, method: str | None = None, level: float | None = None, side: str = "both"
+    ) -> Interval:
+        """Intervals of all coefficients.
+
+        Args:
+          method: its name; the first if None.
+          level: that of the fit if None.
+          side: "both", or the only bound that is finite: "lower" or "upper".
+        """
+        found = self.coefficients(method)
+        half = found.multiplier(self.level if level is None else level, side) * found.std_error
+        return Interval.around(found.estimate, half, side)
+
+    def function(
+        self,
+        g: Callable[[dict[str, Any]], Any],
+        method: str | None = None,
+        level: float | None = None,
+        side: str = "both",
+    ) -> Interval:
+        """Interval for a function of the coefficients, by the delta method.
+
+        Args:
+          g: `{name: coefficient} → number or vector`, differentiable by JAX.
+          method: its name; the first if None.
+          level: that of the fit if None.
+          side: "both", or the only bound that is finite.
+
+        Example::
+
+            result.function(lambda b: b["age"] / b["dose"])
+        """
+        found = self.coefficients(method)
+
+        def flat(vector: Any) -> Any:
+            return g(dict(zip(self.names, vector, strict=True)))
+
+        with jax.enable_x64(True):
+            x = jax.numpy.asarray(found.estimate)
+            value, J = (np.asarray(each(x), np.float64) for each in (flat, jax.jacrev(flat)))
+        if value.ndim > 1 or not (np.isfinite(value).all() and np.isfinite(J).all()):
+            rule = "return a finite number or vector with a finite Jacobian at the estimate"
+            raise refusal("g", rule, value)
+        error = np.sqrt(np.einsum("...i,ij,...j->...", J, found.covariance, J))
+        half = found.multiplier(self.level if level is None else level, side) * error
+        return Interval.around(value, half, side)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per method and coefficient, as in a printed table."""
+        found = []
+        for name, one in self.methods.items():
+            _, lower, upper = self.interval(name)
+            statistic = one.estimate / one.std_error
+            run = np.sqrt(np.maximum(np.diagonal(one.run_covariance), 0))
+            columns = (
+                one.estimate,
+                one.std_error,
+                statistic,
+                one.p_values(statistic),
+                lower,
+                upper,
+            )
+            for j, (coefficient, *values) in enumerate(zip(self.names, *columns, strict=True)):
+                keys = ("estimate", "std_error", "statistic", "p_value", "lower", "upper")
+                numbers = dict(zip(keys, map(float, values), strict=True))
+                row = {"method": name, "coefficient": coefficient, **numbers}
+                found.append({**row, "level": self.level, "run_error": float(run[j])})
+        return found
+
+    def to_frame(self) -> Any:
+        """A pandas table, indexed by method and coefficient."""
+        from jaxlsgd.regression.design import extra
+
+        return extra("pandas").DataFrame(self.rows()).set_index(["method", "coefficient"])
+
+    def to_json(self) -> str:
+        """Everything but the path, as JSON."""
+        from jaxlsgd.regression import text
+
+        return text.as_json(self)
+
+    def to_csv(self) -> str:
+        """The rows, as CSV."""
+        from jaxlsgd.regression import text
+
+        return text.as_csv(self)
+
+    def to_latex(self) -> str:
+        """A table for a paper, with booktabs."""
+        from jaxlsgd.regression import text
+
+        return text.as_latex(self)
+
+    def plot(self, path: Any = None) -> Any:
+        """A forest plot of the coefficients by method (needs the extra "plots")."""
+        from jaxlsgd.regression import figures
+
+        return figures.forest(self, path)
+
+    def plot_path(self, name: str, path: Any = None) -> Any:
+        """One coefficient along the rounds, with its band (needs the extra "plots")."""
+        from jaxlsgd.regression import figures
+
+        return figures.along(self, name, path)
+
+    def __str__(self) -> str:
+        from jaxlsgd.regression import text
+
+        return text.as_text(self)
+
+    def _repr_html_(self) -> str:
+        from jaxlsgd.regression import text
+
+        return text.as_html(self)

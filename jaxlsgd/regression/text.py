@@ -1,0 +1,161 @@
+"""A fit as text, HTML, JSON, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import html
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxlsgd.core.text import align, p_value, plural, printable
+
+if TYPE_CHECKING:
+    from jaxlsgd.regression.result import Coefficients, TableFit
+
+_RUNS_ONLY = "about the minimiser of these rows, not the population that they were drawn from"
+_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_TEX |= {c: "\\" + c for c in "&%$#_{}"}
+
+
+def head(fit: TableFit) -> list[str]:
+    """What was fitted to what, and what the intervals are about."""
+    about, n = fit.about, sum(fit.sizes.values())
+    clients = plural(len(fit.sizes), "client")
+    by = f" ({about['client']})" if about["client"] else ""
+    dropped = f"; {plural(fit.dropped, 'row')} dropped, with missing values" if fit.dropped else ""
+    lines = [
+        f"Federated {about['family']} regression of {about['response']}: {n:,} rows of {clients}{by}, "
+        f"weighted {'by size' if about['weights'] == 'size' else 'equally'}{dropped}",
+    ]
+    lines += [f"Loss: {about['loss']}"] if about["loss"] else []
+    return [*lines, _target(fit), _exchanged(fit)]
+
+
+def _target(fit: TableFit) -> str:
+    about = fit.about
+    what = "Intervals are "
+    if about["target"] == "sample":
+        what += _RUNS_ONLY
+    else:
+        how = "clients are given, their rows are drawn"
+        if about["variance"] == "pooled":
+            how = "rows are drawn from all clients at once"
+        what += f"about the population that the rows were drawn from ({how})"
+    if about["ridge"]:
+        what += (
+            f", with a ridge of {about['ridge']:g}: the penalised coefficients, not those without"
+        )
+    return what + "."
+
+
+def _exchanged(fit: TableFit) -> str:
+    used = fit.communication
+    passes = "one pass" if used.passes == 1 else f"{used.passes} passes"
+    return (
+        f"Local SGD: {passes}, {plural(used.rounds, 'round')} of {plural(used.local_steps, 'local step')} "
+        f"({used.acf:.2g} exchanges a step); the pilot took {used.pilot} exchanges of d² numbers"
+    )
+
+
+def _added(one: Coefficients) -> str:
+    if one.from_run:
+        return "Standard errors are the run's own."
+    return f"The run adds {100 * float(np.max(one.added)):.2g} % to a standard error at most."
+
+
+def _cells(fit: TableFit, method: str) -> list[list[str]]:
+    low, high = ((1 - fit.level) / 2, (1 + fit.level) / 2)
+    header = ["", "estimate", "std. error", "statistic", "p", f"[{low:.4g}", f"{high:.4g}]"]
+    body = [
+        [
+            printable(row["coefficient"]),
+            *(f"{row[key]:.5g}" for key in ("estimate", "std_error", "statistic")),
+            p_value(row["p_value"]),
+            *(f"{row[key]:.5g}" for key in ("lower", "upper")),
+        ]
+        for row in fit.rows()
+        if row["method"] == method
+    ]
+    return [header, *body]
+
+
+def as_text(fit: TableFit) -> str:
+    """For a terminal."""
+    lines = [printable(line) for line in head(fit)]
+    for name, one in fit.methods.items():
+        lines += ["", name, align(_cells(fit, name), left=(0,)), _added(one)]
+    if fit.warnings:
+        lines += ["", "Warnings", *(f"  {printable(one)}" for one in fit.warnings)]
+    return "\n".join(lines)
+
+
+def as_html(fit: TableFit) -> str:
+    """For a notebook."""
+    parts = ["<div>", *(f"<p>{html.escape(line)}</p>" for line in head(fit))]
+    for name, one in fit.methods.items():
+        header, *body = _cells(fit, name)
+        parts.append(f"<table><caption>{html.escape(name)}</caption><thead>")
+        parts.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in header) + "</tr>")
+        parts.append("</thead><tbody>")
+        for first, *rest in body:
+            cells = "".join(
+                f"<td style='text-align:right'>{html.escape(cell)}</td>" for cell in rest
+            )
+            parts.append(f"<tr><th style='text-align:left'>{html.escape(first)}</th>{cells}</tr>")
+        parts.append(f"</tbody></table><p>{_added(one)}</p>")
+    if fit.warnings:
+        items = "".join(f"<li>{html.escape(one)}</li>" for one in fit.warnings)
+        parts.append(f"<p>Warnings</p><ul>{items}</ul>")
+    return "".join([*parts, "</div>"])
+
+
+def as_json(fit: TableFit) -> str:
+    """For programs: everything but the path; numbers that JSON does not have are null."""
+    content = {
+        "about": {**fit.about, "words": _target(fit), "level": fit.level},
+        "clients": fit.sizes,
+        "dropped": fit.dropped,
+        "communication": {**dataclasses.asdict(fit.communication), "acf": fit.communication.acf},
+        "coefficients": fit.rows(),
+        "warnings": list(fit.warnings),
+    }
+    return json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def as_csv(fit: TableFit) -> str:
+    """The rows of all methods, with what they are about in a column of their own."""
+    rows = [{**row, "target": fit.about["target"]} for row in fit.rows()]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def as_latex(fit: TableFit) -> str:
+    """For a paper; needs booktabs."""
+    lines = [f"% {line}" for line in head(fit)]
+    for name in fit.methods:
+        header, *body = _cells(fit, name)
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]
+        lines += [" & ".join(header) + r" \\", r"\midrule"]
+        lines += [" & ".join(_tex(cell) for cell in line) + r" \\" for line in body]
+        lines += [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([*lines, ""])
+
+
+def _tex(text: str) -> str:
+    escaped = "".join(_TEX.get(c, c) for c in text)
+    return f"${escaped}$" if text.startswith(("-", "<")) else escaped
