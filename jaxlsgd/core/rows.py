@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,3 +103,17 @@ class CellRows:
     def replications(self) -> int:
         """How many runs there are."""
         return next(iter(self.methods.values())).estimate.shape[1]
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Writes the rows to a file with a checksum inside, whole or not at all; see `load_cell`.
+
+        Args:
+          path: the file, such as "cell.npz".
+          force: whether to replace a file that is there.
+
+        Returns:
+          The path.
+        """
+        from jaxlsgd.core import cell_file
+
+        return cell_file.save(self, path, force=force)

@@ -18,8 +18,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
+from jaxlsgd.core.cell_file import Unfit, about_from_json
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.spec import Study
@@ -203,7 +202,7 @@ class Results:
             if content.get("digest") != cell.digest:
                 raise Damaged(f"{path} is damaged: it describes another cell")
             return _from_json(content.get("rows"), cell)
-        except _Unfit as error:
+        except Unfit as error:
             raise Damaged(f"{path} is damaged: {error}; run the study again") from error
         except (Damaged, Missing) as error:
             raise type(error)(f"{error}; run the study again to rewrite it") from error
@@ -240,80 +239,10 @@ def study_of(manifest: dict[str, Any], path: Path) -> Study:
         raise Damaged(f"{path} is damaged: it holds no study ({error})") from error
 
 
-def about_to_json(about: CellRows) -> dict[str, Any]:
-    """What a reader must know besides the rows."""
-    fields = [field.name for field in dataclasses.fields(about) if field.name != "methods"]
-    content = {name: getattr(about, name) for name in fields}
-    truth = {name: None if x is None else x.tolist() for name, x in about.truth.items()}
-    return content | {"truth": truth}
-
-
-class _Unfit(Exception):
-    """Content that does not describe its cell."""
-
-
 def _from_json(content: Any, cell: CellSpec) -> CellRows:
-    """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
-    names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
-    if not isinstance(content, dict) or set(content) != set(names):
-        raise _Unfit("it has other fields than a cell")
-    methods = [method.name for method in cell.methods]
-    fixed = {
-        "problem": cell.problem.name,
-        "algorithm": cell.algorithm.name,
-        "schedule": cell.schedule.name,
-        "levels": list(cell.levels),
-    }
-    if any(content[key] != value for key, value in fixed.items()):
-        raise _Unfit("its names or levels are not those of the cell")
-    lengths = [content["num_steps"], content["num_rounds"]]
-    saves, steps = content["save_at"], content["steps_at"]
-    if not _whole(lengths) or not _whole(saves) or not _whole(steps) or len(saves) != len(steps):
-        raise _Unfit("its rounds and steps are not whole numbers")
-    labels, truth = content["coordinates"], content["truth"]
-    if not (isinstance(labels, dict) and list(labels) == methods and _all_labels(labels)):
-        raise _Unfit("its coordinates are not names, method by method")
-    if not (isinstance(truth, dict) and list(truth) == methods):
-        raise _Unfit("its truth is not given method by method")
-    known = {name: _truth(truth[name], len(labels[name])) for name in methods}
-    if content["judge"] not in ("", *methods):
-        raise _Unfit("its judge is none of its methods")
-    errors, shown = content["standard_error"], content["labels"]
-    if not (_by_method(errors, methods, bool) and _by_method(shown, methods, str)):
-        raise _Unfit("it does not say of each method what it is")
-    if not all(text.isprintable() for text in shown.values()):
-        raise _Unfit("its methods' names are not printable")
-    lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels")}
-    named = {name: tuple(x) for name, x in labels.items()}
-    return CellRows(**{**content, **lists, "coordinates": named, "truth": known, "methods": {}})
-
-
-def _by_method(values: Any, methods: list[str], kind: type) -> bool:
-    return (
-        isinstance(values, dict)
-        and list(values) == methods
-        and all(type(value) is kind for value in values.values())
-    )
-
-
-def _whole(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(type(x) is int for x in values)
-
-
-def _all_labels(labels: dict[str, Any]) -> bool:
-    return all(
-        isinstance(x, list)
-        and x
-        and all(isinstance(name, str) and name.isprintable() for name in x)
-        for x in labels.values()
-    )
-
-
-def _truth(values: Any, count: int) -> np.ndarray | None:
-    if values is None:
-        return None
-    if not isinstance(values, list) or not all(type(x) in (int, float) for x in values):
-        raise _Unfit("its truth is not a list of numbers")
-    if len(values) != count:
-        raise _Unfit("its truth has another length than its coordinates")
-    return np.array(values, np.float64)
+    """What `about_to_json` made of this cell."""
+    about = about_from_json(content, [method.name for method in cell.methods])
+    names = (cell.problem.name, cell.algorithm.name, cell.schedule.name, cell.levels)
+    if names != (about.problem, about.algorithm, about.schedule, about.levels):
+        raise Unfit("its names or levels are not those of the cell")
+    return about

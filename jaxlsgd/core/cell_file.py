@@ -1,0 +1,190 @@
+"""The rows of a cell in one file, and what is known of them as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxlsgd.core import sealed
+from jaxlsgd.core.causes import Cause
+from jaxlsgd.core.files import replacing
+from jaxlsgd.core.rows import CellRows, MethodRows
+
+FORMAT = 1
+# What a method's rows are made of, and as which numbers they are kept.
+ARRAYS = {
+    "estimate": "<f8",
+    "scale": "<f8",
+    "half_width": "<f8",
+    "floored": "|b1",
+    "cause": "|u1",
+}
+
+
+class Unfit(ValueError):
+    """Content that does not describe a cell."""
+
+
+def save(cell: CellRows, path: str | Path, *, force: bool = False) -> Path:
+    """Writes a cell whole or not at all; `load_cell` reads the same bits.
+
+    Args:
+      cell: the rows.
+      path: the file.
+      force: whether to replace a file that is there.
+
+    Returns:
+      The path.
+    """
+    path = Path(path)
+    about = {"format": FORMAT, "cell": about_to_json(cell)}
+    header = json.dumps(about, sort_keys=True, allow_nan=False).encode()
+    arrays = {"header": np.frombuffer(header, np.uint8)}
+    for i, rows in enumerate(cell.methods.values()):
+        for name, kind in ARRAYS.items():
+            arrays[f"{i}.{name}"] = np.ascontiguousarray(getattr(rows, name), kind)
+    with replacing(path, force) as temporary:
+        temporary.write_bytes(sealed.seal(arrays))
+    return path
+
+
+def load_cell(path: str | Path) -> CellRows:
+    """The rows that `CellRows.save` wrote, to the last bit.
+
+    Nothing in the file is run or unpickled. A file that was altered or cut short is refused, and one of
+    another format.
+
+    Args:
+      path: the file.
+
+    Returns:
+      The rows.
+
+    Example::
+
+        simulate(key, problem, plan, replications=1000).save("cell.npz")
+        print(measures.coverage_table(load_cell("cell.npz")))
+    """
+    content = Path(path).read_bytes()
+    try:
+        about, format = _header(sealed.first_array(content, "header"))
+        if format != FORMAT:
+            raise Unfit(f"it has format {format!r}, and this version reads {FORMAT}")
+        methods = _names(about)
+        names = [f"{i}.{name}" for i in range(len(methods)) for name in ARRAYS]
+        arrays = sealed.unseal(content, ("header", *names))
+        cell = about_from_json(about, methods)
+        rows = {
+            name: _rows([arrays[f"{i}.{field}"] for field in ARRAYS], cell, name)
+            for i, name in enumerate(methods)
+        }
+    except (sealed.Broken, Unfit) as error:
+        raise ValueError(f"{path} does not hold the rows of a cell: {error}") from error
+    return dataclasses.replace(cell, methods=rows)
+
+
+def _header(raw: np.ndarray) -> tuple[Any, Any]:
+    try:
+        content = json.loads(raw.tobytes())
+        return content["cell"], content["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Unfit("its header cannot be read") from error
+
+
+def _names(about: Any) -> list[str]:
+    try:
+        names = list(about["coordinates"])
+    except (KeyError, TypeError) as error:
+        raise Unfit("its header names no methods") from error
+    if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
+        raise Unfit("its header names no methods")
+    return names
+
+
+def _rows(parts: list[Any], cell: CellRows, name: str) -> MethodRows:
+    count = parts[0].shape[1] if parts[0].ndim == 3 else 0
+    if not fits(parts, len(cell.save_at), len(cell.levels), count, len(cell.coordinates[name])):
+        raise Unfit("its arrays do not have the shape of the cell")
+    return MethodRows(*(part.copy() for part in parts))
+
+
+def fits(parts: list[Any], saves: int, levels: int, count: int, coordinates: int) -> bool:
+    """Whether arrays are those of a method: kinds of numbers, shapes, and causes that there are."""
+    place = (saves, count, coordinates)
+    shapes = [place, place, (saves, levels, count, coordinates), place[:2], place[:2]]
+    found = [part.shape for part in parts], [part.dtype.str for part in parts]
+    return found == (shapes, list(ARRAYS.values())) and parts[-1].max(initial=0) <= max(Cause)
+
+
+def about_to_json(about: CellRows) -> dict[str, Any]:
+    """What a reader must know besides the rows."""
+    fields = [field.name for field in dataclasses.fields(about) if field.name != "methods"]
+    content = {name: getattr(about, name) for name in fields}
+    truth = {name: None if x is None else x.tolist() for name, x in about.truth.items()}
+    return content | {"truth": truth}
+
+
+def about_from_json(content: Any, methods: list[str]) -> CellRows:
+    """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
+    names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
+    if not isinstance(content, dict) or set(content) != set(names):
+        raise Unfit("it has other fields than a cell")
+    if not all(_name(content[key]) for key in ("problem", "algorithm", "schedule")):
+        raise Unfit("its names are not printable")
+    lengths = [content["num_steps"], content["num_rounds"]]
+    saves, steps = content["save_at"], content["steps_at"]
+    if not _whole(lengths) or not _whole(saves) or not _whole(steps) or len(saves) != len(steps):
+        raise Unfit("its rounds and steps are not whole numbers")
+    levels = content["levels"]
+    if not isinstance(levels, list) or not levels or not all(type(x) is float for x in levels):
+        raise Unfit("its levels are not numbers")
+    labels, truth = content["coordinates"], content["truth"]
+    if not (isinstance(labels, dict) and list(labels) == methods and _all_labels(labels)):
+        raise Unfit("its coordinates are not names, method by method")
+    if not (isinstance(truth, dict) and set(truth) == set(methods)):
+        raise Unfit("its truth is not given method by method")
+    known = {name: _truth(truth[name], len(labels[name])) for name in methods}
+    if content["judge"] not in ("", *methods):
+        raise Unfit("its judge is none of its methods")
+    errors, shown = content["standard_error"], content["labels"]
+    if not (_by_method(errors, methods, bool) and _by_method(shown, methods, str)):
+        raise Unfit("it does not say of each method what it is")
+    if not all(text.isprintable() for text in shown.values()):
+        raise Unfit("its methods' names are not printable")
+    lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels")}
+    named = {name: tuple(x) for name, x in labels.items()}
+    return CellRows(**{**content, **lists, "coordinates": named, "truth": known, "methods": {}})
+
+
+def _name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _by_method(values: Any, methods: list[str], kind: type) -> bool:
+    return (
+        isinstance(values, dict)
+        and set(values) == set(methods)
+        and all(type(value) is kind for value in values.values())
+    )
+
+
+def _whole(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(x) is int for x in values)
+
+
+def _all_labels(labels: dict[str, Any]) -> bool:
+    return all(isinstance(x, list) and x and all(map(_name, x)) for x in labels.values())
+
+
+def _truth(values: Any, count: int) -> np.ndarray | None:
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(type(x) in (int, float) for x in values):
+        raise Unfit("its truth is not a list of numbers")
+    if len(values) != count:
+        raise Unfit("its truth has another length than its coordinates")
+    return np.array(values, np.float64)
