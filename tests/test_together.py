@@ -100,12 +100,14 @@ def test_draws_are_made_once(cells: list[Cell], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_many_draws_are_not_kept() -> None:
-    """A large problem draws within its blocks, and is run cell by cell all the same."""
+    """A large problem draws within its blocks, for the cells that run side by side."""
     problem = problems.linear(20, 10)
     assert not make_program(problem, METHODS, LOCAL_SGD, shared_draws=True).draws_ahead
     pair = [cell(problem, "C5", 100), cell(problem, "C1", 70)]
     for i, rows in together(pair).items():
-        assert_same(rows, alone(pair[i]))
+        ours, theirs = as_arrays(rows), as_arrays(alone(pair[i]))
+        # Two programs, whose rounding differs: of a few steps from 0, up to 1e-7 of numbers near 0.1.
+        chex.assert_trees_all_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_cells_with_little_in_common_are_refused() -> None:

@@ -17,7 +17,7 @@ from jaxlsgd.core.problem import Array, FlatFunctions
 from jaxlsgd.engine import federation, statistics, xla
 from jaxlsgd.engine.federation import Federation, Step
 from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Syncs
-from jaxlsgd.engine.program import ProblemData, Program, cast_floats
+from jaxlsgd.engine.program import Loop, ProblemData, Program, cast_floats
 from jaxlsgd.engine.source import Source, Supply, make_source
 from jaxlsgd.engine.statistics import Met, Statistics
 
@@ -89,7 +89,7 @@ def _run_dense(
         fed = statistics.feed(program, data, state.statistics, met, hessian, at.sync)
         return TileState(after, fed)
 
-    return over_steps(step, state, rows_of(program, block, block.syncs), source)
+    return over_steps(step, state, rows_of(program, block, block.syncs), source, program.loop)
 
 
 def _run_sparse(
@@ -119,7 +119,7 @@ def _run_sparse(
     empty = jnp.zeros((slots + 1, *average.shape), average.dtype)
     total = empty if program.needs_gradient_sum else None
     carry = (state.federation, Met(empty, empty, total))
-    after, met = over_steps(step, carry, rows_of(program, block, None), source)
+    after, met = over_steps(step, carry, rows_of(program, block, None), source, program.loop)
 
     def prepare(i: Array) -> tuple[Any, ...]:
         sync = xla.element(block.syncs, i)
@@ -148,12 +148,12 @@ def rows_of(program: Program, block: Block, syncs: Syncs | None) -> _Row:
 
 
 def over_steps(
-    step: Callable[[Any, Any, _Row], Any], carry: Any, rows: _Row, source: Source
+    step: Callable[[Any, Any, _Row], Any], carry: Any, rows: _Row, source: Source, loop: Loop
 ) -> Any:
     """Runs `step` over a block, two steps per iteration, as draws come in pairs.
 
-    What an iteration uses was prepared by the one before and comes through the loop's carry: its draws,
-    because they would be made again in every pass that uses them; its numbers, because XLA's CPU
+    Where the loop `prepares`, what an iteration uses comes from the one before, through the loop's carry: its
+    draws, because they would be made again in every pass that uses them; its numbers, because XLA's CPU
     compiler does not vectorise a pass that looks one up by the loop's counter.
     """
     pairs = rows.step.eta.shape[0] // 2
@@ -162,12 +162,20 @@ def over_steps(
     def prepare(i: Array) -> tuple[Any, Any]:
         return source.draw(i), xla.element(rows, i)
 
-    def body(carry: tuple[Any, Any], i: Array) -> tuple[Any, None]:
-        inner, (drawn, row) = carry
+    def both(inner: Any, prepared: tuple[Any, Any]) -> Any:
+        drawn, row = prepared
         for half, seen in enumerate(source.observe(drawn)):
             inner = step(inner, seen, jax.tree.map(lambda x, half=half: x[half], row))
-        return (inner, prepare(i + 1)), None
+        return inner
 
+    def body(carry: tuple[Any, Any], i: Array) -> tuple[Any, None]:
+        return (both(*carry), prepare(i + 1)), None
+
+    def body_alone(carry: Any, i: Array) -> tuple[Any, None]:
+        return both(carry, prepare(i)), None
+
+    indices = jnp.arange(pairs, dtype=jnp.int32)
+    if not loop.prepares:
+        return lax.scan(body_alone, carry, indices, unroll=min(loop.unroll, pairs))[0]
     first = (carry, prepare(jnp.asarray(0, jnp.int32)))
-    (carry, _), _ = lax.scan(body, first, jnp.arange(pairs, dtype=jnp.int32))
-    return carry
+    return lax.scan(body, first, indices, unroll=min(loop.unroll, pairs))[0][0]

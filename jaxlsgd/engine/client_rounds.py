@@ -194,7 +194,8 @@ def steps(
         return _step(program, functions, data, now, seen, at.step)[0]
 
     rows = block_lib.rows_of(program, block, None)
-    return state._replace(federation=block_lib.over_steps(step, state.federation, rows, source))
+    moved = block_lib.over_steps(step, state.federation, rows, source, program.loop)
+    return state._replace(federation=moved)
 
 
 def read(

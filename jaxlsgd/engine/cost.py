@@ -15,6 +15,7 @@ from jaxlsgd.core.estimator import Accumulator, Estimator
 from jaxlsgd.core.problem import Draws, Problem, abstract_source
 from jaxlsgd.engine import federation
 from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
+from jaxlsgd.engine.program import loop_for
 from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.engine.xla import UNROLLED_CLIENTS
 
@@ -26,6 +27,11 @@ WIDEST = 4096
 CACHE_BYTES, CACHE_WIDEST = 2 * 2**20, 512
 # What a tile may take where it does not fit the cache, or where there is none of that kind.
 DEFAULT_BYTES = 2**30
+# Cells in one program, as lanes: widths, and what their states may come to, in bytes and replications. On a CPU
+# launches are dear while passes are short, and the last-level cache holds the states; a row was never seen to
+# depend on the width there. A GPU is busy with so many replications at once; it gets one width, the largest
+# that fits, so that its rows cannot depend on it.
+LANES = {"cpu": ((1, 4), 16 * 2**20, 8 * 512), "gpu": ((8, 24), 2**33, 2**15)}
 
 Shape = tuple[int, ...]  # of a buffer, without its last axis, the replications
 
@@ -145,6 +151,36 @@ def default_tile(
     widest = WIDTH_MULTIPLE if platform == "cpu" else WIDEST
     budget = max(DEFAULT_BYTES, each)  # one replication is run whatever it needs
     return largest_tile(problem, methods, budget, dtype, **how, widest=widest)
+
+
+def lane_widths(
+    problem: Problem,
+    methods: Iterable[Estimator],
+    tile_size: int,
+    dtype: str = "float32",
+    platform: str = "cpu",
+    algorithm: Algorithm | None = None,
+) -> tuple[int, ...]:
+    """How many cells of a study run as lanes of one program; () if one after another.
+
+    It depends on what the cells have in common alone, not on how many there are, so that what is missing of
+    a study is always run as the rest was.
+
+    Example::
+
+        lane_widths(problems.linear(5, 10), (random_scaling(), plug_in()), 512)  # (1, 4)
+    """
+    widths, most_bytes, most_replications = LANES.get(platform, ((), 0, 0))
+    # Side by side, a CPU's branch at the end of a round becomes a selection at every step.
+    branches = algorithm is not None and not (algorithm.averages and algorithm.begin is None)
+    if branches if platform == "cpu" else not loop_for(platform, problem).dense:
+        return ()
+    each = own_bytes(problem, methods, dtype, algorithm=algorithm)
+    most = min(most_bytes // each, most_replications) // tile_size
+    fits = tuple(width for width in widths if width <= most)
+    if platform == "cpu":
+        return fits if len(fits) > 1 else ()
+    return fits[-1:]
 
 
 def replication_bytes(

@@ -71,7 +71,9 @@ class Layout(NamedTuple):
         return 1 - self.steps / self.drawn
 
 
-def lay_out(plan: Plan, save_at: tuple[int, ...] | None = None) -> Layout:
+def lay_out(
+    plan: Plan, save_at: tuple[int, ...] | None = None, rooms: tuple[int, ...] = SLOTS
+) -> Layout:
     """Cuts a plan into calls, such that the statistics can be read at the rounds `save_at`.
 
     Step t = t_m, the first of round m + 1, is where the average x̄_{t_m} is met, so the group of a
@@ -81,7 +83,8 @@ def lay_out(plan: Plan, save_at: tuple[int, ...] | None = None) -> Layout:
     per_step = _PerStep.of(plan)
     starts = np.concatenate([[0], plan.ends[np.asarray(save_at) - 1] + 1])
     groups = [
-        tuple(_group(per_step, int(first), int(last))) for first, last in itertools.pairwise(starts)
+        tuple(_group(per_step, int(first), int(last), rooms))
+        for first, last in itertools.pairwise(starts)
     ]
     drawn = BLOCK_STEPS * sum(map(len, groups))
     return Layout(save_at, tuple(groups), plan.num_steps + 1, drawn, plan)
@@ -96,6 +99,52 @@ def check_save_at(save_at: tuple[int, ...] | None, num_rounds: int) -> tuple[int
     if not whole or rounds.min() < 1 or rounds.max() > num_rounds:
         raise refusal("save_at", f"be integers in 1..{num_rounds}", save_at)
     return tuple(sorted({*rounds.tolist(), num_rounds}))
+
+
+class Whole(NamedTuple):
+    """A plan as blocks that nothing splits, for a cell that runs as a lane beside others.
+
+    A saved round inside a block is read beside it: by a second call of its steps up to there.
+    """
+
+    calls: tuple[Call, ...]  # block i starts at observation i·B
+    reads: dict[int, list[tuple[int, Call]]]  # block → saves in it, each with the steps up to it
+    save_at: tuple[int, ...]  # the last of them is read at the end
+    plan: Plan
+
+
+# A lane's program may change only so often, in blocks: then cells are put together anew.
+LANE_WINDOW = 16
+
+
+def lay_out_whole(plan: Plan, save_at: tuple[int, ...], rooms: tuple[int, ...] = SLOTS) -> Whole:
+    """Cuts a plan into whole blocks, with the same room all through a window of blocks."""
+    steps = _PerStep.of(plan)
+    total = len(steps.eta)
+    starts = range(0, total, BLOCK_STEPS)
+    rooms_of = _window_rooms(steps.begins, rooms)
+    calls = [_call(steps, start, 0, total, rooms_of[start // BLOCK_STEPS]) for start in starts]
+    reads: dict[int, list[tuple[int, Call]]] = {}
+    for save, m in enumerate(save_at[:-1]):
+        last = int(plan.ends[m - 1]) + 1
+        i = (last - 1) // BLOCK_STEPS
+        call = _call(steps, i * BLOCK_STEPS, 0, last, rooms_of[i])
+        reads.setdefault(i, []).append((save, call))
+    return Whole(tuple(calls), reads, save_at, plan)
+
+
+def _window_rooms(begins: NDArray[np.bool_], rooms: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The one room of every block: enough for the fullest block of its window."""
+    width = LANE_WINDOW * BLOCK_STEPS
+    windows = -(-len(begins) // width)
+    padded = np.zeros(windows * width, np.int64)
+    padded[: len(begins)] = begins
+    most = padded.reshape(windows, LANE_WINDOW, BLOCK_STEPS).sum(2).max(1)
+    return [(_room(int(count), rooms),) for count in most for _ in range(LANE_WINDOW)]
+
+
+def _room(count: int, rooms: tuple[int, ...]) -> int:
+    return next((room for room in rooms if count <= room), BLOCK_STEPS)
 
 
 class _PerStep(NamedTuple):
@@ -118,18 +167,18 @@ class _PerStep(NamedTuple):
         return cls(eta, E, ends, begins, closed, plan)
 
 
-def _group(steps: _PerStep, first: int, last: int) -> list[Call]:
+def _group(steps: _PerStep, first: int, last: int, rooms: tuple[int, ...]) -> list[Call]:
     """Calls for the steps first ≤ t < last. Blocks are the same for all plans, so that they share draws."""
     starts = range(first - first % BLOCK_STEPS, last, BLOCK_STEPS)
-    return [_call(steps, start, first, last) for start in starts]
+    return [_call(steps, start, first, last, rooms) for start in starts]
 
 
-def _call(steps: _PerStep, start: int, first: int, last: int) -> Call:
+def _call(steps: _PerStep, start: int, first: int, last: int, rooms: tuple[int, ...]) -> Call:
     t = start + np.arange(BLOCK_STEPS)
     active = (t >= first) & (t < last)
     t = np.minimum(t, len(steps.eta) - 1)
     begins = steps.begins[t] & active
-    slots = next((room for room in SLOTS if begins.sum() <= room), BLOCK_STEPS)
+    slots = _room(int(begins.sum()), rooms)
     syncs = _syncs(steps, t, begins, slots)
     slot = np.full(BLOCK_STEPS, slots, np.int32)
     slot[syncs.at[syncs.valid]] = np.flatnonzero(syncs.valid)

@@ -11,7 +11,23 @@ import numpy as np
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.estimator import Accumulator, Estimator
 from jaxlsgd.core.problem import Problem, Structure, flatten
-from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS
+from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
+
+
+class Loop(NamedTuple):
+    """How a platform wants the loop over steps."""
+
+    prepares: bool = True  # an iteration uses draws that the one before has made
+    unroll: int = 1  # iterations in one turn of the loop
+    ahead: bool = True  # cells that share their draws have a block's draws made before it
+    dense: bool = False  # few parameters: rounds are always fed to the statistics in the step loop
+
+
+# A CPU would make draws again in every pass that uses them, so that they come from the iteration before. On a
+# GPU every pass is a kernel: there a step's draws are made where they are used, and four iterations are put
+# into one turn, which leaves 3.9 kernels of 7 (compiled for an H100: results/accelerators.md of the benchmarks).
+LOOPS = {"gpu": Loop(prepares=False, unroll=8, ahead=False, dense=True)}
+OTHER_LOOP = Loop()
 
 
 class Program(NamedTuple):
@@ -22,6 +38,7 @@ class Program(NamedTuple):
     algorithm: Algorithm
     dtype: str
     draws_ahead: bool = False  # a block's draws are made before it, for all who share them
+    loop: Loop = OTHER_LOOP
 
     @property
     def needs_gradient(self) -> bool:
@@ -37,6 +54,11 @@ class Program(NamedTuple):
     def needs_hessian(self) -> bool:
         """Whether a statistic asks for the mean Hessian."""
         return any(part.needs_hessian for part in self.accumulators)
+
+    @property
+    def rooms(self) -> tuple[int, ...]:
+        """Room for synchronisations in a block, other than one at every step."""
+        return () if self.loop.dense else SLOTS
 
 
 class ProblemData(NamedTuple):
@@ -55,15 +77,28 @@ def make_program(
     algorithm: Algorithm,
     dtype: str = "float32",
     shared_draws: bool = False,
+    platform: str = "cpu",
 ) -> Program:
     """Collects the statistics of all methods, each once.
 
     With `shared_draws` the draws of a block are made ahead, unless they are so many that it costs
-    more than it saves.
+    more than it saves, or the platform would rather make them where they are used.
     """
     parts = dict.fromkeys(part for method in methods for part in method.accumulators)
+    loop = loop_for(platform, problem)
     few = problem.draws is not None and block_draws_bytes(problem) <= AHEAD_BYTES
-    return Program(problem.structure(), tuple(parts), algorithm, dtype, shared_draws and few)
+    ahead = shared_draws and few and loop.ahead
+    return Program(problem.structure(), tuple(parts), algorithm, dtype, ahead, loop)
+
+
+def loop_for(platform: str, problem: Problem) -> Loop:
+    """The loop that a platform wants for a problem.
+
+    Statistics in the step loop launch little, but write their d × d matrices at every step: more than the
+    step itself writes, unless there are as many clients as parameters.
+    """
+    loop = LOOPS.get(platform, OTHER_LOOP)
+    return loop._replace(dense=loop.dense and problem.dim <= problem.num_clients)
 
 
 def make_data(problem: Problem, dtype: str) -> ProblemData:

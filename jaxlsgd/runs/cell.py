@@ -18,7 +18,7 @@ from jaxlsgd.core.estimator import Accumulator, Estimator, Sync
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.core.states import an_algorithm, check_algorithm, check_same
-from jaxlsgd.engine.layout import Layout, lay_out
+from jaxlsgd.engine.layout import SLOTS, Layout, Whole, lay_out, lay_out_whole
 from jaxlsgd.engine.statistics import start_all, update_all
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.plug_in import plug_in
@@ -53,6 +53,7 @@ class Cell:
     dtype: str = "float32"
     algorithm: Algorithm = LOCAL_SGD
     layout: Layout = dataclasses.field(init=False)
+    _whole: dict[tuple[int, ...], Whole] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.problem, Problem):
@@ -68,6 +69,16 @@ class Cell:
         object.__setattr__(self, "levels", tuple(checks.level(level) for level in levels))
         object.__setattr__(self, "layout", lay_out(self.plan, self.save_at))
         object.__setattr__(self, "save_at", self.layout.save_at)
+
+    def laid_out(self, rooms: tuple[int, ...]) -> Layout:
+        """The plan as calls of programs with such rooms."""
+        return self.layout if rooms == SLOTS else lay_out(self.plan, self.save_at, rooms)
+
+    def laid_out_whole(self, rooms: tuple[int, ...]) -> Whole:
+        """The plan as calls of a lane; kept, as all tiles of a cell have the same."""
+        if rooms not in self._whole:
+            self._whole[rooms] = lay_out_whole(self.plan, self.layout.save_at, rooms)
+        return self._whole[rooms]
 
     @property
     def shared(self) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:

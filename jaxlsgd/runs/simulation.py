@@ -19,8 +19,9 @@ from jaxlsgd.core.keys import check_key
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.rows import CellRows, MethodRows, pack, unpack
 from jaxlsgd.engine import distributed, sharded, statistics
-from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile
+from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile, lane_widths
 from jaxlsgd.engine.draws import replication_keys
+from jaxlsgd.engine.lanes import run_side_by_side
 from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.engine.tile import Advanced, run_tile
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
@@ -66,6 +67,7 @@ def read_cells(
     device: Device | None = None,
     *,
     shared_draws: bool,
+    lanes: Sequence[int] | None = None,
 ) -> Iterator[Advanced | Reading]:
     """Runs replications first, …, first + count − 1 of cells as one tile on one device.
 
@@ -75,9 +77,11 @@ def read_cells(
       first: the first replication.
       count: how many there are.
       device: where to run.
-      shared_draws: whether to make a block's draws once for all cells, ahead of it. A cell's rows do not
-        depend on the company it runs in, to the last bit. Drawing as it goes is a program of its own,
-        quicker for a cell alone; its rows are the same up to rounding.
+      shared_draws: whether to make a block's draws once for all cells. A cell's rows do not depend on the
+        company it runs in, to the last bit. Drawing as it goes is a program of its own, quicker for a cell
+        alone; its rows are the same up to rounding.
+      lanes: how many cells may run side by side in one program; () for one after another. If None, what
+        `cost.lane_widths` finds best for cells that share draws. Rows are the same up to rounding.
 
     Yields:
       `Advanced` now and then, and a `Reading` at each saved round of each cell.
@@ -85,10 +89,18 @@ def read_cells(
     problem, methods, algorithm, dtype = _shared(cells)
 
     def start() -> tuple[Any, Any, Iterator[Any]]:
-        program = make_program(problem, methods, algorithm, dtype, shared_draws)
+        platform = (device or jax.local_devices()[0]).platform
+        program = make_program(problem, methods, algorithm, dtype, shared_draws, platform)
         data = jax.device_put(make_data(problem, dtype), device)
         keys = _keys(jax.device_put(key, device), np.uint32(first), count)
-        return program, data, run_tile(program, data, keys, [cell.layout for cell in cells])
+        widths = lanes
+        if widths is None and shared_draws:
+            widths = lane_widths(problem, methods, count, dtype, platform, algorithm)
+        if widths:
+            whole = [cell.laid_out_whole(program.rooms) for cell in cells]
+            return program, data, run_side_by_side(program, data, keys, whole, widths)
+        layouts = [cell.laid_out(program.rooms) for cell in cells]
+        return program, data, run_tile(program, data, keys, layouts)
 
     def read(event: Any) -> Reading:
         cell = cells[event.cell]
@@ -152,6 +164,7 @@ def run_cells(
     device: Device | None = None,
     *,
     shared_draws: bool = True,
+    lanes: Sequence[int] | None = None,
 ) -> Iterator[Advanced | Finished]:
     """Runs the same replications of cells that differ in plan, levels and saves alone.
 
@@ -167,7 +180,8 @@ def run_cells(
                 print(cells[event.cell].plan, event.rows)
     """
     saved: list[list[dict[str, MethodRows]]] = [[] for _ in cells]
-    for event in read_cells(key, cells, first, count, device, shared_draws=shared_draws):
+    how: Any = {"shared_draws": shared_draws, "lanes": lanes}
+    for event in read_cells(key, cells, first, count, device, **how):
         if isinstance(event, Advanced):
             yield event
             continue
@@ -190,7 +204,10 @@ def run_on_mesh(
     """
     saved: list[dict[str, MethodRows]] = []
     with jax.enable_x64(cell.dtype == "float64"):
-        program = make_program(cell.problem, cell.methods, cell.algorithm, cell.dtype)
+        platform = mesh.devices.flat[0].platform
+        program = make_program(
+            cell.problem, cell.methods, cell.algorithm, cell.dtype, platform=platform
+        )
         run = sharded.Sharded(program, cell.problem, mesh)
         keys = [jax.random.key_data(_keys(key, np.uint32(first), size)) for first in firsts]
         events = run.run(np.concatenate(keys), cell.plan, cell.layout.save_at)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxlsgd.engine import cost
+from jaxlsgd.engine.lanes import widths_for
 from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.parts import Part
 
@@ -111,9 +112,21 @@ def _own_bytes(problem: Part, algorithm: Part, methods: tuple[Part, ...], dtype:
     return cost.own_bytes(problem.built().made, made, dtype, algorithm=algorithm.built().made)
 
 
-def job_bytes(job: Job) -> int:
-    """Memory of a job on its device: draws, and each tile's clients and statistics."""
-    return draw_bytes(job[0].cell) + sum(state_bytes(tile.cell) for tile in job)
+def job_bytes(job: Job, platform: str = "cpu") -> int:
+    """Memory of a job on its device: draws, and each tile's clients and statistics, as lanes if they are."""
+    cell = job[0].cell
+    parts = cell.problem, cell.algorithm, cell.methods
+    widths = _lane_widths(*parts, cell.tile_size, cell.dtype, platform)
+    lanes = sum(widths_for(len(job), widths)) if widths else len(job)
+    return draw_bytes(cell) + lanes * state_bytes(cell)
+
+
+@functools.lru_cache(maxsize=4096)
+def _lane_widths(
+    problem: Part, algorithm: Part, methods: tuple[Part, ...], size: int, dtype: str, platform: str
+) -> tuple[int, ...]:
+    made, own = tuple(method.built().made for method in methods), algorithm.built().made
+    return cost.lane_widths(problem.built().made, made, size, dtype, platform, own)
 
 
 def _bounded(tiles: list[Tile]) -> list[Job]:
