@@ -36,8 +36,8 @@ _WHERE = {
     "TableFit": "jaxlsgd.regression.result",
     "fclt_check": "jaxlsgd.runs.fclt",
     "fit": "jaxlsgd.runs.fitting",
-    "load_cell": "jaxlsgd.core.cell_file",
     "fit_table": "jaxlsgd.regression.fitting",
+    "load_cell": "jaxlsgd.core.cell_file",
     "one_step": "jaxlsgd.inference.one_step",
     "plug_in": "jaxlsgd.inference.plug_in",
     "prepare": "jaxlsgd.engine.machine",
@@ -60,7 +60,16 @@ __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd import algorithms, analysis, inference, problems, regression, report, schedules, study
+    from jaxlsgd import (
+        algorithms,
+        analysis,
+        inference,
+        problems,
+        regression,
+        report,
+        schedules,
+        study,
+    )
     from jaxlsgd.analysis import measures
     from jaxlsgd.core.algorithm import Algorithm
     from jaxlsgd.core.cell_file import load_cell
