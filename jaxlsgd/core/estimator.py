@@ -186,6 +186,7 @@ class Estimator:
       contrasts: rows R where the interval is for Rx, or () where it is for x itself.
       label: the name as people write it, for figures; the name itself if "".
       notes: `detail → sentences`, what a person should know of a run, from the detail of its measurement.
+      cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not told.
     """
 
     name: str
@@ -199,6 +200,7 @@ class Estimator:
     contrasts: tuple[tuple[float, ...], ...] = ()
     label: str = ""
     notes: Callable[[Any], tuple[str, ...]] | None = None
+    cost: str = ""
 
     @property
     def needs_gradient(self) -> bool:

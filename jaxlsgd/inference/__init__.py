@@ -8,11 +8,19 @@ from jaxlsgd.core.lazy import attach
 
 _WHERE = {
     "NORMAL": "jaxlsgd.inference.laws.normal",
+    "bootstrap": "jaxlsgd.inference.bootstrap:",
     "critical_values": "jaxlsgd.inference.laws.critical_values:",
+    "equal_batches": "jaxlsgd.inference.equal_batches:",
+    "federation_tree": "jaxlsgd.inference.federation_tree:",
     "finite_horizon": "jaxlsgd.inference.finite_horizon:",
+    "growing_batches": "jaxlsgd.inference.growing_batches:",
+    "higrad": "jaxlsgd.inference.higrad:",
+    "hulc": "jaxlsgd.inference.hulc:",
     "joint": "jaxlsgd.inference.joint:",
     "laws": "jaxlsgd.inference.laws:",
     "one_step": "jaxlsgd.inference.one_step:",
+    "oracle": "jaxlsgd.inference.oracle:",
+    "parallel_runs": "jaxlsgd.inference.parallel_runs:",
     "plug_in": "jaxlsgd.inference.plug_in:",
     "random_scaling": "jaxlsgd.inference.random_scaling:",
 }
@@ -21,9 +29,18 @@ __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
     from jaxlsgd.inference import (
+        bootstrap,
+        equal_batches,
+        federation_tree,
         finite_horizon,
+        growing_batches,
+        higrad,
+        hulc,
         joint,
         laws,
+        one_step,
+        oracle,
+        parallel_runs,
         plug_in,
         random_scaling,
     )

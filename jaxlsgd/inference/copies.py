@@ -1,0 +1,92 @@
+"""Copies of a problem's parameters, (copies, d), as one problem: several runs in one run of the engine.
+
+A method that needs further runs (perturbed, or of some clients only) has no place in the engine's contract, which
+has one path per replication. A problem with more parameters has: a copy is d of them, and its gradient those of d.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.estimator import Accumulator, Sync
+from jaxlsgd.core.problem import Array, Params, Problem, flatten
+from jaxlsgd.inference.sums import compensated_add, widened
+
+
+def stacked_problem(
+    problem: Problem, copies: int, loss: Any, gradient: Any, **source: Any
+) -> Problem:
+    """A problem for so many copies of another's parameters, in rows."""
+    start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)])
+    truth = problem.true_vector
+    return Problem(
+        init=np.tile(start, (copies, 1)),
+        loss=loss,
+        num_clients=problem.num_clients,
+        weights=problem.weights,
+        truth=None if truth is None else np.tile(truth, (copies, 1)),
+        gradient=gradient,
+        name=f"{problem.name}-x{copies}" if problem.name else "",
+        gamma0=problem.gamma0,
+        **{"clients": problem.clients, **source},
+    )
+
+
+def rows_of_copies(
+    copies: int, dim: int, first_only: bool = False
+) -> tuple[tuple[float, ...], ...]:
+    """R with Rx the mean of the copies in x (or the first of them), coordinate by coordinate."""
+    shares = [1.0] + [0.0] * (copies - 1) if first_only else [1.0 / copies] * copies
+    return tuple(
+        tuple(share * (i == j) for share in shares for i in range(dim)) for j in range(dim)
+    )
+
+
+class RunState(NamedTuple):
+    """The averages over rounds, and the information time behind them."""
+
+    mean: Array  # (copies · d,) ȳ_m
+    lost: Array  # (copies · d,) its rounding error so far
+    s: Array  # () Σ 1/E_n
+    s_lost: Array  # ()
+    m: Array  # () int32
+
+
+@functools.cache
+def run_means(copies: int, dim: int) -> Accumulator:
+    """ȳ_m of so many copies of d parameters, and Σ 1/E_n, as a streaming statistic."""
+
+    def init(params: Params) -> RunState:
+        y = jnp.zeros_like(stacked(params, copies, dim))
+        zero = jnp.zeros((), y.dtype)
+        return RunState(y, y, zero, zero, jnp.zeros((), jnp.int32))
+
+    def update(state: RunState, sync: Sync) -> RunState:
+        x = widened(flatten(sync.params))
+        m = state.m + 1
+        move = ((x - state.mean) - state.lost) / m.astype(x.dtype)
+        mean, lost = compensated_add(state.mean, state.lost, move)
+        s, s_lost = compensated_add(state.s, state.s_lost, 1 / jnp.asarray(sync.E, x.dtype))
+        return RunState(mean, lost, s, s_lost, m)
+
+    return Accumulator(init, update, shared=("s", "s_lost", "m"))
+
+
+def stacked(params: Params, copies: int, dim: int) -> Array:
+    """The flat parameters; refuses a number that is not that of the copies."""
+    x = widened(flatten(params))
+    if x.shape != (copies * dim,):
+        of = f", {copies} runs of {dim} each" if copies > 1 else ""
+        raise refusal("problem", f"have {copies * dim} parameters{of}", x.shape[0])
+    return x
+
+
+def averages(state: RunState, copies: int, dim: int) -> Array:
+    """ȳ of each copy, (copies, d)."""
+    return (state.mean + state.lost).reshape(copies, dim)
