@@ -28,6 +28,7 @@ MODULES = {
     "scaling": "scaling",
     "methods": "methods",
     "model": "cost_model",
+    "forecasts": "forecasts",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,7 +20,7 @@ from test_store import ENVIRONMENT, fill
 import jaxlsgd
 from jaxlsgd import cli
 from jaxlsgd.cli._common import seconds
-from jaxlsgd.study import Results, forecast
+from jaxlsgd.study import Results, forecast, trial
 from jaxlsgd.study.store.writer import Writer
 
 
@@ -120,12 +121,12 @@ def test_debug_shows_the_traceback(capsys, monkeypatch) -> None:
 def test_init_writes_a_study_that_runs_and_never_overwrites(capsys, tmp_path) -> None:
     path = tmp_path / "mine.toml"
     assert run(capsys, "init", path)[0] == 0
-    assert run(capsys, "plan", path)[0] == 0
+    assert run(capsys, "plan", path, "--rate", 1000)[0] == 0
     code, _, err = run(capsys, "init", path)
     assert code == 2
     assert "already exists" in err
     assert run(capsys, "init", "--paper", tmp_path / "paper.toml")[0] == 0
-    code, out, _ = run(capsys, "plan", tmp_path / "paper.toml", "--mcse", 0.002)
+    code, out, _ = run(capsys, "plan", tmp_path / "paper.toml", "--mcse", 0.002, "--rate", 1)
     assert code == 0
     assert "11,875 replications" in out
 
@@ -138,15 +139,30 @@ def test_plan_tells_cells_tiles_programs_memory_time_and_precision(capsys, study
     assert found["tiles"] == "10 of 16 replications each"
     # 2 cells × 80 replications × 41 steps × 3 clients
     assert found["work"] == "1.97e+04 client-steps"
-    assert "0:00:10 at 0.001 million client-steps per second per device (given)" in found["time"]
+    # 10 s of work after 3 s to start, and 2 s for each of 2 programs
+    assert "0:00:17 at 0.001 million client-steps per second per device (given)" in found["time"]
     assert "0.0244 with 80 replications" in out
     assert "compiled" in found
     assert "memory" in found
 
 
+def test_plan_measures_unless_it_is_given_a_rate(capsys, study_file, monkeypatch) -> None:
+    """What is made of the measurements is in `test_trial`."""
+    monkeypatch.setattr(trial, "_run", lambda *_: 0.1)
+    monkeypatch.setattr("jax.clear_caches", lambda: None)
+    code, out, _ = run(capsys, "plan", study_file)
+    assert code == 0
+    lines = out.split("\n")
+    time = next(i for i, line in enumerate(lines) if line.startswith("time"))
+    assert re.search(r"about 0:0\d:\d\d on \d+ devices \(measured\)", lines[time])
+    assert re.match(r" +start \d+ s", lines[time + 1])
+
+
 def test_plan_says_when_much_of_a_tile_is_idle(capsys, study_file) -> None:
     study_file.write_text(TOML.replace("tile_size = 16", "tile_size = 512"))
-    assert "512 replications would take no longer" in run(capsys, "plan", study_file)[1]
+    assert (
+        "512 replications would take no longer" in run(capsys, "plan", study_file, "--rate", 1)[1]
+    )
 
 
 def test_programs_are_counted_as_the_engine_lays_them_out() -> None:

@@ -59,9 +59,10 @@ def _add_plan(verbs: Any) -> None:
     text = (
         "estimate what a study will cost before it runs\n\n"
         "Prints cells, tiles, compiled programs, memory, time and the Monte-Carlo standard error of\n"
-        "a coverage. Writes nothing."
+        "a coverage. The time is measured: a few steps of the study are run, and the programs that are\n"
+        "compiled for them are kept for it. With --rate nothing is run. Writes no results."
     )
-    examples = "jaxlsgd plan study.toml\njaxlsgd plan study.toml --mcse 0.002 --measure"
+    examples = "jaxlsgd plan study.toml\njaxlsgd plan study.toml --mcse 0.002 --rate 30000000"
     parser = add_verb(verbs, "plan", plan, text, examples)
     parser.add_argument("study", help="study file (TOML)")
     parser.add_argument(
@@ -71,10 +72,7 @@ def _add_plan(verbs: Any) -> None:
         "--devices", type=positive, help="number of devices to plan for (default: cores here)"
     )
     parser.add_argument(
-        "--rate", type=positive, help="client-steps per second per device, if you know it"
-    )
-    parser.add_argument(
-        "--measure", action="store_true", help="measure the rate first (a few seconds)"
+        "--rate", type=positive, help="client-steps per second per device: believed, not measured"
     )
     add_import(parser)
 
@@ -193,17 +191,16 @@ def plan(arguments: argparse.Namespace) -> int:
 
     machine.prepare()  # before anything can create an array
     load_imports(arguments)
-    from jaxlsgd.study import compute, forecast
+    from jaxlsgd.study import forecast
     from jaxlsgd.study.spec import Study
 
     study = Study.from_toml(arguments.study)
-    rate, source = arguments.rate or forecast.RATE, "given" if arguments.rate else "assumed"
     with _naming(arguments.study):
-        compute.check(study)
-        if arguments.measure:
-            rate, source = forecast.measure_rate(study), "measured"
+        if arguments.mcse is not None:
+            forecast.replications_for(0.95, arguments.mcse)  # refused before anything is measured
         devices = arguments.devices or machine.cores()
-        lines = list(_plan_lines(study, rate, source, devices, arguments.mcse))
+        times, how = _times(study, arguments.rate, devices)
+        lines = list(_plan_lines(study, times, how, devices, arguments.mcse))
     print("\n".join(f"{name:<24}{value}" for name, value in lines))
     return 0
 
@@ -222,7 +219,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def _plan_lines(
-    study: Any, rate: float, source: str, devices: int, error: float | None
+    study: Any, times: Any, how: str, devices: int, error: float | None
 ) -> Iterator[tuple[str, str]]:
     from jaxlsgd.study import forecast
     from jaxlsgd.study.progress import duration
@@ -237,13 +234,28 @@ def _plan_lines(
     yield "compiled programs", f"about {found.programs}"
     yield "memory", f"about {found.job_bytes / 1e6:,.0f} MB on each of {devices} devices"
     yield "work", f"{found.work:.3g} client-steps"
-    time, speed = duration(found.seconds(rate, devices)), f"{rate / 1e6:.3g} million client-steps"
-    yield "time", f"about {time} at {speed} per second per device ({source})"
+    yield "time", f"about {duration(times.total)} {how}"
+    parts = times._asdict().items()
+    yield "", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts if seconds >= 0.5)
     for level in study.levels:
         got = forecast.standard_error(level, study.replications)
         yield f"MC error at {level:g}", f"{got:.4f} with {study.replications:,} replications"
         if error is not None:
             yield "", f"{error:g} needs {forecast.replications_for(level, error):,} replications"
+
+
+def _times(study: Any, rate: int | None, devices: int) -> tuple[Any, str]:
+    """What a study will take, and how that is known."""
+    from jaxlsgd.study import compute, forecast, trial
+
+    if rate is not None:
+        compute.check(study)
+        speed = f"{rate / 1e6:.3g} million client-steps per second per device"
+        return forecast.forecast(study).times(rate, devices), f"at {speed} (given)"
+    import jax
+
+    local = jax.local_devices()[:devices]
+    return trial.measured(study, local, devices), f"on {devices} devices (measured)"
 
 
 def run(arguments: argparse.Namespace) -> int:

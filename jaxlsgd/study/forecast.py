@@ -12,8 +12,9 @@ from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS
 from jaxlsgd.schedules import Plan
 from jaxlsgd.study.jobs import Tile, grouped, job_bytes, program_kind, work
 from jaxlsgd.study.spec import Study
+from jaxlsgd.study.trial import START, Times
 
-RATE = 60e6  # client-steps per second per core: small problems, a recent x86 core
+PROGRAM = 2.0  # seconds to compile one
 
 
 class Forecast(NamedTuple):
@@ -26,9 +27,10 @@ class Forecast(NamedTuple):
     work: float  # client-steps of all tiles, at full width
     idle_share: float  # of the work beyond the replications asked for
 
-    def seconds(self, rate: float, devices: int) -> float:
-        """Time without compiling, at a rate in client-steps per second per device."""
-        return self.work / rate / min(devices, self.tiles)
+    def times(self, rate: float, devices: int) -> Times:
+        """What it takes at a rate in client-steps per second per device; `trial.measured` tells better."""
+        tiles = self.work / rate / min(devices, self.tiles)
+        return Times(START, PROGRAM * self.programs, tiles, 0.0)
 
 
 def forecast(study: Study) -> Forecast:
@@ -61,23 +63,3 @@ def replications_for(level: float, error: float) -> int:
     """Replications that bring the standard error of a coverage near `level` down to `error`."""
     checks.number("error", error, "be a number greater than 1e-9", 1e-9)
     return math.ceil(level * (1 - level) / error**2 - 1e-9)
-
-
-def measure_rate(study: Study) -> float:
-    """Client-steps per second of one tile of the first cell on one device, once it is compiled."""
-    import dataclasses
-    import time
-
-    from jaxlsgd.study import compute
-    from jaxlsgd.study.parts import Extent
-
-    cell = study.cells[0]
-    steps = min(cell.plan().num_steps, 2_000)
-    brief = dataclasses.replace(cell, extent=Extent("num_steps", steps), save_at=())
-    job = (Tile(brief, 0),)
-    for _ in compute.run_job(job):
-        pass
-    began = time.perf_counter()
-    for _ in compute.run_job(job):
-        pass
-    return work(brief) / (time.perf_counter() - began)

@@ -18,6 +18,7 @@ which widens V̂ long after its bias in ȳ has faded.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -382,5 +383,10 @@ def tail_curve(
     plan: Plan, eigenvalue: float, fastest: float, bias: float, thresholds: FloatArray
 ) -> FloatArray:
     """P(|ȳ_T − x*| > c √V̂_T) at each threshold c, in one direction; `fastest` is the largest λ."""
-    form = quadratic_form(noise_form(path(plan, eigenvalue)), start_path(plan, fastest))
+    form = quadratic_form(_noise(plan, eigenvalue), start_path(plan, fastest))
     return tail_probability(form, np.full(thresholds.size, bias), thresholds)
+
+
+@functools.lru_cache(maxsize=64)  # every coordinate of a run asks for all its directions
+def _noise(plan: Plan, eigenvalue: float) -> Noise:
+    return noise_form(path(plan, eigenvalue))

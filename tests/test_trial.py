@@ -1,0 +1,97 @@
+"""Forecasts by trial: what a study takes is put together rightly from a few runs of its first jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from study_helpers import small
+
+from jaxlsgd.core import tables
+from jaxlsgd.study import Study, trial
+from jaxlsgd.study.jobs import Job, work
+
+STEP, READING, PROGRAMS, LENGTH, TABLE = 1e-6, 0.01, 5.0, 0.7, 0.05
+
+
+class Machine:
+    """A clock that goes by a model: it compiles once, reads programs faster than that, makes a table once."""
+
+    def __init__(self) -> None:
+        self.compiled: set[Any] = set()
+        self.loaded: set[Any] = set()
+        self.tables: set[str] = set()
+
+    def run(self, job: Job, devices: Sequence[Any], used: tables.Rows) -> float:
+        seconds = sum(STEP * work(tile.cell) + READING for tile in job)
+        needed = {"programs": PROGRAMS} | {
+            length: LENGTH for tile in job for length in trial._lengths(tile.cell)
+        }
+        for name, price in needed.items():
+            if name not in self.loaded:
+                seconds += price if name not in self.compiled else price / 10
+        self.compiled.update(needed)
+        self.loaded.update(needed)
+        for digest in {tile.cell.plan().digest for tile in job} - self.tables:
+            seconds += TABLE
+            self.tables.add(digest)
+        used.update({tile.cell.plan().digest: np.zeros(1) for tile in job})
+        return seconds
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    model = Machine()
+    monkeypatch.setattr(trial, "_run", model.run)
+    monkeypatch.setattr(trial, "_COMMIT", 0.0)
+    monkeypatch.setattr("jax.clear_caches", model.loaded.clear)
+    monkeypatch.setattr(trial.tables, "forget", model.tables.difference_update)
+    return model
+
+
+def study(**changes: Any) -> Study:
+    return small(**({"horizons": [5_000], "save_at": [], "replications": 80} | changes))
+
+
+def test_steps_readings_and_devices_are_counted(machine: Machine) -> None:
+    asked = study(save_at=12)
+    total = 5 * sum(STEP * work(cell) + 12 * READING for cell in asked.cells)
+    assert trial.measured(asked, [None], 1).tiles == pytest.approx(total, rel=0.02)
+    assert trial.measured(asked, [None], 2).tiles == pytest.approx(total / 2, rel=0.02)
+    # No more devices are busy than there are tiles.
+    assert trial.measured(asked, [None], 1000).tiles == pytest.approx(total / 10, rel=0.02)
+
+
+def test_programs_that_the_trial_has_compiled_are_read_and_the_rest_compiled(
+    machine: Machine,
+) -> None:
+    asked = study(schedules=["C1"], save_at=[100, 1_000])
+    found = trial.measured(asked, [None], 1)
+    # Plans padded to 128 (tried), 1024 and 8192.
+    assert found.programs == pytest.approx((PROGRAMS + LENGTH) / 10 + 2 * LENGTH, rel=0.02)
+
+
+def test_tables_are_made_once_per_cell_and_saved_round(machine: Machine) -> None:
+    found = trial.measured(study(save_at=12), [None], 1)
+    assert found.tables == pytest.approx(2 * 12 * TABLE, rel=0.02)
+    assert trial.measured(study(replications=8_000), [None], 1).tables == pytest.approx(2 * TABLE)
+
+
+def test_every_kind_of_program_counts_and_a_few_are_tried(machine: Machine) -> None:
+    problems = [
+        {"kind": "linear", "name": f"p{dim}", "dim": dim, "num_clients": 3} for dim in range(1, 7)
+    ]
+    found = trial.measured(study(problems=problems, schedules=["C1"]), [None], 1)
+    one = trial.measured(study(problems=problems[:1], schedules=["C1"]), [None], 1)
+    assert found.programs > 5 * one.programs
+    assert found.total == pytest.approx(sum(found))
+
+
+def test_a_study_as_short_as_its_trial(machine: Machine) -> None:
+    asked = small(horizons=[40], save_at=[])
+    found = trial.measured(asked, [None], 1)
+    assert found.tiles == pytest.approx(
+        5 * sum(STEP * work(cell) + READING for cell in asked.cells), rel=0.5
+    )
