@@ -31,6 +31,11 @@ from jaxlsgd import (
 from jaxlsgd.core.forms import dense
 from jaxlsgd.core.problem import flatten
 from jaxlsgd.engine.draws import replication_keys
+from jaxlsgd.inference.bootstrap import bootstrap
+from jaxlsgd.inference.equal_batches import equal_batches
+from jaxlsgd.inference.growing_batches import growing_batches
+from jaxlsgd.inference.oracle import oracle
+from jaxlsgd.inference.parallel_runs import parallel_runs
 from jaxlsgd.schedules import Plan, constant, power_decay
 
 ROUNDS = 6
@@ -98,7 +103,18 @@ METHODS: dict[str, Estimator] = {
     "scaling of observations": random_scaling(average="observations"),
     "plug-in of observations": plug_in("finite", average="observations"),
 }
+# These see the path alone, so that one problem is as good as another. Copies are single parameters here.
+RIVALS: dict[str, Estimator] = {
+    "overlapping batches": growing_batches(),
+    "batches apart": growing_batches("nonoverlapping", C=0.05),
+    "equal batches": equal_batches(c=2.0),
+    "bootstrap": bootstrap(2, 1),
+    "parallel runs": parallel_runs(3, 1),
+    "oracle": oracle(np.eye(3), np.eye(3), horizon="finite"),
+}
 CASES = [(problem, method) for problem in PROBLEMS for method in METHODS]
+CASES += [("pytree", method) for method in RIVALS]
+METHODS |= RIVALS
 every_case = pytest.mark.parametrize(("problem", "method"), CASES)
 PLAN = paper_plan("C5", num_rounds=ROUNDS)
 
@@ -236,6 +252,7 @@ def test_every_problem_runs_in_the_engine_with_every_method(problem: str):
     methods = tuple(
         method if name not in ("diagonal", "contrasts") else _named(method, name)
         for name, method in METHODS.items()
+        if problem == "pytree" or name not in RIVALS
     )
     result = simulate(
         jax.random.key(2),

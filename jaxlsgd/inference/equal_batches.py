@@ -112,9 +112,9 @@ def equal_batches(
     Returns:
       An `Estimator`. It needs neither gradient nor Hessian, and no communication; it keeps 68d numbers.
 
-    Reference: Singh, Shukla, Vats (2023), On the utility of equal batch sizes for inference in stochastic
-    gradient descent; Vats, Flegal (2022), Lugsail lag windows for estimating time-average covariance
-    matrices, Biometrika 109.
+    Reference: Singh, Shukla, Vats (2025), On the utility of equal batch sizes for inference in stochastic
+    gradient descent, JMLR 26; Vats, Flegal (2022), Lugsail lag windows for estimating time-average
+    covariance matrices, Biometrika 109.
     """
     step_exponent(alpha)
     checks.positive("c", c)

@@ -40,7 +40,7 @@ from jaxlsgd.inference.federation_tree import (
     within_nodes,
 )
 from jaxlsgd.inference.laws.student import student
-from jaxlsgd.inference.sums import widened
+from jaxlsgd.inference.sums import compensated_add, widened
 from jaxlsgd.schedules.plan import Plan
 
 
@@ -48,6 +48,7 @@ class LevelState(NamedTuple):
     """Averages of the path over each level."""
 
     means: Array  # (levels, L d) θ̄_j of every leaf's way
+    lost: Array  # (levels, L d) their rounding errors so far
     s: Array  # (levels,) Σ 1/E
     m: Array  # (levels,) int32, rounds
     so_far: Array  # () int32, rounds of all levels
@@ -62,7 +63,7 @@ def level_means(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) ->
         x = stacked(params, leaves, dim)
         means = jnp.zeros((levels, *x.shape), x.dtype)
         counts = jnp.zeros(levels, jnp.int32)
-        return LevelState(means, jnp.zeros(levels, x.dtype), counts, counts[0])
+        return LevelState(means, means, jnp.zeros(levels, x.dtype), counts, counts[0])
 
     def update(state: LevelState, sync: Sync) -> LevelState:
         x = widened(flatten(sync.params))
@@ -70,9 +71,10 @@ def level_means(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) ->
         now = jnp.arange(levels) == here
         m = state.m + now.astype(jnp.int32)
         share = jnp.where(now, 1 / jnp.maximum(m, 1).astype(x.dtype), 0)
-        means = state.means + share[:, None] * (x[None, :] - state.means)
+        move = share[:, None] * ((x[None, :] - state.means) - state.lost)
+        means, lost = compensated_add(state.means, state.lost, move)
         s = state.s + jnp.where(now, 1 / jnp.asarray(sync.E, x.dtype), 0)
-        return LevelState(means, s, m, state.so_far + 1)
+        return LevelState(means, lost, s, m, state.so_far + 1)
 
     return Accumulator(init, update, shared=("s", "m", "so_far"))
 
@@ -96,7 +98,7 @@ def higrad(
 
     Returns:
       An `Estimator`. It costs no further gradients and no communication; memory of the server (and, in the
-      engine, of clients) is L times d, and 2 + the number of splits times that for the statistic.
+      engine, of clients) is L times d, and that of the statistic 2Ld for each level.
 
     Reference: Su, Zhu (2023), HiGrad: uncertainty quantification for online learning and stochastic
     approximation, JMLR 24.
@@ -171,7 +173,8 @@ def _weights(state: LevelState) -> Array:
 
 def _leaf_values(state: LevelState, dim: int) -> Array:
     """μ, (L, d)."""
-    return jnp.sum(_weights(state)[:, None] * state.means, axis=0).reshape(-1, dim)
+    means = state.means + state.lost
+    return jnp.sum(_weights(state)[:, None] * means, axis=0).reshape(-1, dim)
 
 
 @functools.cache

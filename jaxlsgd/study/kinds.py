@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import jaxlsgd.algorithms
+import jaxlsgd.inference.bootstrap
+import jaxlsgd.inference.equal_batches
+import jaxlsgd.inference.growing_batches
+import jaxlsgd.inference.higrad
+import jaxlsgd.inference.hulc
 import jaxlsgd.inference.one_step
+import jaxlsgd.inference.oracle
+import jaxlsgd.inference.parallel_runs
 import jaxlsgd.inference.plug_in
 import jaxlsgd.inference.random_scaling
 import jaxlsgd.problems

@@ -1,0 +1,522 @@
+"""Rival interval methods against brute force in NumPy, on stored paths and on the engine's own draws."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import oracle as slow
+import pytest
+import scipy.stats
+from engine_helpers import numpy_draws
+from jax import lax
+
+from jaxlsgd import Draws, Estimator, Problem, Sync, problems, simulate
+from jaxlsgd.core.estimator import Horizon
+from jaxlsgd.inference.bootstrap import bootstrap, perturbed
+from jaxlsgd.inference.equal_batches import equal_batches
+from jaxlsgd.inference.federation_tree import federation_tree, split_clients
+from jaxlsgd.inference.growing_batches import batch_starts, growing_batches
+from jaxlsgd.inference.higrad import grow, higrad
+from jaxlsgd.inference.hulc import hulc, runs_for
+from jaxlsgd.inference.laws.student import student
+from jaxlsgd.inference.oracle import of, oracle
+from jaxlsgd.inference.parallel_runs import parallel_runs, split
+from jaxlsgd.schedules import Plan, constant, power_decay
+
+# A stored path of 12 parameters: to methods with copies, 4 runs of 3.
+ROUNDS, RUNS, DIM = 90, 4, 3
+BRANCHES, SPLITS = (2, 2), (20, 50)
+C = 0.02  # of batch starts, so that there are several
+METHODS: dict[str, Estimator] = {
+    "overlapping": growing_batches(C=C),
+    "overlapping, diagonal": growing_batches(mode="diagonal", C=C),
+    "apart": growing_batches("nonoverlapping", C=C),
+    "apart, diagonal": growing_batches("nonoverlapping", "diagonal", C=C),
+    "equal": equal_batches(lugsail=False),
+    "lugsail": equal_batches(c=2.0),
+    "parallel": parallel_runs(RUNS, DIM),
+    "hulc": hulc(RUNS, DIM),
+    "higrad": higrad(DIM, BRANCHES, SPLITS),
+    "bootstrap": bootstrap(RUNS - 1, DIM),
+    "percentile": bootstrap(RUNS - 1, DIM, interval="percentile"),
+}
+SCHEDULES = {
+    "one": np.ones(ROUNDS, int),
+    "growing": np.ceil(np.arange(1, ROUNDS + 1) ** 0.5).astype(int),
+    "warm": np.where(np.arange(ROUNDS) < 30, 1, 5),
+}
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
+
+
+@functools.cache
+def path() -> np.ndarray:
+    """Correlated, and far from the origin."""
+    rng = np.random.default_rng(1)
+    steps = rng.standard_normal((ROUNDS, RUNS * DIM))
+    for m in range(1, ROUNDS):
+        steps[m] += 0.7 * steps[m - 1]
+    return 50 + steps
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scanned(names: tuple[str, ...], path: Any, E: Any) -> Any:
+    methods = tuple(METHODS[name] for name in names)
+    start = tuple(method.init(path[0]) for method in methods)
+
+    def one(states: Any, at: Any) -> tuple[Any, None]:
+        sync = Sync(at[0], at[1], 0.1)
+        pairs = zip(methods, states, strict=True)
+        return tuple(method.update(state, sync) for method, state in pairs), None
+
+    return lax.scan(one, start, (path, E))[0]
+
+
+@functools.cache
+def measured(
+    schedule: str, dtype: str = "float64", names: tuple[str, ...] = tuple(METHODS)
+) -> dict[str, Any]:
+    with jax.enable_x64(dtype == "float64"):
+        states = _scanned(names, path().astype(dtype), SCHEDULES[schedule].astype(dtype))
+        pairs = zip(names, states, strict=True)
+        found = {name: (METHODS[name].measure(state, None), state) for name, state in pairs}
+        return jax.tree.map(np.asarray, found)
+
+
+def covariance(method: str, schedule: str) -> np.ndarray:
+    matrix = METHODS[method].matrix
+    assert matrix is not None
+    with jax.enable_x64(True):
+        return np.asarray(matrix(measured(schedule)[method][1], None))
+
+
+def batch_sums(E: np.ndarray) -> tuple[list[np.ndarray], list[float], list[int]]:
+    """B_i and τ_i of every round i, and the last rounds of batches, by definition."""
+    x = path() - path().mean(axis=0)
+    starts = set(batch_starts(0.505, C).tolist())
+    sums, lengths, ends, first = [], [], [], 1
+    for i in range(1, ROUNDS + 1):
+        if i in starts:
+            first = i
+        sums.append(x[first - 1 : i].sum(axis=0))
+        lengths.append(float(sum(1 / E[first - 1 : i])))
+        if i + 1 in starts or i == ROUNDS:
+            ends.append(i - 1)
+    return sums, lengths, ends
+
+
+@every_schedule
+def test_growing_batches_by_definition(schedule: str):
+    E = SCHEDULES[schedule]
+    sums, lengths, ends = batch_sums(E)
+    assert 3 < len(ends) < ROUNDS / 4
+    factor = np.sum(1 / E) / ROUNDS**2
+    top = sum(np.outer(B, B) / e for B, e in zip(sums, E, strict=True))
+    expected = top / sum(t / e for t, e in zip(lengths, E, strict=True)) * factor
+    np.testing.assert_allclose(covariance("overlapping", schedule), expected, rtol=1e-9, atol=1e-12)
+    top = sum(np.outer(sums[i], sums[i]) for i in ends)
+    expected = top / sum(lengths[i] for i in ends) * factor
+    np.testing.assert_allclose(covariance("apart", schedule), expected, rtol=1e-9, atol=1e-12)
+    for name in ("overlapping", "apart"):
+        full, diagonal = measured(schedule)[name][0], measured(schedule)[f"{name}, diagonal"][0]
+        np.testing.assert_allclose(full.scale, diagonal.scale, rtol=1e-9)
+        np.testing.assert_allclose(full.estimate, path().mean(axis=0), rtol=1e-12)
+
+
+def test_on_one_machine_growing_batches_are_the_published_ones():
+    """Zhu, Chen, Wu: Σ_i (Σ_{k=t_i..i} x_k − l_i x̄)(·)ᵀ / Σ l_i with l_i = i − t_i + 1, over n."""
+    x, a = path(), batch_starts(0.505, C)
+    total, lengths = np.zeros((12, 12)), 0
+    for i in range(1, ROUNDS + 1):
+        t = a[a <= i].max()
+        l = i - t + 1
+        away = x[t - 1 : i].sum(axis=0) - l * x.mean(axis=0)
+        total, lengths = total + np.outer(away, away), lengths + l
+    expected = total / lengths / ROUNDS
+    np.testing.assert_allclose(covariance("overlapping", "one"), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(batch_starts(0.5, 1.0)[:4], [1, 16, 81, 256])
+
+
+def equal_spread(E: np.ndarray, size: float) -> tuple[np.ndarray, int]:
+    """V̂ of whole batches of information time `size`, and how many there are."""
+    x, squares, lengths, first = path() - path().mean(axis=0), [], [], 0
+    for i in range(ROUNDS):
+        tau = float(np.sum(1 / E[first : i + 1]))
+        if tau >= size - 1e-9:
+            squares.append(x[first : i + 1].sum(axis=0) ** 2)
+            lengths.append(tau)
+            first = i + 1
+    return sum(squares) / sum(lengths), len(squares)
+
+
+@every_schedule
+def test_equal_batches_by_definition(schedule: str):
+    E = SCHEDULES[schedule]
+    s = np.sum(1 / E)
+    for name, c in {"equal": 1.0, "lugsail": 2.0}.items():
+        size = 2.0 ** math.ceil(math.log2(s / (c * ROUNDS**0.2475)))
+        while equal_spread(E, size)[1] < 2:
+            size /= 2
+        V = equal_spread(E, size)[0]
+        if name == "lugsail":
+            corrected = 2 * V - equal_spread(E, size / 2)[0]
+            assert (corrected > V).any()
+            V = np.maximum(V, corrected)
+        found = measured(schedule)[name][0]
+        np.testing.assert_allclose(found.scale, np.sqrt(V * s) / ROUNDS, rtol=1e-9)
+        if (
+            schedule == "one" and name == "equal"
+        ):  # b = 2^⌈log2 n^((1+α)/2)⌉, a = ⌊n/b⌋, whole batches only
+            b = 2 ** math.ceil(math.log2(ROUNDS ** (1.505 / 2)))
+            means = [path()[i * b : (i + 1) * b].mean(axis=0) for i in range(ROUNDS // b)]
+            V = b * np.mean((means - path().mean(axis=0)) ** 2, axis=0)
+            np.testing.assert_allclose(found.scale, np.sqrt(V / ROUNDS), rtol=1e-9)
+
+
+def test_float32_keeps_its_digits_far_from_the_origin():
+    """The path is known to 4e-6 and moves by 1; recentred sums lose a digit or two of that."""
+    names = ("overlapping, diagonal", "apart, diagonal", "equal")
+    single, double = measured("growing", "float32", names), measured("growing")
+    for name in names:
+        np.testing.assert_allclose(single[name][0].scale, double[name][0].scale, rtol=1e-3)
+
+
+def test_a_batch_is_as_long_as_its_information_time():
+    """Var Σ_batch (x̄ − x*) = V Σ 1/E, where E_m = 1 and where it is 10; V = 1 here.
+
+    Linear recursion with λ = S = 1 and γ = 0.2, 2,000 paths, batches of 400 rounds: batches that remember
+    1/γ = 5 rounds have 1.3 % too little, and the Monte-Carlo error is 1.6 % (two batches of each path). A length
+    in rounds would be off by a factor of ten.
+    """
+    rng = np.random.default_rng(2)
+    E, gamma, paths = np.repeat([1, 10], 1000), 0.2, 2000
+    x, sums = np.zeros(paths), np.zeros((5, paths))
+    for m, steps in enumerate(E):
+        for _ in range(steps):
+            x = x - gamma / steps * (x + rng.standard_normal(paths))
+        sums[m // 400] += x
+    lengths = np.add.reduceat(1 / E, np.arange(0, 2000, 400))
+    found = np.mean(sums**2, axis=1) / lengths
+    for chosen in (found[:2], found[3:]):
+        assert abs(np.mean(chosen) - 1) < 0.013 + 4 * 0.016 + 0.02
+
+
+def leaf_values(E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """μ and Σ of the tree by definition; nodes of a level are named by their way."""
+    x = path().reshape(ROUNDS, RUNS, DIM)
+    edges = [0, *SPLITS, ROUNDS]
+    spans = [slice(a, b) for a, b in itertools.pairwise(edges)]
+    s = np.array([np.sum(1 / E[span]) for span in spans])
+    m = np.array([span.stop - span.start for span in spans])
+    w = m**2 / s / np.sum(m**2 / s)
+    mu = sum(w[j] * x[span].mean(axis=0) for j, span in enumerate(spans))
+    ways = [(), ((0,), (0,), (1,), (1,)), ((0, 0), (0, 1), (1, 0), (1, 1))]
+    Sigma = np.zeros((RUNS, RUNS))
+    for j, nodes in enumerate([1, 2, 4]):
+        same = [[j == 0 or ways[j][a] == ways[j][b] for b in range(RUNS)] for a in range(RUNS)]
+        Sigma += w[j] ** 2 * nodes * s[j] / m[j] ** 2 * np.asarray(same)
+    return mu, Sigma
+
+
+@every_schedule
+def test_higrad_by_definition(schedule: str):
+    mu, Sigma = leaf_values(SCHEDULES[schedule])
+    away = mu - mu.mean(axis=0)
+    V = away.T @ np.linalg.inv(Sigma) @ away / (RUNS - 1)
+    found = measured(schedule)["higrad"][0]
+    np.testing.assert_allclose(found.estimate, mu.mean(axis=0), rtol=1e-12)
+    expected = V * Sigma.sum() / RUNS**2
+    np.testing.assert_allclose(found.scale**2, np.diag(expected), rtol=1e-9)
+    np.testing.assert_allclose(covariance("higrad", schedule), expected, rtol=1e-9, atol=1e-15)
+    if schedule == "one":  # the plain average, and n_j = m_j/C_j observations at level j
+        flat = path().reshape(ROUNDS, RUNS, DIM).mean(axis=(0, 1))
+        np.testing.assert_allclose(found.estimate, flat, rtol=1e-12)
+        np.testing.assert_allclose(Sigma[0, 0], (20**2 / 20 + 30**2 / 15 + 40**2 / 10) / 90**2)
+
+
+@every_schedule
+def test_runs_side_by_side_by_definition(schedule: str):
+    means = path().mean(axis=0).reshape(RUNS, DIM)
+    found = measured(schedule)
+    parallel, hull = found["parallel"][0], found["hulc"][0]
+    np.testing.assert_allclose(parallel.estimate, means.mean(axis=0))
+    np.testing.assert_allclose(parallel.scale, means.std(axis=0, ddof=1) / np.sqrt(RUNS))
+    np.testing.assert_allclose(covariance("parallel", schedule), np.cov(means.T) / RUNS)
+    np.testing.assert_allclose(hull.estimate - hull.scale, means.min(axis=0))
+    np.testing.assert_allclose(hull.estimate + hull.scale, means.max(axis=0))
+    for name in ("bootstrap", "percentile"):
+        np.testing.assert_allclose(found[name][0].estimate, means[0])
+        np.testing.assert_allclose(found[name][0].scale, means[1:].std(axis=0, ddof=1))
+    method, states = METHODS["percentile"], found["percentile"][1]
+    with jax.enable_x64(True):
+        interval = method.interval(states, 0.5)
+        half = np.sort(np.abs(means[1:] - means[0]), axis=0)[1]  # the second of three: 0.5 · 4
+        np.testing.assert_allclose(interval.upper - means[0], half, rtol=1e-9)
+    away = found["percentile"][0].detail
+    p = method.law.tail(half / found["percentile"][0].scale * (1 - 1e-9), None, away)
+    np.testing.assert_allclose(p, 3 / 4)
+
+
+def test_students_law_and_hotellings():
+    law = student(5)
+    assert math.isclose(law.multiplier(0.95, None, ()), scipy.stats.t.ppf(0.975, 5))
+    np.testing.assert_allclose(law.tail(2.0, None, ()), 2 * scipy.stats.t.sf(2.0, 5))
+    assert law.joint is not None
+    joint = law.joint(None, ())
+    # One contrast is the square of t; of two, 5·2/4 F(2, 4).
+    assert math.isclose(joint.quantile(0.95, 1), law.multiplier(0.95, None, ()) ** 2, rel_tol=1e-9)
+    expected = 2.5 * scipy.stats.f.ppf(0.95, 2, 4)
+    assert math.isclose(joint.quantile(0.95, 2), expected, rel_tol=1e-9)
+    assert math.isclose(joint.tail(expected, 2)[0], 0.05, rel_tol=1e-9)
+    with pytest.raises(ValueError, match=r"contrasts: must be at most 5"):
+        joint.quantile(0.95, 6)
+
+
+# In the engine, on its own draws.
+
+CLIENTS, COUNT = 4, 3
+PLAN = Plan.from_arrays([1, 2, 3, 1, 2, 3], [0.3, 0.2, 0.1, 0.2, 0.1, 0.1])
+STEPS = int(PLAN.E.sum())
+
+
+def key() -> jax.Array:
+    return jax.random.key(31)
+
+
+@functools.cache
+def linear() -> Problem:
+    return problems.linear(2, CLIENTS, heterogeneity=0.0)
+
+
+@functools.cache
+def draws() -> Draws:
+    """(t, K, count, replications)."""
+    spec = linear().draws
+    assert spec is not None
+    return numpy_draws(key(), range(COUNT), STEPS + 1, range(CLIENTS), spec)
+
+
+def federation(r: int, clients: slice, rounds: slice, start: np.ndarray) -> np.ndarray:
+    """The averages of a federation of some clients over some rounds, (rounds, d)."""
+    first = int(PLAN.E[: rounds.start].sum())
+    drawn = slow.Draws(*(part[first:, clients, :, r] for part in draws()))
+    truths = np.tile(np.asarray(linear().truth), (CLIENTS, 1))
+    K = clients.stop - clients.start
+    model, weights = slow.MODELS["linear"], np.full(K, 1 / K)
+    E, eta = PLAN.E[rounds], PLAN.eta[rounds]
+    return slow.local_sgd(model, drawn, truths[clients], weights, start, E, eta).averages
+
+
+def run(problem: Problem, method: Any, **how: Any) -> Any:
+    return simulate(
+        key(),
+        problem,
+        PLAN,
+        replications=COUNT,
+        tile_size=COUNT,
+        methods=method,
+        devices=jax.devices()[:1],
+        **how,
+    )
+
+
+def test_a_tree_of_federations_is_what_a_plain_loop_does():
+    """Float32 rounds at 6e-8 a step; 12 steps."""
+    tree = grow(linear(), PLAN, (2, 2))
+    found = run(tree.problem, tree.method, algorithm=tree.algorithm)
+    rows = found.methods["higrad[2x2]"]
+    np.testing.assert_allclose(found.truth["higrad[2x2]"], linear().truth)
+    start = np.zeros(2)
+    for r in range(COUNT):
+        root = federation(r, slice(0, 4), slice(0, 2), start)
+        values = []
+        for a in range(2):
+            half = federation(r, slice(2 * a, 2 * a + 2), slice(2, 4), root[-1])
+            for b in range(2):
+                leaf = federation(r, slice(2 * a + b, 2 * a + b + 1), slice(4, 6), half[-1])
+                values.append([root.mean(axis=0), half.mean(axis=0), leaf.mean(axis=0)])
+        s = np.add.reduceat(1 / PLAN.E, [0, 2, 4])
+        mu = np.tensordot(np.asarray(values), 4 / s / np.sum(4 / s), (1, 0))
+        np.testing.assert_allclose(rows.estimate[-1, r], mu.mean(axis=0), rtol=1e-5)
+        assert (rows.scale[-1, r] > 0).all()
+
+
+def test_parallel_federations_are_what_plain_loops_do():
+    apart = split(linear(), runs=2)
+    methods = (parallel_runs(2, 2), hulc(2, 2))
+    found = run(apart.problem, methods, algorithm=apart.algorithm, levels=(0.4, 0.5)).methods
+    for r in range(COUNT):
+        means = [
+            federation(r, slice(i, i + 2), slice(0, 6), np.zeros(2)).mean(axis=0) for i in (0, 2)
+        ]
+        rows, hull = found["parallel_runs"], found["hulc"]
+        np.testing.assert_allclose(rows.estimate[-1, r], np.mean(means, axis=0), rtol=1e-5)
+        gap = np.abs(means[0] - means[1]) / 2
+        np.testing.assert_allclose(rows.scale[-1, r], gap, rtol=1e-4)
+        np.testing.assert_allclose(hull.half_width[-1, 1, r], gap, rtol=1e-4)
+
+
+def hashed_weights(normals: np.ndarray, copies: int) -> np.ndarray:
+    """The exponential weights of an observation with these draws, in plain integers."""
+
+    def mixed(h: int) -> int:
+        h = (h ^ (h >> 16)) * 0x85EBCA6B % 2**32
+        h = (h ^ (h >> 13)) * 0xC2B2AE35 % 2**32
+        return h ^ (h >> 16)
+
+    words = normals.astype(np.float32).view(np.uint32).tolist()
+    total = sum(word * (2 * mixed(i) + 1) for i, word in enumerate(words, start=1)) % 2**32
+    bits = [mixed((mixed(total) + b * 0x9E3779B9) % 2**32) for b in range(1, copies + 1)]
+    return np.array([-math.log(((word >> 9) + 0.5) / 2**23) for word in bits])
+
+
+def test_copies_are_perturbed_runs_and_the_first_is_the_run_itself():
+    copies = 3
+    method = bootstrap(copies, 2)
+    rows = run(perturbed(linear(), copies), (method,)).methods[method.name]
+    truth = np.asarray(linear().truth)
+    for r in range(COUNT):
+        means = []
+        for b in range(copies + 1):
+            x, t, averages = np.zeros(2), 0, []
+            for E, eta in zip(PLAN.E, PLAN.eta, strict=True):
+                clients = np.tile(x, (CLIENTS, 1))
+                for _ in range(E):
+                    for k in range(CLIENTS):
+                        z = draws().normal[t, k, :, r].astype(np.float64)
+                        w = np.append(1.0, hashed_weights(z, copies))[b]
+                        a, target = z[:2], z[:2] @ truth + z[2]
+                        clients[k] -= eta * w * (a @ clients[k] - target) * a
+                    t += 1
+                x = clients.mean(axis=0)
+                averages.append(x)
+            means.append(np.mean(averages, axis=0))
+        np.testing.assert_allclose(rows.estimate[-1, r], means[0], rtol=1e-4)
+        np.testing.assert_allclose(rows.scale[-1, r], np.std(means[1:], axis=0, ddof=1), rtol=1e-3)
+
+
+@pytest.mark.parametrize("weights", ["exponential", "double"])
+def test_weights_have_mean_and_variance_one_and_know_nothing(weights: str):
+    """60 comparisons at 4.5 standard errors: a false-alarm rate of 4e-4.
+
+    Fourth moments of W − 1 are 9 (exponential) and 1, so that its variance has an error of √8/√n at most.
+    """
+    n, copies = 20_000, 6
+    many = perturbed(linear(), copies, weights)
+    z = np.random.default_rng(3).standard_normal((n, 3)).astype(np.float32)
+    assert many.observe is not None
+    uniform = np.zeros((n, 0), np.float32)
+    (a, b), w = jax.jit(jax.vmap(many.observe, (0, None)))(Draws(z, uniform), _client(many))
+    w = np.asarray(w, np.float64)
+    np.testing.assert_array_equal(w[:, 0], 1)
+    w = w[:, 1:] - 1
+    assert (np.abs(w.mean(axis=0)) < 4.5 / math.sqrt(n)).all()
+    assert (np.abs((w**2).mean(axis=0) - 1) < 4.5 * math.sqrt(8 / n)).all()
+    others = np.column_stack([w, np.roll(w, 1, axis=0), np.asarray(a), np.asarray(b)])
+    known = np.corrcoef(others.T)[:copies]
+    np.fill_diagonal(known, 0)
+    assert (np.abs(known) < 4.5 / math.sqrt(n)).all()
+
+
+def _client(problem: Problem) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf[0], np.float32), problem.clients)
+
+
+def test_oracle_intervals_are_made_of_the_truth():
+    case = problems.linear(2, CLIENTS)
+    G, S = np.array([[2.0, 0.5], [0.5, 1.0]]), np.array([[1.0, 0.3], [0.3, 0.5]])
+    inverse = np.linalg.inv(G)
+    V = inverse @ S @ inverse.T
+    plan = Plan.from_arrays([1, 2, 3, 2, 1], [0.3, 0.2, 0.1, 0.1, 0.1])
+    T = plan.num_rounds
+    with jax.enable_x64(True):
+        limit, finite = oracle(G, S), oracle(G.tolist(), S.tolist(), horizon="finite")
+        state = limit.init(np.zeros(2))
+        for E in plan.E:
+            state = limit.update(state, Sync(np.ones(2), int(E), 0.1))
+        found = [m.measure(state, Horizon.of(plan)) for m in (limit, finite)]
+    expected = np.sqrt(np.diag(V) * np.sum(1 / plan.E)) / T
+    np.testing.assert_allclose(found[0].scale, expected, rtol=1e-9)
+    # The average is linear in the noise of each step: its coefficient, step by step.
+    total = np.zeros((2, 2))
+    for m in range(T):
+        for l in range(int(plan.E[m])):
+            shrink = np.eye(2) - plan.eta[m] * G
+            at = -plan.eta[m] * np.linalg.matrix_power(shrink, int(plan.E[m]) - 1 - l)
+            weight = at.copy()
+            for n in range(m + 1, T):
+                at = np.linalg.matrix_power(np.eye(2) - plan.eta[n] * G, int(plan.E[n])) @ at
+                weight += at
+            total += weight @ S @ weight.T / T**2
+    np.testing.assert_allclose(found[1].scale, np.sqrt(np.diag(total)), rtol=1e-9)
+    assert of(case).measure is of(case).measure  # one program
+    np.testing.assert_allclose(of(case).truth(case), case.true_vector)
+
+
+def _no_moments() -> Problem:
+    return Problem(
+        init=np.zeros(2),
+        loss=lambda x, o: ((x - o) ** 2).sum(),
+        num_clients=1,
+        sample=lambda key, client: jax.random.normal(key, (2,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: growing_batches("sometimes"), "kind: must be"),
+        (lambda: growing_batches(alpha=1.0), r"alpha: must be in \[1/2, 1\), got 1.0"),
+        (lambda: growing_batches(C=0.0), "C: must be"),
+        (lambda: equal_batches(c=-1.0), "c: must be"),
+        (lambda: bootstrap(1, 2), "copies: must be an integer of at least 2"),
+        (lambda: perturbed(linear(), 2, "normal"), "weights: must be"),
+        (
+            lambda: bootstrap(19, 1, interval="percentile").law.multiplier(0.99, None, ()),
+            "level: .*19",
+        ),
+        (
+            lambda: hulc(5, 2).law.multiplier(0.95, None, ()),
+            "level: must be at most 0.9375.*6 runs",
+        ),
+        (lambda: split(linear(), 3), "leaves: must divide the 4 clients"),
+        (lambda: split_clients(_weighted(), 2), "problem: must have clients' weights"),
+        (lambda: federation_tree(2, (2, 2), (5,)), "splits: must be 2, one for each"),
+        (lambda: federation_tree(2, (2, 2), (5, 5)), "splits: must increase"),
+        (
+            lambda: grow(linear(), _five_rounds()),
+            "plan: must have a number of rounds that .* 3 levels",
+        ),
+        (lambda: oracle(np.eye(2), np.eye(3)), "S: must have the shape"),
+        (lambda: oracle(-np.eye(2), np.eye(2)), "G: must be positive definite"),
+        (lambda: oracle([[1.0, 0.5], [0.0, 1.0]], np.eye(2)), "G: must be symmetric"),
+        (lambda: of(_no_moments()), "problem: must declare G and S"),
+        (
+            lambda: run(linear(), (parallel_runs(3, 2),)),
+            "problem: must have 6 parameters, 3 runs of 2",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(call: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def _weighted() -> Problem:
+    return problems.linear(2, CLIENTS, weights=(0.4, 0.4, 0.1, 0.1))
+
+
+def _five_rounds() -> Plan:
+    return constant(1).plan(power_decay(0.5), num_rounds=5)
+
+
+def test_hulc_knows_how_many_runs_it_takes():
+    assert [runs_for(level) for level in (0.5, 0.9, 0.9375, 0.95, 0.99)] == [2, 5, 5, 6, 8]
+
+
+def test_every_method_says_what_it_costs():
+    assert all(method.cost for method in METHODS.values())
