@@ -1,0 +1,180 @@
+"""Rival interval methods side by side, where their published behaviour is known: one machine, linear regression.
+
+d = 5, x* = (0, 1/4, ..., 1), x_0 = 0, a ~ N(0, I), noise 1, γ_t = 0.5 t^(−0.505), n = 10,000 observations in all. Methods of
+one path run on the same draws, and so does the bootstrap, whose copies share them. Methods that split the clients have as
+many observations in all: six federations of one client (HulC, parallel runs), a tree of four clients (HiGrad).
+`field.csv` has a row per method, `field.md` a table with what is published.
+
+  python -m benchmarks.field --out benchmarks/results         500 runs
+  python -m benchmarks.field --out look --replications 20 --observations 600
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Row = dict[str, Any]
+LEVEL, DIM, ALPHA, GAMMA0, COPIES, RUNS = 0.95, 5, 0.505, 0.5, 200, 6
+# Coverage in percent and length over that of the oracle, as published for this setting.
+PUBLISHED = {
+    "plug_in": (95, 1.02),
+    "random_scaling": (94.5, 1.35),
+    "growing_batches[overlapping]": (86, 0.84),
+    "bootstrap[sd]": (97, 1.23),
+    "hulc": (97, 1.76),
+}
+
+
+def run(replications: int, observations: int, copies: int, seed: int) -> Iterator[Row]:
+    """The rows, method by method."""
+    import jax
+
+    from jaxlsgd import algorithms, simulate
+
+    for case in _cases(observations, copies):
+        began = time.monotonic()
+        cell = simulate(
+            jax.random.key(seed),
+            case.problem,
+            case.plan,
+            replications=replications,
+            methods=case.methods,
+            algorithm=case.algorithm or algorithms.local_sgd(),
+        )
+        taken = time.monotonic() - began
+        for method in case.methods:
+            rows, truth = cell.methods[method.name], cell.truth[method.name]
+            found = _row(method.name, rows, truth, observations)
+            yield found | {"cost": method.cost, "seconds_of_cell": round(taken, 1)}
+
+
+class Case(NamedTuple):
+    """What runs together."""
+
+    problem: Any
+    plan: Any
+    methods: tuple[Any, ...]
+    algorithm: Any = None  # Local SGD if None
+
+
+def _cases(observations: int, copies: int) -> Iterator[Case]:
+    from jaxlsgd import plug_in, random_scaling
+    from jaxlsgd.inference.bootstrap import bootstrap, perturbed
+    from jaxlsgd.inference.equal_batches import equal_batches
+    from jaxlsgd.inference.growing_batches import growing_batches
+    from jaxlsgd.inference.higrad import grow
+    from jaxlsgd.inference.hulc import hulc
+    from jaxlsgd.inference.oracle import of
+    from jaxlsgd.inference.parallel_runs import parallel_runs, split
+
+    one = _problem(1)
+    path = (
+        of(one),
+        plug_in(),
+        random_scaling(),
+        growing_batches(alpha=ALPHA),
+        growing_batches("nonoverlapping", alpha=ALPHA),
+        equal_batches(lugsail=False, alpha=ALPHA),
+        equal_batches(alpha=ALPHA),
+    )
+    yield Case(one, _plan(observations), path)
+    both = (bootstrap(copies, DIM), bootstrap(copies, DIM, interval="percentile"))
+    yield Case(perturbed(one, copies), _plan(observations), both)
+    apart = split(_problem(RUNS), RUNS)
+    methods = (hulc(RUNS, DIM), parallel_runs(RUNS, DIM))
+    yield Case(apart.problem, _plan(observations // RUNS), methods, apart.algorithm)
+    plan = _plan(observations // 4 // 3 * 3)
+    tree = grow(_problem(4), plan, (2, 2))
+    yield Case(tree.problem, plan, (tree.method,), tree.algorithm)
+
+
+def _plan(rounds: int) -> Any:
+    from jaxlsgd import schedules
+
+    return schedules.constant(1).plan(schedules.power_decay(GAMMA0, ALPHA), num_rounds=rounds)
+
+
+def _problem(clients: int) -> Any:
+    from jaxlsgd import problems
+
+    return problems.linear(DIM, clients, heterogeneity=0.0, center=np.linspace(0, 1, DIM))
+
+
+def _row(name: str, rows: Any, truth: Any, observations: int) -> Row:
+    half, ok = rows.half_width[-1, 0], rows.ok[-1]
+    each = (np.abs(rows.estimate[-1] - truth) <= half)[ok].mean(1)
+    # G = S = I: the standard error of n observations is 1/√n.
+    oracle = 1.959964 / math.sqrt(observations)
+    return {
+        "method": name,
+        "replications": len(ok),
+        "n_failed": int((~ok).sum()),
+        "coverage": each.mean(),
+        "mcse": each.std(ddof=1) / math.sqrt(len(each)),
+        "length_over_oracle": half[ok].mean() / oracle,
+        "length_sd": half[ok].std() / half[ok].mean(),
+    }
+
+
+def report(rows: Sequence[Row], command: str) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "# Rival methods on one machine",
+        "",
+        f"Made by `{command}` on {datetime.date.today()}, {rows[0]['replications']:,} runs: coverage of 95 % intervals, mean "
+        "over coordinates, with its Monte-Carlo standard error; mean length over that of an interval from the "
+        "true G and S with all observations; the spread of lengths; what is published; cost beyond the run.",
+        "",
+        "| method | coverage | over oracle | spread | published | cost |",
+        "|---|--:|--:|--:|--:|---|",
+    ]
+    for row in rows:
+        known = PUBLISHED.get(row["method"])
+        said = f"{known[0]} %, {known[1]:.2f}" if known else ""
+        lines.append(
+            f"| `{row['method']}` | {100 * row['coverage']:.1f} ({100 * row['mcse']:.1f}) | "
+            f"{row['length_over_oracle']:.2f} | {100 * row['length_sd']:.0f} % | {said} | {row['cost']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Runs the comparison."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.field",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--replications", type=int, default=500, metavar="N")
+    parser.add_argument("--observations", type=int, default=10_000, metavar="N")
+    parser.add_argument("--copies", type=int, default=COPIES, metavar="B", help="of the bootstrap")
+    parser.add_argument("--seed", type=int, default=2026, help="default: 2026")
+    given = parser.parse_args()
+    rows = []
+    for row in run(given.replications, given.observations, given.copies, given.seed):
+        print(f"{row['method']}: {100 * row['coverage']:.1f} % at {row['length_over_oracle']:.2f}")
+        rows.append(row)
+    given.out.mkdir(parents=True, exist_ok=True)
+    with (given.out / "field.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    command = f"python -m benchmarks.field --replications {given.replications}"
+    command += f" --observations {given.observations} --copies {given.copies} --seed {given.seed}"
+    text = report(rows, command)
+    (given.out / "field.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
