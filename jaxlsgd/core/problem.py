@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, traced
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
+from jaxlsgd.core.linear_form import linear_form
 
 Array = jax.Array
 # Pytrees of arrays. A narrower type would refuse a user's function that is typed for its own pytree.
@@ -175,18 +176,29 @@ class Structure(NamedTuple):
             assert loss is not None
             return loss(unravel(vector), observation)
 
+        fast_loss = traced.replaced(flat_loss, traced.PRODUCTS)
+
         def flat_gradient(vector: Array, observation: Observation) -> Array | Scaled:
             if gradient is None:
-                return jax.grad(flat_loss)(vector, observation)
+                form = linear_form(flat_loss, vector, observation)
+                return (form.gradient if form else jax.grad(fast_loss))(vector, observation)
             found = gradient(unravel(vector), observation)
             return found if isinstance(found, Scaled) else flatten(found)
 
         def flat_hessian(vector: Array, observation: Observation) -> Array | OuterProduct:
             if hessian is None:
-                return jax.hessian(flat_loss)(vector, observation)
+                form = linear_form(flat_loss, vector, observation)
+                return (form.hessian if form else jax.hessian(fast_loss))(vector, observation)
             return hessian(unravel(vector), observation)
 
-        return FlatFunctions(flat_gradient, flat_hessian, sample, observe, unravel, flat_loss)
+        return FlatFunctions(
+            flat_gradient if gradient is not None else traced.Derived(flat_gradient),
+            flat_hessian if hessian is not None else traced.Derived(flat_hessian),
+            sample,
+            observe,
+            unravel,
+            flat_loss,
+        )
 
 
 class FlatFunctions(NamedTuple):

@@ -81,6 +81,25 @@ def normal_pair(bits0: Array, bits1: Array) -> tuple[Array, Array]:
     return radius * cosine, radius * sine
 
 
+def erf_inv(x: Array) -> Array:
+    """The inverse of the error function in (−1, 1), float32.
+
+    Reference: Giles (2012), Approximating the erfinv function; the polynomials that XLA has, too.
+    """
+    w = -_log((np.float32(1.0) - x) * (np.float32(1.0) + x))
+    near = _polynomial(
+        w - np.float32(2.5),
+        (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
+        + (-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+    )
+    far = _polynomial(
+        jnp.sqrt(w) - np.float32(3.0),
+        (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
+        + (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+    )
+    return jnp.where(w < np.float32(5.0), near, far) * x
+
+
 def _to_float(bits: Array) -> Array:
     # By way of int32, which every vector unit converts in one instruction.
     return bits.astype(jnp.int32).astype(jnp.float32)

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxlsgd.core.problem import Array, Draws, FlatFunctions
 from jaxlsgd.engine import draws as draws_lib
-from jaxlsgd.engine import xla
-from jaxlsgd.engine.layout import BLOCK_STEPS
+from jaxlsgd.engine import sampling, xla
+from jaxlsgd.engine.innermost import KEY_KIND, VaryingKeys
+from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS
 from jaxlsgd.engine.program import ProblemData, Program
 
 
@@ -21,7 +23,7 @@ class Supply(NamedTuple):
     """What a block takes its draws from: the replications' keys, or draws that were made ahead."""
 
     keys: Array | None  # (R,) typed keys
-    ahead: Draws | None  # leaves (B/2, K, count, R), complex
+    ahead: Any  # None, leaves (B/2, K, count, R), complex, or of samples (B/2, 2, K, ..., R)
 
 
 class Source(NamedTuple):
@@ -37,16 +39,36 @@ def supply(program: Program, data: ProblemData, keys: Array, first: int) -> Supp
     Cells that differ only in schedule, horizon or step size see the same data: one of these serves
     them all. Large problems draw within the block instead, and get their keys.
     """
-    if not program.draws_ahead:
+    if not program.draws_ahead and not _samples_ahead(program, data):
         return Supply(keys, None)
     return Supply(None, _draw_block(program, data, keys, np.uint32(first)))
 
 
+def _samples_ahead(program: Program, data: ProblemData) -> bool:
+    """Whether a problem's own samples are made before the block: if few, as `sample` is then compiled once."""
+    sample = program.structure.functions[1]
+    if sample is None:
+        return False
+    leaves, treedef = jax.tree.flatten(data.clients)
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    each = _sample_bytes(sample, treedef, shapes)
+    return BLOCK_STEPS * data.client_index.shape[0] * each <= AHEAD_BYTES
+
+
+@functools.cache
+def _sample_bytes(sample: Any, treedef: Any, shapes: tuple[Any, ...]) -> int:
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=KEY_KIND))
+    leaves = jax.tree.leaves(jax.eval_shape(sample, key, treedef.unflatten(shapes)))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _draw_block(program: Program, data: ProblemData, keys: Array, first: Array) -> Draws:
-    spec = program.structure.draws
-    assert spec is not None
+def _draw_block(program: Program, data: ProblemData, keys: Array, first: Array) -> Any:
     pairs = first // np.uint32(2) + jnp.arange(BLOCK_STEPS // 2, dtype=jnp.uint32)
+    spec = program.structure.draws
+    if spec is None:
+        functions = program.structure.flat_functions()
+        return lax.map(lambda pair: _sampled_pair(functions, data, keys, pair), pairs)
     words = draws_lib.stream_keys(keys)
     return draws_lib.draw_pair(words, pairs[:, None, None, None], data.client_index, spec)
 
@@ -58,14 +80,7 @@ def make_source(
     spec = program.structure.draws
     start = first // np.uint32(2)
     if functions.observe is None or spec is None:
-        assert given.keys is not None
-        sample = functools.partial(_sampled, functions, data, given.keys)
-
-        def draw_both(i: Array) -> tuple[Any, Any]:
-            t = np.uint32(2) * (start + i.astype(jnp.uint32))
-            return sample(t), sample(t + np.uint32(1))
-
-        return Source(draw_both, lambda both: both)
+        return _sampled_source(functions, data, given, start)
     observe = jax.vmap(xla.over_replications(functions.observe, in_axes=(-1, None)))
 
     def observe_one(one: Draws) -> Any:
@@ -86,13 +101,36 @@ def make_source(
     return Source(draw, observe_both)
 
 
-def _sampled(functions: FlatFunctions, data: ProblemData, keys: Array, t: Array) -> Any:
-    """Observations by the user's `sample`, under the key of replication → t → client."""
+def _sampled_source(
+    functions: FlatFunctions, data: ProblemData, given: Supply, start: Array
+) -> Source:
+    def split(pair: Any) -> tuple[Any, Any]:
+        return tuple(jax.tree.map(lambda x, half=half: x[half], pair) for half in (0, 1))
 
-    def one(key: Array, index: Array, client: Any) -> Any:
-        assert functions.sample is not None
-        key = jax.random.fold_in(jax.random.fold_in(key, t), index)
-        return functions.sample(key, client)
+    if given.ahead is not None:
+        return Source(functools.partial(xla.element, given.ahead), split)
+    assert given.keys is not None
+    keys = given.keys
+    return Source(
+        lambda i: _sampled_pair(functions, data, keys, start + i.astype(jnp.uint32)), split
+    )
 
-    over_r = jax.vmap(one, in_axes=(0, None, None), out_axes=-1)
-    return jax.vmap(over_r, in_axes=(None, 0, 0))(keys, data.client_index, data.clients)
+
+def _sampled_pair(functions: FlatFunctions, data: ProblemData, keys: Array, pair: Array) -> Any:
+    """Two observations of every client by the user's `sample`, (2, K, ..., R).
+
+    The key of an observation is that of replication → t → client.
+    """
+    assert functions.sample is not None
+    words = VaryingKeys(*draws_lib.stream_keys(keys))
+    sample = sampling.over_replications(functions.sample, data.unit)
+
+    def one(t: Array) -> Any:
+        at_t = sampling.fold_in(words, t, data.unit)
+
+        def of(index: Array, client: Any) -> Any:
+            return sample(sampling.fold_in(at_t, index, data.unit), client)
+
+        return jax.vmap(of)(data.client_index, data.clients)
+
+    return jax.vmap(one)(np.uint32(2) * pair + jnp.arange(2, dtype=jnp.uint32))

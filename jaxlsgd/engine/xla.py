@@ -23,6 +23,8 @@ from jax import lax
 
 from jaxlsgd.core.forms import Scaled
 from jaxlsgd.core.problem import Array
+from jaxlsgd.core.traced import Derived
+from jaxlsgd.engine.innermost import innermost
 
 UNROLLED_CLIENTS = 32
 
@@ -30,6 +32,16 @@ UNROLLED_CLIENTS = 32
 def once(x: Array, unit: Array) -> Array:
     """x, divided by a 1 that the compiler does not know."""
     return x / unit
+
+
+def apart(make: Callable[[], Any], unit: Array) -> Any:
+    """What `make` makes, written down, for integers: a branch that the compiler must not look into."""
+
+    def branch(unit: Array) -> Any:
+        empty = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))  # noqa: E731
+        return lax.cond(unit > 0, make, empty)
+
+    return lax.platform_dependent(unit, cpu=branch, default=lambda _: make())
 
 
 def weighted_sum(weights: Array, values: Array | Scaled) -> Array:
@@ -52,6 +64,8 @@ def sum_clients(term: Callable[[Any], Array], num_clients: int) -> Array:
 
 def over_replications(function: Any, in_axes: Any = -1, out_axes: Any = -1) -> Any:
     """Vmaps over replications, which are the last axis in memory."""
+    if isinstance(function, Derived):
+        return innermost(function)
     return jax.vmap(function, in_axes=in_axes, out_axes=out_axes)
 
 

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.problem import Array
 
 MAX_MATRIX_DIM = 2_000  # beyond it G and S stay None: a (d, d) float64 array passes 32 MB
 MOST_PARAMETERS = 10**8  # dim × num_clients
-_UNROLLED_DIM = 32
-
-
-def dot(a: Array, b: Array) -> Array:
-    """aᵀb of two vectors, as plain additions for few entries.
-
-    Not `@`: under vmap a dot product would move replications out of the innermost place in memory.
-    And not a sum over an axis, which XLA's CPU compiler does not vectorise along another one.
-    """
-    if a.shape[0] > _UNROLLED_DIM:
-        return jnp.sum(a * b)
-    total = a[0] * b[0]
-    for i in range(1, a.shape[0]):
-        total = total + a[i] * b[i]
-    return total
 
 
 class Population(NamedTuple):

@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
+from jaxlsgd.core.traced import dot
 from jaxlsgd.problems import _logistic_moments as moments
-from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, dot, population
+from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
 
 # Functions of the module, for the reason given in linear.py.
 
