@@ -1,18 +1,26 @@
 """Data-generating processes: where the clients' observations come from. One file each."""
 
 from jaxlsgd.problems.dataset import dataset
+from jaxlsgd.problems.instrumental import instrumental
 from jaxlsgd.problems.linear import linear
 from jaxlsgd.problems.logistic import logistic
+from jaxlsgd.problems.minibatch import minibatch
+from jaxlsgd.problems.multinomial import multinomial
 from jaxlsgd.problems.paper import paper_linear, paper_logistic, paper_problem
+from jaxlsgd.problems.regression import regression
 from jaxlsgd.problems.solution import Solution, solve
 
 __all__ = [
     "Solution",
     "dataset",
+    "instrumental",
     "linear",
     "logistic",
+    "minibatch",
+    "multinomial",
     "paper_linear",
     "paper_logistic",
     "paper_problem",
+    "regression",
     "solve",
 ]
