@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import eigh
 from scipy.special import ndtri
 
 from jaxlsgd.schedules import Plan
@@ -32,7 +33,7 @@ FloatArray = NDArray[np.float64]
 # Rounds kept of a long path, and some more near its start. Against all rounds, and all terms, of paths of up
 # to 1,000 rounds that moves critical values at 95 and 99 % by at most 0.03 %.
 _NODES = 160
-# What eigenvectors are sought among, 32 functions in all: matrices so small that BLAS starts no threads.
+# What eigenvectors are sought among, 32 functions in all.
 _FIRST, _FADING, _SINES = 8, 4, np.arange(1, 21)
 # Terms of the quadratic form kept one by one; the rest enter by their mean.
 _TERMS = 20
@@ -48,7 +49,7 @@ _LARGEST = 1e9  # critical values beyond it are infinite
 class Path(NamedTuple):
     """Second moments of the path's sums at the kept rounds, for σ = 1."""
 
-    covariance: FloatArray  # (..., nodes, nodes) Cov(P_n, P_m); the last node is T
+    covariance: FloatArray  # (nodes, nodes) Cov(P_n, P_m); the last node is T
     share: FloatArray  # (nodes,) n/T
     weight: FloatArray  # (nodes,) the node's share of Σ1/E_n
 
@@ -105,7 +106,7 @@ def path(plan: Plan, eigenvalue: float) -> Path:
 
 @np.errstate(over="ignore", invalid="ignore")
 def paths(plan: Plan, eigenvalues: FloatArray) -> Path:
-    """Moments in several eigendirections; not finite in one that overflows.
+    """Moments in several eigendirections, those of each first; not finite in one that overflows.
 
     From one kept round to the next s ← r s + e and P ← P + u s + f. Then Cov(P_n, P_m), n ≤ m, is
     Var P_n + Cov(P_n, s_n) Σ_{n<k≤m} ρ_{n+1}…ρ_k.
@@ -191,11 +192,11 @@ def nodes(
 class Noise(NamedTuple):
     """The form's part that does not depend on the start."""
 
-    D: FloatArray  # (..., terms) the largest, descending
-    total: FloatArray  # (...) the sum of all
-    h: FloatArray  # (..., terms)
-    along: FloatArray  # (..., nodes) what h are the coordinates of
-    vectors: FloatArray  # (..., nodes, terms), columns
+    D: FloatArray  # (terms,) the largest, descending
+    total: float  # the sum of all
+    h: FloatArray  # (terms,)
+    along: FloatArray  # (nodes,) what h are the coordinates of
+    vectors: FloatArray  # (nodes, terms), columns
     root: FloatArray  # (nodes,) root of the rounds' weights
     share: FloatArray  # (nodes,) n/T
 
@@ -206,27 +207,28 @@ def noise_form(found: Path) -> Noise:
     The rest's eigenvectors are sought among those of `_waves`.
     """
     share, root = found.share, np.sqrt(found.weight)
-    C = found.covariance / found.covariance[..., -1:, -1:]
-    last = C[..., -1]
-    along = last - share  # Cov(P_n − (n/T) P_T, P_T)
-    crossed = share[:, None] * last[..., None, :]
-    apart = C - crossed - crossed.swapaxes(-1, -2) + np.outer(share, share)
-    rest = root[:, None] * (apart - along[..., :, None] * along[..., None, :]) * root
-    waves, along = _waves(found.weight), root * along
-    values, turn = np.linalg.eigh(_projected(rest, waves))
-    vectors = waves @ turn[..., ::-1][..., :_TERMS]
-    D = np.maximum(values[..., ::-1][..., :_TERMS], 0.0)
-    total = np.trace(rest, axis1=-2, axis2=-1)
-    h = (along[..., None, :] @ vectors)[..., 0, :]
-    return Noise(D, np.maximum(total, D.sum(-1)), h, along, vectors, root, share)
+    C = found.covariance / found.covariance[-1, -1]
+    along = C[-1] - share  # Cov(P_n − (n/T) P_T, P_T)
+    crossed = np.outer(share, C[-1])
+    apart = C - crossed - crossed.T + np.outer(share, share)
+    rest = root[:, None] * (apart - np.outer(along, along)) * root
+    waves, along = _waves(found.weight.tobytes()), root * along
+    # By QR iterations: LAPACK's other drivers start threads from 26 rows on.
+    values, turn = eigh(_projected(rest, waves), driver="ev")
+    vectors = waves @ turn[:, ::-1][:, :_TERMS]
+    D = np.maximum(values[::-1][:_TERMS], 0.0)
+    total = max(float(np.trace(rest)), float(D.sum()))
+    return Noise(D, total, along @ vectors, along, vectors, root, share)
 
 
-def _waves(weight: FloatArray) -> FloatArray:
+@functools.lru_cache(maxsize=16)  # the same in all directions of a plan
+def _waves(weights: bytes) -> FloatArray:
     """(nodes, waves): functions of r that deviations are made of, orthonormal; all, where nodes are few.
 
     The slowest sines, a start that fades at several rates, and the first rounds one by one, which swing
     where the first steps are long.
     """
+    weight = np.frombuffer(weights)
     r = (np.cumsum(weight) - weight / 2)[:, None]
     fading = (r - 1) * np.expm1(-r * 2.0 ** np.arange(1, 2 * _FADING, 2))
     smooth = np.sqrt(weight)[:, None] * np.hstack([fading, np.sin(np.pi * r * _SINES)])
@@ -239,8 +241,8 @@ def _projected(matrix: FloatArray, waves: FloatArray) -> FloatArray:
 
     They would wait for cores that the engine keeps busy, up to a hundred times as long as they work.
     """
-    half = np.concatenate([rows @ waves for rows in np.array_split(matrix, 8, axis=-2)], axis=-2)
-    parts = zip(np.array_split(waves, 8), np.array_split(half, 8, axis=-2), strict=True)
+    half = np.concatenate([rows @ waves for rows in np.array_split(matrix, 8)])
+    parts = zip(np.array_split(waves, 8), np.array_split(half, 8), strict=True)
     return np.asarray(sum(w.T @ rows for w, rows in parts))
 
 
@@ -264,7 +266,7 @@ def quadratic_form(noise: Noise, start: FloatArray) -> Form:
     hh = completed(noise.h**2, noise.along @ noise.along)
     hd = completed(noise.h * d, noise.along @ bend)
     dd = completed(d * d, bend @ bend)
-    return Form(np.append(noise.D, 0.0), hh, hd, dd, float(noise.total - noise.D.sum()))
+    return Form(np.append(noise.D, 0.0), hh, hd, dd, noise.total - float(noise.D.sum()))
 
 
 def tail_probability(form: Form, biases: FloatArray, c: FloatArray) -> FloatArray:
