@@ -13,6 +13,7 @@ import types
 from pathlib import Path
 
 import numpy as np
+import page_helpers
 import pytest
 from study_helpers import LIMIT, ROOT, TOML, call, environment, small, start
 from test_store import ENVIRONMENT, fill
@@ -345,3 +346,30 @@ def test_interrupted_reader_is_no_traceback(faked_results) -> None:
     assert "Traceback" not in process.stderr.read()
     process.wait(timeout=LIMIT)
     process.stderr.close()
+
+
+def test_the_table_answers_and_rows_are_exported(tmp_path, capsys):
+    page_helpers.write(tmp_path / "s", small())
+    place = str(tmp_path / "s")
+    asked = ["table", place, "--method", "plug_in", "--schedule", "C1", "--measure", "coverage"]
+    assert cli.main([*asked, "--sort", "coverage", "--descending"]) == 0
+    told = capsys.readouterr().out
+    assert "method plug_in" in told and "length" not in told and "P(1/2)" not in told
+    assert cli.main(["table", place, "--differences", "--coordinate", "x[1]"]) == 0
+    assert "coordinate x[1]" in capsys.readouterr().out
+    for wrong, hint in (
+        (["--method", "plugin"], "did you mean 'plug_in'?"),
+        (["--measure", "lenght"], "did you mean 'length'?"),
+        (["--level", "0.5"], "level: must be one of 0.95, got 0.5"),
+        (["--descending"], "--descending: must be given with --sort"),
+        (["--differences", "--measure", "length"], "--measure: must not be given"),
+    ):
+        assert cli.main(["table", place, *wrong]) == 2
+        assert hint in capsys.readouterr().err
+    assert cli.main(["export", place, "--format", "csv"]) == 0
+    assert (tmp_path / "s" / "rows.csv").is_file()
+    assert cli.main(["export", place, "--format", "csv"]) == 1
+    assert "rows.csv: it exists already" in capsys.readouterr().err
+    assert cli.main(["export", place, "--format", "csv", "--force"]) == 0
+    assert cli.main(["export", place, "-o", str(tmp_path / "x.nc"), "--format", "netcdf"]) == 0
+    assert cli.main(["status", place]) == 0  # the file in the directory is in nobody's way

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import math
@@ -18,7 +19,7 @@ from study_helpers import small
 from jaxlsgd import cli
 from jaxlsgd.analysis.measures import summarise
 from jaxlsgd.report import page, tables
-from jaxlsgd.report.page import averages, build
+from jaxlsgd.report.page import averages, build, columns, pairs
 from jaxlsgd.report.page.findings import Findings
 from jaxlsgd.report.page.study_file import study_file
 from jaxlsgd.study import Study
@@ -219,6 +220,42 @@ def test_the_verb_writes_into_the_directory_or_where_it_is_told(study, tmp_path,
 def test_a_place_that_cannot_be_written_is_refused(study, tmp_path, capsys):
     assert cli.main(["report", str(study.directory), "-o", str(tmp_path / "no" / "x.html")]) == 1
     assert "cannot write" in capsys.readouterr().err
+
+
+def test_own_parts_are_named_where_a_run_is_replayed(study, tmp_path, monkeypatch):
+    given = dataclasses.replace(study.study.problems[0], identity="a" * 32)
+    own = dataclasses.replace(study.study, problems=(given,))
+    assert build.collect(Results.of(study.directory, own, study.manifest))["data"]["replay"] == (
+        f"jaxlsgd replay {study.directory.name} --import FILE"
+    )
+    assert "--import" not in build.collect(study)["data"]["replay"]
+
+
+def test_two_studies_are_compared_on_the_command_line(study, tmp_path, capsys):
+    other = page_helpers.write(tmp_path / "other", small(**TWO_LEVELS, seed=1), scale=2.0)
+    places = str(study.directory), str(other.directory)
+    assert cli.main(["compare", *places]) == 0
+    text = capsys.readouterr().out
+    assert "12 of 12 pairs differ" in text and "combined in parentheses" in text
+    assert max(map(len, text.splitlines()[3:])) <= 100
+    assert cli.main(["compare", *places, "--format", "csv"]) == 0
+    lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    found = {(x["schedule"], x["method"], x["level"]): x for x in lines}
+    assert len(lines) == len(found) == 12
+    for a, b in zip(study.read_all(), other.read_all(), strict=True):
+        for here, there in zip(*(summarise(x, last_only=True) for x in (a, b)), strict=True):
+            if here["coordinate"] != "x[0]":
+                continue
+            line = found[here["schedule"], here["method"], str(here["level"])]
+            # Of two seeds, so that the errors add up as those of independent studies.
+            error = math.hypot(here["coverage_mcse"], there["coverage_mcse"])
+            assert float(line["coverage_difference_mcse"]) == pytest.approx(error)
+            ratio = here["length"] / there["length"]
+            assert float(line["length_ratio"]) == pytest.approx(ratio)
+            relative = math.hypot(*(x["length_mcse"] / x["length"] for x in (here, there)))
+            assert float(line["length_ratio_mcse"]) == pytest.approx(ratio * relative)
+    assert cli.main(["compare", places[0], places[0], "--format", "markdown"]) == 0
+    assert "0 of 12 pairs differ" in capsys.readouterr().out
 
 
 def test_two_studies_are_compared_cell_by_cell(study, tmp_path, capsys):
@@ -461,10 +498,39 @@ class Made(Results):
         return dict.fromkeys(self.cells(), Count(40, 40, 1, 1))
 
 
+@pytest.fixture
+def computed_once(monkeypatch):
+    """All cells of `Made` have the same rows, so what is computed of one serves for all, under their names."""
+
+    def once(module: Any, name: str, relabel: Any = lambda found, *given: found) -> None:
+        compute, kept = getattr(module, name), []
+
+        def again(*given: Any, **options: Any) -> Any:
+            if not kept:
+                kept.append(compute(*given, **options))
+            return relabel(kept[0], *given)
+
+        monkeypatch.setattr(module, name, again)
+
+    def named(rows: list[Any], cell: Any) -> list[Any]:
+        places = sorted({row["save_round"] for row in rows})
+        where = {old: i for i, old in enumerate(places)}
+        names = ("problem", "algorithm", "schedule", "num_steps", "num_rounds")
+        facts = {name: getattr(cell, name) for name in names}
+        return [
+            row | facts | {"save_round": cell.save_at[where[row["save_round"]]]} for row in rows
+        ]
+
+    once(columns, "summarise", named)
+    once(build, "detail")
+    once(pairs, "paired_difference")
+
+
 @needs_browser
-@pytest.mark.slow
 @pytest.mark.parametrize("cells, saves, most", [(500, 4, 5e6), (2000, 1, 10e6)])
-def test_large_studies_stay_small_and_open_at_once(browser, tmp_path, cells, saves, most):
+def test_large_studies_stay_small_and_open_at_once(
+    browser, tmp_path, computed_once, cells, saves, most
+):
     page_helpers.write(tmp_path / "s", page_helpers.large(cells, saves), most=0)
     path = page.write(Made(tmp_path / "s"), tmp_path / "report.html")
     assert path.stat().st_size < most

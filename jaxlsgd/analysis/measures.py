@@ -26,7 +26,9 @@ from jaxlsgd.analysis.moments import (
     wilson,
 )
 from jaxlsgd.analysis.pairs import differences, paired_difference
+from jaxlsgd.core import html
 from jaxlsgd.core.causes import FAILURES
+from jaxlsgd.core.html import Shown
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.core.text import align, percent, with_error
 
@@ -240,7 +242,7 @@ def _lengths(length: FloatArray, ok: BoolArray) -> dict[str, FloatArray]:
     return mean_measure("length", length, ok) | sd
 
 
-def coverage_table(cells: CellRows | Sequence[CellRows]) -> str:
+def coverage_table(cells: CellRows | Sequence[CellRows]) -> Shown:
     """Coverage and length of every method at the last round, as a short table to print.
 
     Args:
@@ -250,7 +252,8 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> str:
       Text: coverage in per cent and mean length, each with its Monte-Carlo standard error in
       parentheses (the 95 % Wilson interval in brackets where that is 0), and how many replications
       completed. The algorithm is shown where it is not Local SGD. Where replications failed, coverage
-      is also given with failures as misses, and lines below say how many failed, and why.
+      is also given with failures as misses, and lines below say how many failed, and why. A notebook
+      shows it as a table.
 
     Example::
 
@@ -266,9 +269,10 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> str:
         shares = [percent(*(row[kind + end] for end in SHARE)) for kind in kinds]
         length = with_error(row["length"], row["length_mcse"])
         lines.append([*(str(row[key]) for key in shown), *shares, length, _share_text(row)])
-    table = align(lines, left=[i for i, key in enumerate(shown) if key not in NUMBERS])
+    left = [i for i, key in enumerate(shown) if key not in NUMBERS]
     notes = list(_table_notes(cells, rows))
-    return "\n".join([table, *([""] if notes else []), *notes])
+    text = "\n".join([align(lines, left), *([""] if notes else []), *notes])
+    return Shown.of(text, html.table(lines[0], lines[1:], left, notes=notes))
 
 
 def _table_notes(cells: Sequence[CellRows], rows: Sequence[Row]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxlsgd.core import html
 from jaxlsgd.core.causes import Cause, causes
 
 
@@ -117,3 +118,25 @@ class CellRows:
         from jaxlsgd.core import cell_file
 
         return cell_file.save(self, path, force=force)
+
+    def _repr_html_(self) -> str:
+        name, level = next(iter(self.methods)), f"{100 * self.levels[0]:g} %"
+        where = self.coordinates[name][0]
+        title = (
+            f"{self.problem}, {self.algorithm}, {self.schedule}, {self.num_steps:,} observations per "
+            f"client in {self.num_rounds:,} rounds: {self.replications:,} replications, {where}"
+        )
+        header = ["method", "completed", "truth", "mean estimate", f"mean length, {level}"]
+        lines = [self._line(name) for name in self.methods]
+        note = "Coverage, with standard errors: jaxlsgd.measures.coverage_table(cell)."
+        return html.table(header, lines, title=title, notes=[note])
+
+    def _line(self, name: str) -> list[str]:
+        """A method's first coordinate at the last round, among the completed."""
+        rows, truth = self.methods[name], self.truth[name]
+        ok = rows.ok[-1]
+        known = "-" if truth is None else f"{truth[0]:.4g}"
+        if not ok.any():
+            return [name, "0", known, "-", "-"]
+        means = rows.estimate[-1, ok, 0].mean(), 2 * rows.half_width[-1, 0, ok, 0].mean()
+        return [name, f"{ok.sum():,}", known, *(f"{x:.4g}" for x in means)]

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.analysis import verdict
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, html
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import FAILURES, Cause
 from jaxlsgd.core.checks import refusal
@@ -25,6 +25,7 @@ from jaxlsgd.core.text import p_value, plural
 from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.inference import joint
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
+from jaxlsgd.runs.progress import Progress, shown
 from jaxlsgd.runs.simulation import Reading, read_cells
 from jaxlsgd.schedules import Plan
 
@@ -187,6 +188,9 @@ class Fit:
     def __str__(self) -> str:
         return _table(self)
 
+    def _repr_html_(self) -> str:
+        return _html(self)
+
 
 def fit(
     key: Array,
@@ -199,6 +203,7 @@ def fit(
     dtype: str = "float32",
     algorithm: Algorithm = LOCAL_SGD,
     replication: int = 0,
+    progress: Progress = None,
 ) -> Fit:
     """Runs Local SGD once and returns the estimate with its intervals and tests.
 
@@ -206,12 +211,13 @@ def fit(
       key: typed root key, as for `simulate`.
       problem: what is estimated.
       plan: how many rounds, of how many steps, of what size.
-      methods: interval methods, fed along the path.
+      methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
       levels: confidence levels.
       save_at: rounds at which to read the intervals; the last is always read.
       dtype: "float32" or "float64".
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
       replication: which replication of `simulate` under the same key this is.
+      progress: as for `simulate`.
 
     Returns:
       A `Fit`: `fit.estimate`, `fit.interval("one_step")`, `fit.test("one_step")`, `print(fit)`.
@@ -230,7 +236,14 @@ def fit(
     save = None if save_at is None else as_tuple(save_at)
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
     events = read_cells(key, [cell], replication, 1, shared_draws=False)
-    readings = [event for event in events if isinstance(event, Reading)]
+    readings, done = [], 0
+    with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as tell:
+        for event in events:
+            if isinstance(event, Reading):
+                readings.append(event)
+            elif tell is not None:
+                done += event.steps
+                tell(min(1.0, done / cell.layout.steps))
     saved = [reading.rows(cell) for reading in readings]
     rows = {name: MethodRows.stacked([one[name] for one in saved]) for name in saved[0]}
     details = {
@@ -268,6 +281,15 @@ def _like(init: Params, vector: NDArray[np.float64]) -> Params:
 
 def _table(result: Fit) -> str:
     """Estimate and intervals of every method, one row per coordinate."""
+    lines = _head(result)
+    for method in _completed(result):
+        lines += ["", *_method_table(result, method)]
+    if found := _judged(result):
+        lines += ["", found[0], *(f"  {one}" for one in found[1:])]
+    return "\n".join(lines)
+
+
+def _head(result: Fit) -> list[str]:
     cell = result.cell
     plan = cell.plan
     lines = [
@@ -277,16 +299,19 @@ def _table(result: Fit) -> str:
     ]
     if not cell.algorithm.within_theory:
         lines.append(f"{cell.algorithm.name}: these intervals are outside the theory.")
-    lines += _failure_lines(result)
-    for method in cell.methods:
-        if method.name not in result.failures:
-            lines += ["", *_method_table(result, method)]
-    if len(result.failures) == len(cell.methods):
-        return "\n".join(lines)
-    if found := result.verdicts():
-        head = f"What to expect of these {100 * cell.levels[0]:g} % intervals ({_HOW_SURE})"
-        lines += ["", head, *(f"  {one}" for one in found)]
-    return "\n".join(lines)
+    return lines + _failure_lines(result)
+
+
+def _completed(result: Fit) -> list[Estimator]:
+    return [method for method in result.cell.methods if method.name not in result.failures]
+
+
+def _judged(result: Fit) -> list[str]:
+    """What to expect of the intervals, under a heading; empty where nothing judges."""
+    if not _completed(result) or not (found := result.verdicts()):
+        return []
+    level = 100 * result.cell.levels[0]
+    return [f"What to expect of these {level:g} % intervals ({_HOW_SURE})", *map(str, found)]
 
 
 def _failure_lines(result: Fit) -> list[str]:
@@ -304,17 +329,36 @@ def _failure_lines(result: Fit) -> list[str]:
 
 
 def _method_table(result: Fit, method: Estimator) -> list[str]:
+    title, header, *body = _method_lines(result, method)
+    width = max(10, *(len(line[0]) for line in body))
+    lines = (
+        f"{name:{width}} {estimate:>12} {interval:>26} {p:>11}"
+        for name, estimate, interval, p in (header, *body)
+    )
+    return [title[0], *lines]
+
+
+def _method_lines(result: Fit, method: Estimator) -> list[list[str]]:
+    """The title, the header, and a line of texts for each coordinate."""
     level = result.cell.levels[0]
     center, lower, upper = map(np.asarray, result.interval(method.name))
     p = result.test(method.name).p_value
     names = method.coordinates(result.cell.problem)
-    width = max(10, *(len(name) for name in names))
     acted = result.rows[method.name].floored[-1, 0]
     floored = " (a numerical floor acted: the interval is regularised)" if acted else ""
-    head = f"{'':{width}} {'estimate':>12} {f'{level:.4g} interval':>26} {'p (x = 0)':>11}"
     shown = [p_value(one, method.law.least_p) for one in p]
     body = [
-        f"{name:{width}} {center[i]:>12.6g} {f'[{lower[i]:.6g}, {upper[i]:.6g}]':>26} {shown[i]:>11}"
+        [name, f"{center[i]:.6g}", f"[{lower[i]:.6g}, {upper[i]:.6g}]", shown[i]]
         for i, name in enumerate(names)
     ]
-    return [f"{method.name}{floored}", head, *body]
+    header = ["", "estimate", f"{level:.4g} interval", "p (x = 0)"]
+    return [[f"{method.name}{floored}"], header, *body]
+
+
+def _html(result: Fit) -> str:
+    """The same for a notebook."""
+    parts = [html.paragraph(line) for line in _head(result)]
+    for method in _completed(result):
+        (title,), header, *body = _method_lines(result, method)
+        parts.append(html.table(header, body, title=title))
+    return "".join([*parts, *map(html.paragraph, _judged(result))])

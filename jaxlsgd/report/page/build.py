@@ -13,7 +13,7 @@ from jaxlsgd.report.page.details import detail, sizes
 from jaxlsgd.report.page.failures import Failures
 from jaxlsgd.report.page.findings import Findings, unambiguous
 from jaxlsgd.report.page.pairs import Pairs
-from jaxlsgd.report.page.provenance import Digest, provenance, shown_path
+from jaxlsgd.report.page.provenance import Digest, imports, provenance, shown_path
 from jaxlsgd.report.page.question import question
 from jaxlsgd.report.page.study_file import study_file
 from jaxlsgd.study.store import codec
@@ -98,7 +98,7 @@ def collect(results: Results) -> dict[str, Any]:
             "table": {"header": table.header, "lines": table.lines, "left": list(table.left)},
             "pairs": pairs.plain(),
             "details": details,
-            "replay": f"jaxlsgd replay {shown_path(results.directory)}",
+            "replay": f"jaxlsgd replay {shown_path(results.directory)}{imports(study)}",
             **columns.plain(),
         },
     }

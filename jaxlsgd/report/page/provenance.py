@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from jaxlsgd.core.rows import CellRows
+from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store.reader import Results
 
 _ROWS = ("estimate", "scale", "half_width", "floored")
@@ -39,6 +40,18 @@ def shown_path(directory: Path) -> str:
     )
 
 
+def own_parts(study: Study) -> list[str]:
+    """The names of problems, methods and algorithms that do not come with the package."""
+    return [
+        part.name for part in (*study.problems, *study.methods, *study.algorithms) if part.identity
+    ]
+
+
+def imports(study: Study) -> str:
+    """What a command that computes must be told besides, for parts of somebody's own."""
+    return " --import FILE" if own_parts(study) else ""
+
+
 def provenance(results: Results, digest: str) -> list[tuple[str, str]]:
     """Names and values, for people."""
     place, study = shown_path(results.directory), results.study
@@ -51,10 +64,8 @@ def provenance(results: Results, digest: str) -> list[tuple[str, str]]:
     for i, environment in enumerate(results.manifest.get("environments", [])):
         text = ", ".join(f"{key} {value}" for key, value in environment.items() if value != "")
         facts.append(("Made with" if not i else "and with", text))
-    own = [
-        part.name for part in (*study.problems, *study.methods, *study.algorithms) if part.identity
-    ]
-    given = " --import FILE" if own else ""
+    own = own_parts(study)
+    given = imports(study)
     facts += [
         ("Run again", f"jaxlsgd run study.toml --out {place}{given}"),
         ("This page", f"jaxlsgd report {place}"),
