@@ -26,6 +26,7 @@ from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.engine.tile import Advanced, run_tile
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
 from jaxlsgd.runs.outcomes import growths, method_rows
+from jaxlsgd.runs.progress import Progress, shown
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers
@@ -246,7 +247,7 @@ def simulate(
     tile_size: int | None = None,
     devices: Sequence[Device] | None = None,
     mesh: Mesh | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress = None,
 ) -> CellRows:
     """Runs many independent replications of Local SGD with online inference.
 
@@ -257,7 +258,7 @@ def simulate(
       problem: what is estimated.
       plan: how many rounds, of how many steps, of what size.
       replications: how many independent runs.
-      methods: interval methods, fed along the path.
+      methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
       levels: confidence levels.
       save_at: rounds at which to read the intervals; the last is always read.
       dtype: "float32" or "float64"; draws are float32 in both, so that both follow one path (what a
@@ -269,7 +270,8 @@ def simulate(
       mesh: where to run instead, with axes "replications" (devices run tiles of their own; the same bits)
         and "clients" (devices share the clients of a tile, with one sum per round; another order of that
         sum, see `client_rounds`). It may span all processes, which then all get all rows.
-      progress: called with the finished share, from 0 to 1.
+      progress: None shows it in a terminal or notebook, True everywhere, False nowhere; a function is
+        called with the finished share, from 0 to 1. The rows are the same.
 
     Returns:
       `CellRows`: for each method the estimate, scale and half-widths of every replication.
@@ -298,10 +300,11 @@ def simulate(
     firsts = range(0, replications, size)
     if mesh is not None and distributed.spans(list(mesh.devices.flat)):
         distributed.agree("simulate", _digest(key, cell, replications, size, mesh))
-    if mesh is None or shards == 1:
-        parts = _run_tiles(key, cell, firsts, size, places, progress)
-    else:
-        parts = _run_waves(key, cell, firsts, size, mesh, progress)
+    with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as tell:
+        if mesh is None or shards == 1:
+            parts = _run_tiles(key, cell, firsts, size, places, tell)
+        else:
+            parts = _run_waves(key, cell, firsts, size, mesh, tell)
     rows = {
         name: MethodRows.joined([part[name] for part in parts], replications) for name in parts[0]
     }

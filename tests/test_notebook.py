@@ -1,0 +1,132 @@
+"""What people see while they wait and in a notebook: progress, and results as HTML."""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+from html.parser import HTMLParser
+
+import chex
+import jax
+import pytest
+from report_helpers import fake_cell
+
+from jaxlsgd import fit, measures, plug_in, problems, schedules, simulate
+from jaxlsgd.runs import progress
+
+PROBLEM = problems.linear(2, 3)
+PLAN = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=300)
+HOW = {"methods": (plug_in(),)}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Tables(HTMLParser):
+    """The texts of all cells of all tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_data(self, data):
+        if self.cells and self.tags[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+def told(asked, stream) -> str:
+    with progress.shown(asked, "linear, C5", stream) as tell:
+        for share in (0.25, 0.5, 1.0):
+            if tell is not None:
+                tell(share)
+    return stream.getvalue()
+
+
+def test_progress_is_shown_where_somebody_looks_on(monkeypatch):
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)  # without rich
+    assert told(None, io.StringIO()) == told(False, Terminal()) == ""
+    assert told(True, io.StringIO()) == "linear, C5: 100%, 0 s left\n"
+    live = told(None, Terminal())
+    assert "\rlinear" in live.replace("\x1b[K", "") and live.endswith("\r\x1b[K")
+    kernel = types.SimpleNamespace(kernel=1)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: kernel))
+    assert told(None, io.StringIO()) == live
+
+
+def test_progress_is_a_bar_where_rich_is_installed():
+    pytest.importorskip("rich")
+    assert "linear, C5" in told(None, Terminal())
+
+
+def test_plain_lines_come_every_few_seconds(monkeypatch):
+    clock = iter([0.0, 1.0, 6.0, 7.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    lines = told(True, io.StringIO())
+    assert lines == "linear, C5: 50%, 6 s left\nlinear, C5: 100%, 0 s left\n"
+
+
+def test_a_wrong_progress_is_refused():
+    with pytest.raises(ValueError, match="progress: must be None, True, False or a function"):
+        fit(jax.random.key(0), PROBLEM, PLAN, progress="yes")
+
+
+def test_results_do_not_depend_on_progress(capsys):
+    shares: list[float] = []
+    ways = (False, True, shares.append)
+    many = [
+        simulate(jax.random.key(0), PROBLEM, PLAN, replications=4, progress=p, **HOW) for p in ways
+    ]
+    assert "linear, C5: 100%" in capsys.readouterr().err
+    ones = [fit(jax.random.key(0), PROBLEM, PLAN, progress=p, **HOW) for p in ways]
+    assert "linear, C5: 100%" in capsys.readouterr().err
+    assert shares[-1] == 1.0 and shares.count(1.0) >= 2
+    for found in many[1:]:
+        chex.assert_trees_all_equal(
+            vars(found.methods["plug_in"]), vars(many[0].methods["plug_in"])
+        )
+    for found in ones[1:]:
+        chex.assert_trees_all_equal(vars(found.rows["plug_in"]), vars(ones[0].rows["plug_in"]))
+
+
+def test_a_fit_in_a_notebook_has_the_numbers_of_its_text():
+    one = fit(jax.random.key(0), PROBLEM, PLAN)
+    cells = Tables(one._repr_html_()).cells
+    assert cells.count("estimate") == 2  # a table per method
+    text = " ".join(str(one).split())
+    assert {"x[0]", "x[1]"} <= set(cells)
+    for cell in cells:
+        assert cell in text
+    assert "What to expect of these 95 % intervals" in one._repr_html_()
+
+
+def test_a_table_in_a_notebook_is_the_same_table():
+    found = measures.coverage_table(
+        [fake_cell("<b>", problem="a & b"), fake_cell("C5", diverged=3)]
+    )
+    page = Tables(found._repr_html_())
+    assert "b" not in page.tags and "<b>" in page.cells and "a & b" in page.cells
+    body, _, notes = found.partition("\n\n")
+    header, _, *lines = [line.split() for line in body.splitlines()]
+    assert " ".join(page.cells).split() == [word for line in (header, *lines) for word in line]
+    assert notes.splitlines()[0] in found._repr_html_()
+
+
+def test_a_cell_in_a_notebook_says_what_it_is():
+    cell = fake_cell("P(1/2)", diverged=2)
+    row = measures.summarise(cell)[0]
+    page = cell._repr_html_()
+    assert "linear, local_sgd, P(1/2), 1,000 observations per client in 100 rounds" in page
+    cells = Tables(page).cells
+    assert cells[5:8] == ["plug_in", "38", "0"]
+    assert cells[8:10] == [f"{row['bias']:.4g}", f"{row['length']:.4g}"]  # its truth is 0
+    assert "-" in Tables(fake_cell(truth=None, diverged=40)._repr_html_()).cells
