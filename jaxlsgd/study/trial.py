@@ -24,6 +24,7 @@ from jaxlsgd.study.spec import Study
 START = 3.0  # seconds: the interpreter, JAX and the package
 _COMMIT = 0.02  # seconds per tile: checked, written, and on the disk
 _STEPS = 128  # of the first trial
+_MOST_WORK = 100_000_000  # client-steps of it: a few seconds on one core
 _LONG = 1.0  # seconds that the longer one should take
 _MOST_KINDS = 4  # that are tried; the rest are taken to be like them
 
@@ -107,6 +108,8 @@ def _lengths(cell: CellSpec) -> set[int]:
 
 
 def _trial(job: Job, devices: Sequence[Any]) -> Trial:
+    per_step = job[0].cell.problem.fact("num_clients") * job[0].cell.tile_size
+    job = job[: max(1, _MOST_WORK // (_STEPS * per_step))]
     longest = max(tile.cell.num_steps - 1 for tile in job)
     short, used = _shortened(job, min(_STEPS, longest)), tables.Rows()
     first, again = _run(short, devices, used), _run(short, devices, {})

@@ -6,6 +6,7 @@ They can be lost without harm: what is not there is computed.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,7 +65,8 @@ def read(directory: Path, code: str) -> tuple[Rows, list[str]]:
             if content.get("code") == code:
                 rows |= from_plain(content.get("rows"))
         except Damaged as error:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is found again, and said again
+                path.unlink()
             warnings.append(f"{error}; it is removed, and its tables are computed again")
         except StoreError as error:
             warnings.append(f"{error}; its tables are computed again")
