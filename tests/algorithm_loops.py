@@ -22,6 +22,9 @@ class Data(NamedTuple):
     init: Vector  # (d,)
     E: np.ndarray  # (T,)
     eta: np.ndarray  # (T,)
+    own: np.ndarray  # (T, K) a uniform number for each client and round
+    words: np.ndarray  # (T, K) a uniform word for each client and round
+    shared: np.ndarray  # (T, n) uniform numbers that everybody sees in a round
 
     def rounds(self) -> Iterator[tuple[int, int, float]]:
         """First observation, local steps and step size of each round."""
@@ -97,14 +100,17 @@ def server_momentum(data: Data, decay: float, rate: float) -> np.ndarray:
     return np.array(path)
 
 
-def server_adam(data: Data, rate: float) -> np.ndarray:
+def server_adam(
+    data: Data, rate: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
+) -> np.ndarray:
     """FedAdam, Reddi and others (2021), with Adam as Kingma and Ba (2015) have it."""
     x, first, second, path = data.init, np.zeros_like(data.init), np.zeros_like(data.init), []
     for m, (t, E, eta) in enumerate(data.rounds(), start=1):
         moved = data.mean([walk(data, k, t, E, eta, x) - x for k in range(len(data.weights))])
-        first = 0.9 * first - 0.1 * moved
-        second = 0.999 * second + 0.001 * moved**2
-        x = x - rate * (first / (1 - 0.9**m)) / (np.sqrt(second / (1 - 0.999**m)) + 1e-8)
+        first = beta1 * first - (1 - beta1) * moved
+        second = beta2 * second + (1 - beta2) * moved**2
+        mean, square = first / (1 - beta1**m), second / (1 - beta2**m)
+        x = x - rate * mean / (np.sqrt(square) + epsilon)
         path.append(x)
     return np.array(path)
 
@@ -123,5 +129,67 @@ def scaffold(data: Data, rate: float) -> np.ndarray:
             own[k] = new
         x = x + rate * data.mean([end - x for end in ends])
         control = control + data.mean(changes)
+        path.append(x)
+    return np.array(path)
+
+
+def kept_momentum(data: Data, decay: float) -> np.ndarray:
+    """Heavy-ball steps at the clients, whose velocity lasts."""
+    x, velocity, path = data.init, np.zeros((len(data.weights), len(data.init))), []
+    for t, E, eta in data.rounds():
+        ends = []
+        for k in range(len(data.weights)):
+            at = x
+            for i in range(t, t + E):
+                gradient = (data.a[i, k] @ at - data.b[i, k]) * data.a[i, k]
+                velocity[k] = decay * velocity[k] + gradient
+                at = at - eta * velocity[k]
+            ends.append(at)
+        x = data.mean(ends)
+        path.append(x)
+    return np.array(path)
+
+
+def stragglers(data: Data, probability: float) -> np.ndarray:
+    """A slow client makes 1 to E steps, each number equally likely."""
+    x, path = data.init, []
+    for (t, E, eta), luck in zip(data.rounds(), data.own, strict=True):
+        steps = [E if u >= probability else int(E * (u / probability)) + 1 for u in luck]
+        ends = [walk(data, k, t, min(steps[k], E), eta, x) for k in range(len(data.weights))]
+        x = data.mean(ends)
+        path.append(x)
+    return np.array(path)
+
+
+def client_dropout(data: Data, probability: float) -> np.ndarray:
+    """Those that are not lost are averaged by their weights."""
+    x, path = data.init, []
+    for (t, E, eta), luck in zip(data.rounds(), data.own, strict=True):
+        left = [k for k in range(len(data.weights)) if luck[k] >= probability]
+        if left:
+            ends = [data.weights[k] * walk(data, k, t, E, eta, x) for k in left]
+            x = sum(ends) / sum(data.weights[k] for k in left)
+        path.append(x)
+    return np.array(path)
+
+
+def participation(data: Data, n: int) -> np.ndarray:
+    """Li and others (2020), scheme II: n different clients, weighed by K/n."""
+    x, path, K = data.init, [], len(data.weights)
+    for (t, E, eta), words in zip(data.rounds(), data.words, strict=True):
+        chosen = sorted(range(K), key=lambda k, words=words: -int(words[k]))[:n]
+        moves = [data.weights[k] * (walk(data, k, t, E, eta, x) - x) for k in chosen]
+        x = x + K / n * sum(moves)
+        path.append(x)
+    return np.array(path)
+
+
+def participation_by_weight(data: Data) -> np.ndarray:
+    """Li and others (2020), scheme I: a draw for each number that everybody sees, then the plain mean."""
+    x, path = data.init, []
+    for (t, E, eta), luck in zip(data.rounds(), data.shared, strict=True):
+        below = np.cumsum(data.weights)
+        drawn = [int(np.sum(below <= u)) for u in luck]
+        x = np.mean([walk(data, k, t, E, eta, x) for k in drawn], axis=0)
         path.append(x)
     return np.array(path)

@@ -56,7 +56,7 @@ class SLURMCluster(LocalCluster):
 OWN_STUDY = """\
 problems = [{kind = "huber", dim = 2, num_clients = 3}]
 methods = ["plug_in", {kind = "bonferroni", dim = 2}]
-algorithms = ["local_sgd", "scaffold"]
+algorithms = ["local_sgd", "controlled"]
 schedules = [{family = "doubling", every = 20}]
 horizons = [200]
 replications = 24
@@ -263,7 +263,7 @@ def test_the_kinds_of_contributing_run_as_they_stand(tmp_path) -> None:
         lines += ["--import", f"kind{i}.py"]
     (tmp_path / "study.toml").write_text(OWN_STUDY, "utf-8")
     told = cli(tmp_path, [lines, ["table", "out"], ["kinds"]])
-    for name in ("huber", "bonferroni", "scaffold", "doubling(20)"):
+    for name in ("huber", "bonferroni", "controlled", "doubling(20)"):
         assert name in told
     for path in sorted(tmp_path.glob("kind*.py")):
         checked = ["-m", "ruff", "check", "--isolated", "--line-length", "100", "--select", "E,F,B"]

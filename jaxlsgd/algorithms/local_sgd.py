@@ -27,6 +27,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, Client, Round
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Sync
+from jaxlsgd.core.keys import algorithm_words, check_key
 from jaxlsgd.core.problem import Array, Observation, Params
 from jaxlsgd.core.registry import register
 from jaxlsgd.core.states import an_algorithm, check_algorithm
@@ -48,9 +49,12 @@ class RoundState(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """An algorithm ready for your own loop over data: `init(params)`, `round(state, observations, eta)`."""
+    """An algorithm ready for your own loop over data: `init(params)`, `round(state, observations, eta)`.
 
-    init: Callable[[Params], RoundState]
+    One that draws needs a key: `init(params, jax.random.key(0))`.
+    """
+
+    init: Callable[..., RoundState]
     round: Callable[[RoundState, Observation, Any], tuple[RoundState, Sync]]
 
 
@@ -83,20 +87,29 @@ def plain_rounds(
     p = checks.weights(weights, np.size(weights))
     algorithm = local_sgd() if algorithm is None else an_algorithm(algorithm)
     return Rounds(
-        functools.partial(_init, algorithm, len(p)),
+        functools.partial(_init, algorithm, p),
         jax.jit(functools.partial(_round, algorithm, loss, p)),
     )
 
 
-def _init(algorithm: Algorithm, num_clients: int, params: Params) -> RoundState:
+def _init(
+    algorithm: Algorithm, weights: NDArray[np.float64], params: Params, key: Any = None
+) -> RoundState:
     x, _ = ravel_pytree(params)
-    check_algorithm(algorithm, x.size, x.dtype)
-    server = algorithm.init_server(x) if algorithm.init_server else None
-    memory = algorithm.init_client(x) if algorithm.init_client else None
-    memory = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), memory
-    )
-    return RoundState(params, server, memory)
+    check_algorithm(algorithm, x.size, x.dtype, len(weights))
+    clients = jnp.arange(len(weights), dtype=jnp.uint32)
+    chance: tuple[Any, ...] = ()
+    if algorithm.random:
+        words = algorithm_words(jax.random.key_data(check_key(key)))
+        chance = words, jnp.asarray(weights, x.dtype)
+
+    def first(k: Array) -> Any:
+        return (
+            algorithm.init_client(x, *((k,) if chance else ())) if algorithm.init_client else None
+        )
+
+    server = algorithm.init_server(x, *chance) if algorithm.init_server else None
+    return RoundState(params, server, jax.vmap(first)(clients))
 
 
 def _round(

@@ -59,3 +59,30 @@ def server_momentum(momentum: float = 0.9, rate: float = 1.0) -> Algorithm:
         raise refusal("momentum", "be in [0, 1)", momentum)
     checks.positive("rate", rate)
     return server_optimizer(optax.sgd(rate, momentum=momentum), "server_momentum")
+
+
+@register("algorithm")
+@functools.cache
+def server_adam(
+    rate: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 1e-3
+) -> Algorithm:
+    """FedAdam: the server makes Adam's step along the clients' mean movement.
+
+    Outside the paper's theory. Adam divides the shrinking movement by its own size, so that x̄ does not settle:
+    it stays about `rate` away from x*, however small the clients' steps become.
+
+    Args:
+      rate: the server's learning rate, greater than 0.
+      beta1: decay of the mean movement, in [0, 1).
+      beta2: decay of its square, in [0, 1).
+      epsilon: what is added to the root of that square, greater than 0.
+
+    Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan (2021), Adaptive
+    federated optimization.
+    """
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        if not 0 <= checks.number(name, beta) < 1:
+            raise refusal(name, "be in [0, 1)", beta)
+    checks.positive("rate", rate)
+    checks.positive("epsilon", epsilon)
+    return server_optimizer(optax.adam(rate, beta1, beta2, epsilon), "server_adam")

@@ -63,16 +63,22 @@ class Algorithm:
         Σ_k p_k (x_k − x̄) and the mean message; x̄ + moved if None.
       within_theory: whether the paper's theory covers it. Where it does not, intervals are measured,
         not promised.
+      random: whether it draws. `init_server` is then called as `(x_0, key, weights)`, with the two words of a
+        threefry2x32 key of the replication's own, (2,) uint32, and with p_k, (K,); `init_client` as
+        `(x_0, k)`, with the client's number, () uint32. `algorithms.participation` is an example.
+      least_clients: how many clients a problem must have.
     """
 
     name: str
-    init_server: Callable[[Array], Any] | None = None
-    init_client: Callable[[Array], Any] | None = None
+    init_server: Callable[..., Any] | None = None
+    init_client: Callable[..., Any] | None = None
     begin: Callable[[Any, Round], Any] | None = None
     direction: Callable[[Array, Client, Round], tuple[Array, Any]] | None = None
     send: Callable[[Client, Round], tuple[Any, Any]] | None = None
     receive: Callable[[Array, Any, Round], tuple[Array, Any]] | None = None
     within_theory: bool = False
+    random: bool = False
+    least_clients: int = 1
 
     @property
     def averages(self) -> bool:

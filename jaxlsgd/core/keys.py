@@ -1,4 +1,4 @@
-"""Random keys that come from people."""
+"""Random keys: those that come from people, and those that an algorithm draws from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def check_key(key: Any) -> jax.Array:
@@ -20,3 +21,12 @@ def check_key(key: Any) -> jax.Array:
             f"tiles or devices; got {jax.random.key_impl(key)}"
         )
     return key
+
+
+def algorithm_words(words: jax.Array) -> jax.Array:
+    """The key words that an algorithm draws from in a replication, (2,), from those of its data.
+
+    The counter is one that no observation reaches, so that the two never meet.
+    """
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.key_data(jax.random.fold_in(key, np.uint32(2**32 - 1)))

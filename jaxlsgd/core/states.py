@@ -19,7 +19,7 @@ def an_algorithm(value: Any) -> Algorithm:
     return value
 
 
-def check_algorithm(algorithm: Any, dim: int, dtype: Any) -> None:
+def check_algorithm(algorithm: Any, dim: int, dtype: Any, num_clients: int) -> None:
     """Refuses an algorithm whose functions do not fit together, and names the one that does not.
 
     To be called under the precision of the run.
@@ -28,11 +28,18 @@ def check_algorithm(algorithm: Any, dim: int, dtype: Any) -> None:
       algorithm: what is checked.
       dim: d.
       dtype: of the parameters.
+      num_clients: K.
     """
     algorithm = an_algorithm(algorithm)
+    if num_clients < algorithm.least_clients:
+        rule = f"have at least {algorithm.least_clients} clients for {algorithm.name}"
+        raise refusal("problem", rule, num_clients)
     abstract: Any = jax.ShapeDtypeStruct
     x, number = abstract((dim,), jnp.dtype(dtype)), abstract((), jnp.dtype(dtype))
-    server, memory = _made(algorithm.init_server, x), _made(algorithm.init_client, x)
+    key, weights = abstract((2,), jnp.uint32), abstract((num_clients,), jnp.dtype(dtype))
+    chance = ((key, weights), (abstract((), jnp.uint32),)) if algorithm.random else ((), ())
+    server = _made(algorithm.init_server, x, *chance[0])
+    memory = _made(algorithm.init_client, x, *chance[1])
     round = Round(x, server, number, number)
     client = Client(x, _made(algorithm.begin, memory, round), memory)
 

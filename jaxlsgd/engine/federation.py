@@ -9,6 +9,7 @@ are one array. `algorithms.local_sgd` has the same round as it stands on paper; 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 
 from jaxlsgd.core.algorithm import Algorithm, Client, Round
 from jaxlsgd.core.forms import Scaled
+from jaxlsgd.core.keys import algorithm_words
 from jaxlsgd.core.problem import Array, FlatFunctions, Observation
 from jaxlsgd.engine import xla
 from jaxlsgd.engine.program import ProblemData
@@ -60,10 +62,14 @@ def start(
     params = jnp.broadcast_to(vector[:, None], (vector.shape[0], num_replications))
     clients = jnp.broadcast_to(params, (num_clients, *params.shape))
 
-    def everywhere(function: Callable[[Array], Any] | None) -> Any:
-        return None if function is None else xla.over_replications(function)(params)
+    def everywhere(function: Callable[..., Any] | None, *chance: Any) -> Any:
+        given = chance if algorithm.random else ()
+        return function and xla.over_replications(lambda x: function(x, *given))(params)
 
-    server, memory = everywhere(algorithm.init_server), everywhere(algorithm.init_client)
+    # Words of chance are 0 until they are `dealt`, when the replications have their keys.
+    words, weights = jnp.zeros(2, jnp.uint32), jnp.zeros(num_clients, vector.dtype)
+    server = everywhere(algorithm.init_server, words, weights)
+    memory = everywhere(algorithm.init_client, words[0])
     memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)), memory)
     moved = None if folded(algorithm) else jnp.zeros_like(params)
     total = jnp.zeros_like(params) if gradient_sum else None
@@ -71,6 +77,29 @@ def start(
     one = jnp.ones((), vector.dtype)
     begun = jax.eval_shape(lambda s: begin(algorithm, s, Step(one, None, one)), state)
     return state._replace(local=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), begun))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def dealt(
+    algorithm: Algorithm, state: Federation, words: Array, weights: Array, client_index: Array
+) -> Federation:
+    """A new federation, with what an algorithm draws from in its place.
+
+    Args:
+      algorithm: one that is `random`.
+      state: as `start` makes it.
+      words: key words of the replications' data, (R, 2).
+      weights: p_k of all clients, (K,), wherever they are.
+      client_index: the numbers of the clients here.
+    """
+    own, server, memory = jax.vmap(algorithm_words)(words), state.server, state.memory
+    if algorithm.init_server is not None:
+        make = jax.vmap(algorithm.init_server, in_axes=(-1, 0, None), out_axes=-1)
+        server = make(state.params, own, weights)
+    if algorithm.init_client is not None:
+        each = jax.vmap(algorithm.init_client, in_axes=(-1, None), out_axes=-1)
+        memory = jax.vmap(each, in_axes=(None, 0))(state.params, client_index)
+    return state._replace(server=server, memory=memory)
 
 
 def local_step(

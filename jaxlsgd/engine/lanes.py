@@ -17,11 +17,11 @@ import numpy as np
 
 from jaxlsgd.core.problem import Array
 from jaxlsgd.engine import statistics
-from jaxlsgd.engine.block import TileState, run_block, start_tile
+from jaxlsgd.engine.block import TileState, run_block
 from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Whole
 from jaxlsgd.engine.program import ProblemData, Program
 from jaxlsgd.engine.source import Supply, supply
-from jaxlsgd.engine.tile import WAIT_EVERY, Advanced, Saved
+from jaxlsgd.engine.tile import WAIT_EVERY, Advanced, Saved, fresh_tile
 
 # Lanes that stay empty: a group is wider than its cells only where at least this share of it is used.
 FULL = 0.75
@@ -90,7 +90,7 @@ def run_side_by_side(
       layouts: of the cells.
       widths: how many lanes a program may have. Where cells are fewer, the rest are copies of one.
     """
-    fresh = start_tile(program, data, keys.shape[0])
+    fresh = fresh_tile(program, data, keys)
     lanes = [_Lane(i, program, layout) for i, layout in enumerate(layouts)]
     groups: list[_Group] = []
     for number in itertools.count():

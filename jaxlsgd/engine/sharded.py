@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.problem import Array, Problem
-from jaxlsgd.engine import client_rounds, distributed, statistics
+from jaxlsgd.engine import client_rounds, distributed, federation, statistics
 from jaxlsgd.engine.client_rounds import CLIENTS, Seen, ShardState
 from jaxlsgd.engine.federation import Federation
 from jaxlsgd.engine.program import ProblemData, Program, make_data
@@ -56,9 +56,9 @@ class Sharded:
 
     def __init__(self, program: Program, problem: Problem, mesh: Mesh) -> None:
         self.program, self.mesh = program, mesh
-        data = pad_clients(make_data(problem, program.dtype), mesh.shape[CLIENTS])
-        self._vector = data.init
-        self.data = _place(mesh, data, _DATA)
+        data = make_data(problem, program.dtype)
+        self._vector, self._weights = data.init, _place(mesh, data.weights, P())
+        self.data = _place(mesh, pad_clients(data, mesh.shape[CLIENTS]), _DATA)
 
     def run(
         self, words: np.ndarray, plan: Plan, save_at: tuple[int, ...]
@@ -77,6 +77,8 @@ class Sharded:
         waiting = _Waiting()
         keys = _place(mesh, words, P(REPLICATIONS))
         state = start(program, mesh, keys.shape[0], data)
+        if program.algorithm.random:
+            state = deal(program, mesh, data, keys, self._weights, state)
         for each in client_rounds.lay_out(plan, save_at):
             state = turn(program, mesh, data, keys, state, each.turn)
             yield from waiting.after(int(np.count_nonzero(each.turn.etas)), state)
@@ -210,6 +212,23 @@ def start(program: Program, mesh: Mesh, replications: int, data: ProblemData) ->
     here = replications // mesh.shape[REPLICATIONS]
     body = lambda d: client_rounds.start(program, d, here)  # noqa: E731
     return _on_mesh(mesh, body, (_DATA,), _specs(program, data))(data)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def deal(
+    program: Program, mesh: Mesh, data: Any, words: Array, weights: Array, state: ShardState
+) -> ShardState:
+    """`federation.dealt` on every device."""
+
+    def body(data: Any, words: Any, weights: Any, state: ShardState) -> ShardState:
+        begun = federation.dealt(
+            program.algorithm, state.federation, words, weights, data.client_index
+        )
+        return state._replace(federation=begun)
+
+    specs = _specs(program, data)
+    run = _on_mesh(mesh, body, (_DATA, P(REPLICATIONS), P(), specs), specs)
+    return run(data, words, weights, state)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))

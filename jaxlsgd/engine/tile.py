@@ -14,6 +14,7 @@ import jax
 
 from jaxlsgd.core.estimator import Accumulator
 from jaxlsgd.core.problem import Array
+from jaxlsgd.engine import federation
 from jaxlsgd.engine.block import TileState, run_block, start_tile
 from jaxlsgd.engine.layout import BLOCK_STEPS, Call, Layout
 from jaxlsgd.engine.program import ProblemData, Program
@@ -57,7 +58,7 @@ def run_tile(
       saved round of each cell, the last one at its end.
     """
     cells = [
-        _Cell(i, program, start_tile(program, data, keys.shape[0]), layout)
+        _Cell(i, program, fresh_tile(program, data, keys), layout)
         for i, layout in enumerate(layouts)
     ]
     for first in itertools.count(0, BLOCK_STEPS):
@@ -67,6 +68,16 @@ def run_tile(
         given = supply(program, data, keys, first)
         for cell in cells:
             yield from cell.run(program, data, given, first)
+
+
+def fresh_tile(program: Program, data: ProblemData, keys: Array) -> TileState:
+    """All replications at x_0, with what their algorithm draws from."""
+    state, algorithm = start_tile(program, data, keys.shape[0]), program.algorithm
+    if not algorithm.random:
+        return state
+    words = jax.random.key_data(keys)
+    begun = federation.dealt(algorithm, state.federation, words, data.weights, data.client_index)
+    return state._replace(federation=begun)
 
 
 class _Cell:

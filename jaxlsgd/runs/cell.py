@@ -61,7 +61,8 @@ class Cell:
         if not isinstance(self.plan, Plan):
             raise refusal("plan", "be made by schedule.plan(...)", self.plan)
         checks.choice("dtype", self.dtype, DTYPES)
-        _check_functions(an_algorithm(self.algorithm), self.problem.dim, self.dtype)
+        facts = self.problem.dim, self.problem.num_clients, self.dtype
+        _check_functions(an_algorithm(self.algorithm), *facts)
         object.__setattr__(self, "methods", check_methods(self.methods, self.problem, self.dtype))
         levels = as_tuple(self.levels)
         if not levels:
@@ -127,9 +128,9 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
 
 # A grid has many cells, of few methods and algorithms.
 @functools.lru_cache(maxsize=256)
-def _check_functions(algorithm: Algorithm, dim: int, dtype: str) -> None:
+def _check_functions(algorithm: Algorithm, dim: int, num_clients: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
-        check_algorithm(algorithm, dim, dtype)
+        check_algorithm(algorithm, dim, dtype, num_clients)
 
 
 @functools.lru_cache(maxsize=1024)
