@@ -31,7 +31,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import dense
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.registry import register
-from jaxlsgd.inference.copies import stacked_problem
+from jaxlsgd.inference.copies import stacked, stacked_problem
 
 
 def split_clients(problem: Problem, leaves: int) -> Problem:
@@ -139,7 +139,7 @@ def _tree(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) -> Algor
         return round.params + shared.reshape(moved.shape), so_far + 1
 
     def init_server(x: Array) -> Array:
-        del x
+        stacked(x, leaves, dim)
         return jnp.zeros((), jnp.int32)
 
     return Algorithm("federation_tree", init_server=init_server, receive=receive)
