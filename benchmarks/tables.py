@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.table_cases import DESIGN, NAMES, population
+from jaxlsgd.regression.design import Block
+from jaxlsgd.regression.families import Family
 from jaxlsgd.regression.fitting import fit_block
 from jaxlsgd.regression.options import options
 from jaxlsgd.regression.pilot import Loss, minimise
@@ -61,7 +63,7 @@ def run_cell(
     return Outcome(
         family,
         target,
-        rows,
+        "with replacement" if target == "sample" else rows,
         np.array(covered),
         np.array(errors),
         float(np.mean(added)),
@@ -70,7 +72,7 @@ def run_cell(
     )
 
 
-def minimiser(family, block) -> NDArray[np.float64]:
+def minimiser(family: Family, block: Block) -> NDArray[np.float64]:
     """Of a table's own rows, by Newton's method; weighted by size, which is each row alike."""
     scale = np.abs(block.X).max(axis=0)
     loss = Loss(family, np.zeros(1), np.zeros(block.X.shape[1]))

@@ -44,6 +44,7 @@ _WHERE = {
     "random_scaling": "jaxlsgd.inference.random_scaling",
     "register": "jaxlsgd.core.registry",
     "simulate": "jaxlsgd.runs.simulation",
+    "track": "jaxlsgd.inference.tracking",
     # rooms
     "algorithms": "jaxlsgd.algorithms:",
     "analysis": "jaxlsgd.analysis:",
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from jaxlsgd.inference.one_step import one_step
     from jaxlsgd.inference.plug_in import plug_in
     from jaxlsgd.inference.random_scaling import random_scaling
+    from jaxlsgd.inference.tracking import track
     from jaxlsgd.regression.fitting import fit_table
     from jaxlsgd.regression.result import TableFit
     from jaxlsgd.runs.fclt import fclt_check

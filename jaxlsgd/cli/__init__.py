@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import jaxlsgd
-from jaxlsgd.cli import numbers, results, studies, values
+from jaxlsgd.cli import fitting, numbers, results, studies, values
 from jaxlsgd.core.text import printable
 
 USAGE = 2
-_GROUPS = (studies, results, numbers, values)
+_GROUPS = (studies, results, numbers, fitting, values)
 _EPILOG = """\
 a first study:
   jaxlsgd init study.toml               write a commented study file to edit

@@ -174,7 +174,7 @@ def _numbers(column: Any, what: str) -> FloatArray:
 
 
 def _some(levels: Any) -> str:
-    shown = ", ".join(repr(str(level)) for level in levels[:3])
+    shown = ", ".join(str(level) for level in levels[:3])
     return f"text such as {shown}" + (f" ({len(levels)} values)" if len(levels) > 3 else "")
 
 
@@ -194,6 +194,8 @@ def _complete(frame: Any, missing: str, first_row: int) -> tuple[Any, int]:
 
 
 def _finite(design: Design, X: FloatArray, y: FloatArray) -> FloatArray:
+    if np.isfinite(X).all() and np.isfinite(y).all():
+        return y
     for name, values in ((design.response, y), *zip(design.names, X.T, strict=True)):
         bad = ~np.isfinite(values)
         if bad.any():

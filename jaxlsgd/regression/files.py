@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,23 @@ def blocks(path: str | Path) -> Iterator[Any]:
         with csv.open_csv(path, read_options=options, parse_options=_dialect(csv, path)) as source:
             for batch in source:
                 yield batch.to_pandas()
+
+
+def is_large(path: str | Path) -> bool:
+    """Whether a file would take more than about a quarter of the memory, as a table and once more."""
+    path = _checked(path)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    packed = 4 if is_parquet(path) or path.suffix.lower() in (".gz", ".bz2") else 1
+    return packed * path.stat().st_size > memory / 4
+
+
+def rows_of(path: Path, rows: int, frame: Any) -> int:
+    """How many rows a file has: exactly for Parquet, about for CSV, from the length of some of its rows."""
+    if is_parquet(path):
+        return extra("pyarrow.parquet").read_metadata(path).num_rows
+    sample = frame.head(1000)
+    length = len(sample.to_csv(index=False, header=False).encode()) / len(sample)
+    return max(rows, round(path.stat().st_size / length))
 
 
 def is_parquet(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,10 @@ from jaxlsgd.regression.rows import Rows
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.floating[Any]]
+ONE_PASS_STEPS = 1000
+DIVERGED = (
+    "the run diverged, even with steps 64 times smaller than the pilot's; is a row an outlier?"
+)
 
 
 class Along(NamedTuple):
@@ -30,7 +35,9 @@ class Finished(NamedTuple):
     """A run that has reached its end."""
 
     readings: list[Reading]  # by method
-    moments: list[pilots.Moments]  # by method, at its estimate
+    samples: list[FloatArray]  # by method, the sample's covariance of the table's coefficients
+    left: FloatArray  # (d,) Newton's step from the first estimate to the minimiser of the rows
+    sizes: NDArray[np.int64]  # (K,) rows that were met
     along: list[Along]
     plan: Plan
     passes: int
@@ -39,113 +46,135 @@ class Finished(NamedTuple):
     slower: float  # 1, or the factor by which the rule's steps were too long
 
 
-class Run:
-    """Local SGD in whitened coordinates, pass after pass."""
+class Whitened:
+    """Rows of a pilot, and the coordinates in which their Hessian is I."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        loss: pilots.Loss,
-        theta: FloatArray,
-        asked: Options,
-    ) -> None:
-        self.rows, self.loss, self.asked = rows, loss, asked
+    def __init__(self, rows: Rows, loss: pilots.Loss, theta: FloatArray) -> None:
+        self.rows, self.loss = rows, loss
         before = pilots.moments(loss, rows.X, rows.y, rows.client, rows.p, theta)
         self.W = pilots.whitening(before.G)
         self.start = np.linalg.solve(self.W, theta)
         self.back = rows.coordinates.back @ self.W
-        self.batches = np.maximum(1.0, rows.sizes / STEPS)
-        self.rule = self._rule(theta)
-        self.data, self.setting = self._data()
-        self.width = running.padded(int(np.ceil(rows.sizes.max() / STEPS)))
+        self.penalty = self.W.T @ np.diag(loss.ridge) @ self.W
 
-    def _rule(self, theta: FloatArray) -> pilots.Rule:
-        rows, W = self.rows, self.W
-        A = rows.X @ W
-        loss = self.loss._replace(ridge=np.zeros(len(theta)))
-        found = pilots.moments(loss, A, rows.y, rows.client, rows.p, self.start)
-        penalty = W.T @ np.diag(self.loss.ridge) @ W
+    def rule(
+        self, sizes: NDArray[np.int64], batches: FloatArray, steps: int, asked: Options
+    ) -> pilots.Rule:
+        """Steps and length for clients of these sizes, with these batches in each of the steps."""
+        rows, loss = self.rows, self.loss
+        A = rows.X @ self.W
+        plain = loss._replace(ridge=np.zeros(len(self.W)))
+        found = pilots.moments(plain, A, rows.y, rows.client, rows.p, self.start)
         found = found._replace(
-            hessians=found.hessians + penalty, gradients=found.gradients + penalty @ self.start
+            hessians=found.hessians + self.penalty,
+            gradients=found.gradients + self.penalty @ self.start,
         )
-        second = self.loss.family.second(np, A @ self.start, rows.y, self.loss.tuning)
+        second = loss.family.second(np, A @ self.start, rows.y, loss.tuning)
         lever = second**2 * np.sum(A**2, axis=1)
         ends = np.searchsorted(rows.client, np.arange(len(rows.p) + 1))
         fourth = np.stack(
             [(A[i:j].T * lever[i:j]) @ A[i:j] / (j - i) for i, j in itertools.pairwise(ends)]
         )
-        share = 1.0 if self.asked.fresh else self.asked.share
-        found = pilots.rule(
-            found,
-            fourth,
-            rows.p,
-            rows.sizes,
-            self.batches,
-            self.back,
-            STEPS,
-            share,
-            self.asked.local_steps,
-        )
-        return found._replace(passes=1) if self.asked.fresh else found
+        share = 1.0 if asked.fresh else asked.share
+        asks = pilots.Asks(rows.p, sizes, batches, self.back, steps, share, asked.local_steps)
+        chosen = pilots.rule(found, fourth, asks)
+        return chosen._replace(passes=1) if asked.fresh else chosen
 
-    def _data(self) -> tuple[running.ClientRows, running.Setting]:
-        rows = self.rows
-        length, K, d = running.padded(int(rows.sizes.max())), len(rows.sizes), len(self.W)
-        A, y = np.zeros((K, length, d), np.float32), np.zeros((K, length), np.float32)
-        place = np.arange(len(rows.y)) - np.repeat(np.cumsum(rows.sizes) - rows.sizes, rows.sizes)
-        A[rows.client, place] = rows.X @ self.W
-        y[rows.client, place] = rows.y
-        penalty = self.W.T @ np.diag(self.loss.ridge) @ self.W
-        numbers = (np.asarray(one, np.float32) for one in (rows.p, self.loss.tuning, penalty))
-        return running.ClientRows(A, y), running.Setting(*numbers)
+    def setting(self) -> running.Setting:
+        """The numbers of a pass."""
+        numbers = (self.rows.p, self.loss.tuning, self.penalty)
+        return running.Setting(*(np.asarray(one, np.float32) for one in numbers))
+
+    def table(self, reading: Reading) -> FloatArray:
+        """An estimate on the scale of the table."""
+        return self.rows.coordinates.coefficients(self.W @ reading.estimate)
+
+    def covariance(self, reading: Reading) -> FloatArray:
+        """The run's own, on the scale of the table."""
+        return self.back @ reading.matrix @ self.back.T
+
+    def along(self, reading: Reading, round: int) -> Along:
+        """The estimate after a round, with the run's own error."""
+        variance = np.diagonal(self.covariance(reading))
+        return Along(round, self.table(reading), np.sqrt(np.maximum(variance, 0)))
+
+
+def plan_of(rule: pilots.Rule, rounds: int) -> Plan:
+    """The rounds that were run."""
+    eta = rule.eta * np.arange(1, rounds + 1.0) ** -pilots.ALPHA
+    return Plan.from_arrays(np.full(rounds, rule.E), eta)
+
+
+def etas(rule: pilots.Rule, before: int, rounds: int) -> Any:
+    """η_m of some rounds, after those before."""
+    m = np.arange(before, before + rounds) + 1.0
+    return (rule.eta * m**-pilots.ALPHA).astype(np.float32)
+
+
+class Run:
+    """Local SGD in whitened coordinates, pass after pass."""
+
+    def __init__(
+        self,
+        space: Whitened,
+        asked: Options,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.space, self.rows, self.asked = space, space.rows, asked
+        self.progress = progress or (lambda text: None)
+        sizes = self.rows.sizes
+        # One pass needs many rounds of its own, to tell its noise from them.
+        self.steps = min(ONE_PASS_STEPS, int(sizes.min())) if asked.fresh else STEPS
+        batches = np.maximum(1.0, sizes / self.steps)
+        self.rule = space.rule(sizes, batches, self.steps, asked)
+        self.width = running.padded(int(np.ceil(sizes.max() / self.steps)))
+        self.data = running.ClientRows(
+            *running.by_client(
+                self.rows.X @ space.W, self.rows.y, self.rows.client, sizes, int(sizes.max())
+            )
+        )
 
     def go(self, slower: float) -> Finished | None:
         """Runs until the run's variance is small enough; None where it diverged."""
-        asked, E = self.asked, self.rule.E
+        asked, rule = self.asked, self.rule._replace(eta=self.rule.eta * slower)
+        E, rounds = rule.E, self.steps // rule.E
         rng = np.random.default_rng([asked.seed, 2])
         order = running.with_replacement if asked.target == "sample" else running.reshuffled
-        rounds = STEPS // E
-        carried = running.start(asked.methods, self.start)
-        data, setting = running.on_device(self.data), running.on_device(self.setting)
+        carried = running.start(asked.methods, self.space.start)
+        data, setting = running.on_device((self.data, self.space.setting()))
         along: list[Along] = []
         limit = 1 if asked.fresh else asked.max_passes
         for number in range(1, limit + 1):
-            m = np.arange((number - 1) * rounds, number * rounds) + 1.0
-            eta = (slower * self.rule.eta * m**-pilots.ALPHA).astype(np.float32)
+            eta = etas(rule, (number - 1) * rounds, rounds)
             taken = order(rng, self.rows.sizes, rounds * E, E, self.width)
             carried, _ = running.run_pass(
-                self.loss.family.derivatives, asked.methods, data, setting, taken, eta, carried
+                self.space.loss.family.derivatives,
+                asked.methods,
+                data,
+                setting,
+                taken,
+                eta,
+                carried,
             )
             if not np.isfinite(carried.x).all():
                 return None
-            first = read(asked.methods[0], carried.states[0], self._plan(number, slower))
-            along.append(self._along(first, number * rounds))
+            first = read(asked.methods[0], carried.states[0], plan_of(rule, number * rounds))
+            along.append(self.space.along(first, number * rounds))
+            self.progress(f"pass {number} of about {rule.passes}")
             if number >= min(self.rule.passes, limit):
                 if not np.isfinite(first.estimate).all():
                     return None
                 found = self._moments(first)
                 share = self._share(first, found)
                 if asked.fresh or share <= asked.share or number == limit:
-                    return self._finish(carried, found, along, number, slower, share)
+                    self.progress("")
+                    return self._finish(carried, found, along, number, rule, share)
         raise AssertionError("the last pass returns")
-
-    def _plan(self, passes: int, slower: float) -> Plan:
-        rounds = passes * (STEPS // self.rule.E)
-        eta = slower * self.rule.eta * np.arange(1, rounds + 1.0) ** -pilots.ALPHA
-        return Plan.from_arrays(np.full(rounds, self.rule.E), eta)
 
     def _moments(self, reading: Reading) -> pilots.Moments:
         rows = self.rows
-        theta = self.W @ reading.estimate
-        return pilots.moments(self.loss, rows.X, rows.y, rows.client, rows.p, theta)
-
-    def table(self, reading: Reading) -> FloatArray:
-        """An estimate on the scale of the table."""
-        return self.rows.coordinates.coefficients(self.W @ reading.estimate)
-
-    def _along(self, reading: Reading, round: int) -> Along:
-        variance = np.einsum("ij,jk,ik->i", self.back, reading.matrix, self.back)
-        return Along(round, self.table(reading), np.sqrt(np.maximum(variance, 0)))
+        theta = self.space.W @ reading.estimate
+        return pilots.moments(self.space.loss, rows.X, rows.y, rows.client, rows.p, theta)
 
     def sample(self, found: pilots.Moments) -> FloatArray:
         """The sample's covariance of the coefficients."""
@@ -153,7 +182,7 @@ class Run:
         return half @ found.sample(self.rows.p, self.asked.variance == "pooled") @ half.T
 
     def _share(self, reading: Reading, found: pilots.Moments) -> float:
-        ours = np.einsum("ij,jk,ik->i", self.back, reading.matrix, self.back)
+        ours = np.diagonal(self.space.covariance(reading))
         return float(np.max(ours / np.diagonal(self.sample(found))))
 
     def _finish(
@@ -162,12 +191,14 @@ class Run:
         found: pilots.Moments,
         along: list[Along],
         passes: int,
-        slower: float,
+        rule: pilots.Rule,
         share: float,
     ) -> Finished:
-        plan = self._plan(passes, slower)
+        plan = plan_of(rule, passes * (self.steps // rule.E))
         pairs = zip(self.asked.methods, carried.states, strict=True)
         readings = [read(method, state, plan) for method, state in pairs]
-        moments = [found, *(self._moments(one) for one in readings[1:])]
-        rule = self.rule._replace(eta=self.rule.eta * slower)
-        return Finished(readings, moments, along, plan, passes, rule, share, slower)
+        samples = [self.sample(found), *(self.sample(self._moments(one)) for one in readings[1:])]
+        back = self.rows.coordinates.back
+        left = back @ np.linalg.solve(found.G, self.rows.p @ found.gradients)
+        sizes, slower = self.rows.sizes, rule.eta / self.rule.eta
+        return Finished(readings, samples, left, sizes, along, plan, passes, rule, share, slower)

@@ -76,6 +76,9 @@ def options(
     if target == "sample" and rows == "one pass":
         rule = "be reshuffled for the sample: one pass says nothing about rows it meets once"
         raise refusal("rows", rule, rows)
+    if variance == "pooled" and rows == "one pass":
+        rule = "be clients in one pass, whose spread is the run's own"
+        raise refusal("variance", rule, variance)
     chosen = tuple(_method(one) for one in checks.sequence("methods", list(methods), "method"))
     checks.distinct("methods", [method.name for method in chosen])
     found = Options(

@@ -177,30 +177,21 @@ def whitening(G: FloatArray) -> FloatArray:
     return Q / np.sqrt(np.maximum(values, _FLOOR * values[-1]))
 
 
-def rule(
-    found: Moments,
-    fourth: FloatArray,
-    p: FloatArray,
-    sizes: NDArray[np.int64],
-    batches: FloatArray,
-    back: FloatArray,
-    steps: int,
-    share: float,
-    local_steps: int | None,
-) -> Rule:
-    """The rule above.
+class Asks(NamedTuple):
+    """What the rule is asked for."""
 
-    Args:
-      found: the pilot's moments, in whitened coordinates.
-      fourth: (K, d, d) C_k.
-      p: (K,) weights.
-      sizes: (K,) rows of the whole table.
-      batches: (K,) rows a step.
-      back: whitened coordinates to those of the table.
-      steps: a pass.
-      share: of the sample's variance that the run's may have.
-      local_steps: E; chosen if None.
-    """
+    p: FloatArray  # (K,) weights
+    sizes: NDArray[np.int64]  # (K,) rows of the whole table
+    batches: FloatArray  # (K,) rows a step
+    back: FloatArray  # (d, d) whitened coordinates to those of the table
+    steps: int  # a pass
+    share: float  # of the sample's variance that the run's may have
+    local_steps: int | None  # E; chosen if None
+
+
+def rule(found: Moments, fourth: FloatArray, asks: Asks) -> Rule:
+    """The rule above, from the pilot's moments and C_k, (K, d, d), in whitened coordinates."""
+    p, sizes, batches, back, steps, share, local_steps = asks
     ours = np.einsum("k,kij->ij", p**2 / batches / steps, found.S)
     sample = np.einsum("k,kij->ij", p**2 / sizes, found.S)
     ours, sample = (np.einsum("ij,jk,ik->i", back, each, back) for each in (ours, sample))

@@ -127,6 +127,17 @@ def run_pass(
     return lax.scan(one_round, carried, (order.index, order.weight, eta, ahead))
 
 
+def by_client(
+    A: Any, y: Any, client: NDArray[np.int64], sizes: NDArray[np.int64], longest: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Rows that are sorted by client, (n, d) and (n,), as (K, length, d) and (K, length) with zeros."""
+    shape = (len(sizes), padded(longest))
+    rows, targets = np.zeros((*shape, A.shape[1]), np.float32), np.zeros(shape, np.float32)
+    place = np.arange(len(y)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rows[client, place], targets[client, place] = A, y
+    return rows, targets
+
+
 def reshuffled(
     rng: np.random.Generator, sizes: NDArray[np.int64], steps: int, E: int, width: int
 ) -> Order:

@@ -1,0 +1,219 @@
+"""Estimators in a training loop of your own: any pytree of parameters goes in, and comes back.
+
+An estimator works on flat vectors. A `Tracker` knows the pytree that you train, so that intervals have its shape
+and names, a function of the parameters has an interval too, and a pytree of another shape is refused. Its state
+is a pytree of arrays: it goes through `jax.jit`, `jax.vmap`, `lax.scan` and any checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.estimator import Estimator, Horizon, Interval, Measurement, Sync
+from jaxlsgd.core.problem import Params
+from jaxlsgd.core.text import align
+from jaxlsgd.inference import joint
+from jaxlsgd.schedules import Plan
+
+NO_PLAN = "no plan was given: E_m is taken to be constant, or to grow no faster than a logarithm"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tracker:
+    """An estimator for one pytree of parameters; made by `track`."""
+
+    estimator: Estimator
+    like: Params  # shapes and dtypes
+
+    def init(self, params: Params) -> tuple[Any, ...]:
+        """The state before the first round."""
+        self._check("params", params)
+        return self.estimator.init(ravel_pytree(params)[0])
+
+    def update(
+        self,
+        state: tuple[Any, ...],
+        params: Params,
+        *,
+        eta: Any,
+        E: Any = 1,
+        gradient: Params | None = None,
+        hessian: Any = None,
+    ) -> tuple[Any, ...]:
+        """The state after one more round, or one more step where E = 1.
+
+        Args:
+          state: from `init` or `update`.
+          params: the average after the round.
+          eta: step size of the round.
+          E: its local steps.
+          gradient: at `params` on fresh rows, where `estimator.needs_gradient`.
+          hessian: (d, d) at `params` on fresh rows, where `estimator.needs_hessian`; see `hessian`.
+        """
+        self._check("params", params)
+        if gradient is not None:
+            self._check("gradient", gradient)
+            gradient = ravel_pytree(gradient)[0]
+        flat = ravel_pytree(params)[0]
+        return _update(self.estimator, state, Sync(flat, E, eta, gradient, hessian))
+
+    def hessian(self, loss: Callable[..., Any], params: Params, *data: Any) -> Any:
+        """∇² of `loss(params, *data)` for the flattened parameters, (d, d)."""
+        flat, unravel = ravel_pytree(params)
+        return jax.hessian(lambda x: loss(unravel(x), *data))(flat)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per parameter: its path in the pytree, and its place in the array."""
+        found: list[str] = []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.like):
+            stem = jax.tree_util.keystr(path) or "x"
+            places = np.ndindex(tuple(leaf.shape))
+            found += [stem + (f"[{','.join(map(str, i))}]" if i else "") for i in places]
+        return tuple(found)
+
+    def interval(
+        self,
+        state: tuple[Any, ...],
+        level: float = 0.95,
+        *,
+        plan: Plan | None = None,
+        side: str = "both",
+    ) -> Interval:
+        """Estimate and bounds, each in the shape of the parameters.
+
+        Args:
+          state: from `update`.
+          level: 0.95, not 95.
+          plan: `Plan.from_arrays(E, eta)` of the rounds that were run. Without one, random scaling takes E_m to
+            be constant, or to grow no faster than a logarithm; some methods need one.
+          side: "both", or the only bound that is finite: "lower" or "upper".
+        """
+        found, q = self._measured(state, level, plan, side)
+        around = Interval.around(found.estimate, q * found.scale, side)
+        return Interval(*(self._shaped(part) for part in around))
+
+    def _measured(
+        self, state: tuple[Any, ...], level: float, plan: Plan | None, side: str
+    ) -> tuple[Measurement, Any]:
+        """The measurement and its critical values."""
+        checks.level(level)
+        self.estimator.check_plan(plan)
+        horizon = None if plan is None else Horizon.of(plan)
+        found = _measure(self.estimator.measure, state, horizon)
+        return found, np.asarray(self.estimator.law.half(level, side, plan, found.detail))
+
+    def function(
+        self,
+        state: tuple[Any, ...],
+        g: Callable[[Params], Any],
+        level: float = 0.95,
+        *,
+        plan: Plan | None = None,
+        side: str = "both",
+    ) -> Interval:
+        """Interval for a function of the parameters, by the delta method: a contrast, or a prediction.
+
+        Args:
+          state: from `update`.
+          g: `params → number or vector`, differentiable by JAX.
+          level: of each component by itself.
+          plan: as in `interval`.
+          side: as in `interval`.
+        """
+        found = joint.joint(self.estimator, state, plan)
+        return joint.function(found, lambda x: g(self._shaped(x)), level, side)
+
+    def table(
+        self, state: tuple[Any, ...], level: float = 0.95, *, plan: Plan | None = None
+    ) -> str:
+        """Names, estimates and intervals as text, with the critical value that was used."""
+        found, q = self._measured(state, level, plan, "both")
+        center, half = (np.asarray(one) for one in (found.estimate, q * found.scale))
+        head = ["", "estimate", f"[{(1 - level) / 2:.4g}", f"{(1 + level) / 2:.4g}]"]
+        numbers = zip(self.names, center, center - half, center + half, strict=True)
+        body = [[name, *(f"{value:.5g}" for value in values)] for name, *values in numbers]
+        spread = f"{q.min():.4g}" if np.ptp(q) < 1e-9 else f"{q.min():.4g} to {q.max():.4g}"
+        about = f" ({NO_PLAN})" if plan is None and not self.estimator.standard_error else ""
+        last = f"{self.estimator.name}: critical value {spread}{about}"
+        return "\n".join([align([head, *body], left=(0,)), last])
+
+    def _shaped(self, vector: Any) -> Params:
+        """A flat vector in the pytree's shape, in the vector's precision."""
+        leaves, treedef = jax.tree.flatten(self.like)
+        ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1]
+        parts = jnp.split(jnp.asarray(vector), ends)
+        return treedef.unflatten(
+            [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+        )
+
+    def _check(self, argument: str, tree: Params) -> None:
+        if _shapes(tree) != _shapes(self.like):
+            rule = f"have the shape that the tracker was made for, {_told(self.like)}"
+            raise refusal(argument, rule, _told(tree))
+
+
+def track(estimator: Estimator, params: Params) -> Tracker:
+    """An estimator for the parameters of your own loop.
+
+    Args:
+      estimator: such as `random_scaling("diagonal")`, which needs the path alone, or `one_step()`.
+      params: those that are trained, any pytree of floating arrays.
+
+    Returns:
+      A `Tracker`: `init`, `update`, `interval`, `function`, `table`.
+
+    Example::
+
+        tracker = jaxlsgd.track(jaxlsgd.random_scaling("diagonal"), params)
+        state = tracker.init(params)
+        for m in range(1, 1001):
+            params = step(params, eta=0.5 / m**0.505)
+            state = tracker.update(state, params, eta=0.5 / m**0.505)
+        print(tracker.table(state))
+    """
+    if not isinstance(estimator, Estimator):
+        raise refusal("estimator", "be an estimator such as random_scaling()", estimator)
+    if not jax.tree.leaves(params):
+        raise refusal("params", "have at least one array", params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
+            rule = "be of floating numbers"
+            place = "params" + jax.tree_util.keystr(path)
+            raise refusal(place, rule, str(jnp.asarray(leaf).dtype))
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), params)
+    return Tracker(estimator, like)
+
+
+# Compiled, because a loop of your own need not be.
+@functools.partial(jax.jit, static_argnums=0)
+def _update(estimator: Estimator, state: Any, sync: Sync) -> tuple[Any, ...]:
+    return estimator.update(state, sync)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _measure(measure: Any, state: Any, horizon: Any) -> Measurement:
+    return measure(state, horizon)
+
+
+def _shapes(tree: Params) -> tuple[Any, ...]:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, tuple(tuple(jnp.shape(leaf)) for leaf in leaves)
+
+
+def _told(tree: Params) -> str:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    parts = (
+        f"{jax.tree_util.keystr(path) or 'x'} {tuple(jnp.shape(leaf))}" for path, leaf in paths
+    )
+    return checks.shown(", ".join(parts))[1:-1]

@@ -1,0 +1,285 @@
+"""Tables as they come: what is refused, in which words; files, streams and the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxlsgd import fit_table
+from jaxlsgd.cli import main
+from jaxlsgd.regression import streaming
+
+
+def table(n: int = 300, clients: int = 3, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"age": rng.normal(50, 10, n), "dose": rng.exponential(1.0, n)})
+    z = 0.05 * (frame["age"] - 50) + 0.5 * frame["dose"] - 0.5
+    frame["sick"] = (rng.uniform(size=n) < 1 / (1 + np.exp(-z))).astype(int)
+    frame["site"] = [f"s{k}" for k in rng.integers(0, clients, n)]
+    return frame
+
+
+def fit(frame: Any, **more: Any):
+    return fit_table(frame, **{"response": "sick", "client": "site", "family": "logistic", **more})
+
+
+def with_column(name: str, values: Callable[[pd.DataFrame], Any]) -> pd.DataFrame:
+    frame = table()
+    frame[name] = values(frame)
+    return frame
+
+
+REFUSED = {
+    "a column that is not there": (
+        lambda: fit(table(), response="sik"),
+        "response: must be a column of the table, got 'sik'; did you mean 'sick'",
+    ),
+    "a client column that is not there": (
+        lambda: fit(table(), client="sites"),
+        "client: must be a column of the table, got 'sites'; did you mean 'site'",
+    ),
+    "a column of a formula that is not there": (
+        lambda: fit(table(), response=None, formula="sick ~ agee"),
+        "formula: must be a column of the table, got 'agee'; did you mean 'age'",
+    ),
+    "a formula that cannot be read": (
+        lambda: fit(table(), response=None, formula="sick ~~ ("),
+        "formula: cannot be used, got 'sick ~~ \\('",
+    ),
+    "a formula without a response": (
+        lambda: fit(table(), formula="age + dose"),
+        "formula: must have a response.*did you mean 'sick ~ age \\+ dose'",
+    ),
+    "a response that is text": (
+        lambda: fit(with_column("sick", lambda f: np.where(f["sick"] == 1, "yes", "no"))),
+        "response 'sick': must be numbers, got 'text such as .*recode it",
+    ),
+    "a response that is no share": (
+        lambda: fit(with_column("sick", lambda f: f["sick"] + 1)),
+        "response 'sick': must be 0 or 1, or a share between, got 2.0",
+    ),
+    "a response that never varies": (
+        lambda: fit(with_column("sick", lambda f: 0)),
+        "response 'sick': must vary, got '0 in all 300 rows'",
+    ),
+    "a negative count": (
+        lambda: fit(with_column("sick", lambda f: f["sick"] - 1), family="poisson"),
+        "response 'sick': must be a count of at least 0, got -1.0",
+    ),
+    "a column of text": (
+        lambda: fit(with_column("ward", lambda f: np.where(f["age"] > 50, "a", "b"))),
+        r"column 'ward': must be numbers, got .*C\(ward\) in a formula",
+    ),
+    "a constant column": (
+        lambda: fit(with_column("one", lambda f: 7.0)),
+        "column 'one': must vary, got '7 in every row'; the intercept",
+    ),
+    "collinear columns": (
+        lambda: fit(with_column("months", lambda f: 12 * f["age"] + 3)),
+        "columns: must not determine one another, got 'age and months'",
+    ),
+    "perfect separation": (
+        lambda: fit(with_column("sick", lambda f: (f["age"] > 50).astype(int))),
+        "columns: must not separate the responses.* got 'age",
+    ),
+    "a level of a factor that settles the response": (
+        lambda: fit(
+            with_column("ward", lambda f: np.where((f["sick"] == 1) & (f["age"] > 55), "x", "y")),
+            response=None,
+            formula="sick ~ dose + C(ward)",
+        ),
+        "columns: must not separate the responses",
+    ),
+    "missing values": (
+        lambda: fit(with_column("dose", lambda f: f["dose"].where(f.index != 7))),
+        "frame: must have no missing values, got \"1 of 'dose'\", the first in row 7; missing='drop'",
+    ),
+    "infinite values": (
+        lambda: fit(with_column("dose", lambda f: f["dose"].where(f.index != 7, np.inf))),
+        "column 'dose': must be finite in every row, got inf",
+    ),
+    "no rows": (lambda: fit(table().iloc[:0]), "frame: must have rows and columns, got '0 rows"),
+    "fewer rows than columns": (
+        lambda: fit(pd.concat([table().iloc[:2]])),
+        "must vary|more rows than coefficients",
+    ),
+    "no table": (lambda: fit(np.zeros((3, 3))), "frame: must be a table with named columns"),
+    "a family that is not there": (
+        lambda: fit(table(), family="logit"),
+        "family: must be one of gaussian.*did you mean 'logistic'",
+    ),
+    "an option that is not there": (
+        lambda: fit(table(), target="populaton"),
+        "target: must be one of population, sample, got 'populaton'; did you mean 'population'",
+    ),
+    "one pass with a small client": (
+        lambda: fit(table(), rows="one pass"),
+        "rows: must be reshuffled unless every client has 100 rows, got .* of client 's",
+    ),
+    "a stream of a table in memory": (
+        lambda: fit(table(), stream=True),
+        "stream: must be left out for a table in memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_words(case: str):
+    act, words = REFUSED[case]
+    with pytest.raises(ValueError, match=words):
+        act()
+
+
+def test_text_that_spells_numbers_is_read():
+    frame = table()
+    plain = fit(frame)
+    spelt = frame.assign(sick=frame["sick"].astype(str), dose=frame["dose"].map(repr))
+    assert fit(spelt).estimate == plain.estimate
+
+
+def test_dropped_rows_are_counted():
+    frame = with_column("dose", lambda f: f["dose"].where(f.index % 50 != 7))
+    found = fit(frame, missing="drop")
+    assert found.dropped == 6
+    assert sum(found.sizes.values()) == 294
+    assert "6 rows dropped, with missing values" in str(found)
+
+
+def test_odd_clients_are_met():
+    """One client; a client with one row; a client that lacks a level of a factor."""
+    frame = table()
+    one = fit(frame, client=None, features=["age", "dose"])
+    assert "there is one client" in " ".join(one.warnings)
+    frame["site"] = np.where(frame.index == 0, "alone", frame["site"])
+    frame["ward"] = np.where((frame["site"] == "s1") | (frame.index % 3 == 0), "a", "b")
+    found = fit(frame, response=None, formula="sick ~ age + C(ward)")
+    assert found.names == ("Intercept", "age", "C(ward)[T.b]")
+    assert found.sizes["alone"] == 1
+    assert "one row only of alone" in " ".join(found.warnings)
+    assert np.isfinite(found.coefficients().std_error).all()
+
+
+def test_rare_responses_are_fitted_and_said():
+    """1 % of the rows: estimates within 0.1 standard errors of the minimiser, and a word about it."""
+    rng = np.random.default_rng(3)
+    frame = table(4000, seed=1)
+    frame["sick"] = (rng.uniform(size=4000) < 0.006 * frame["dose"].clip(upper=6)).astype(int)
+    found = fit(frame)
+    import statsmodels.api as sm
+
+    X = sm.add_constant(frame[["age", "dose"]])
+    theirs = sm.GLM(frame["sick"], X, family=sm.families.Binomial()).fit()
+    gap = found.coefficients().estimate - theirs.params.to_numpy()
+    assert np.all(np.abs(gap) < 0.1 * found.coefficients().std_error)
+    assert "have the rarer response" in " ".join(found.warnings)
+
+
+def test_what_could_not_be_reached_is_said():
+    found = fit(table(), max_passes=2)
+    assert found.communication.passes == 2
+    assert "% of the sample's after 2 passes" in found.warnings[0]
+    assert "Warnings" in str(found)
+
+
+# Files.
+
+
+@pytest.fixture(scope="module")
+def csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tables") / "data.csv"
+    table().to_csv(path, index=False)
+    return path
+
+
+def test_files_are_read_alike(csv: Path):
+    parquet = csv.with_suffix(".parquet")
+    pd.read_csv(csv).to_parquet(parquet)
+    assert fit(csv).estimate == fit(parquet).estimate == fit(pd.read_csv(csv)).estimate
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.csv", b"", "file: must hold a table, got 'empty.csv, which is empty'"),
+        ("binary.csv", b"\x7fELF\0\0\1\2" * 50, "file: must be a CSV .*which is binary"),
+        ("odd.csv", b"a,b\n1,2\n1,2,3\n", "file: must be a CSV .*odd.csv"),
+        ("false.parquet", b"a,b\n1,2\n" * 10, "file: must be a CSV .*false.parquet"),
+        ("header.csv", b"sick,site,age\n", "frame: must have rows and columns"),
+    ],
+)
+def test_files_that_are_no_tables(tmp_path: Path, name: str, content: bytes, words: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        fit(tmp_path / name)
+
+
+def test_the_verb(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    base = ["fit", str(csv), "--response", "sick", "--client", "site", "--family", "logistic"]
+    assert main(base) == 0
+    text = capsys.readouterr().out
+    assert "Federated logistic regression of sick: 300 rows of 3 clients (site)" in text
+    figure = tmp_path / "forest.png"
+    assert main([*base, "--format", "json", "--plot", str(figure)]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["coefficients"][0]["estimate"] == fit(csv).estimate["Intercept"]
+    assert figure.stat().st_size > 5000
+    assert main(["fit", str(csv), "--response", "sic", "--client", "site"]) == 2
+    assert "did you mean 'sick'?" in capsys.readouterr().err
+    assert main(["fit", str(csv.with_name("none.csv")), "--response", "sick"]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+# Streams.
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streaming, "CHUNK", 1200)
+    monkeypatch.setattr(streaming, "PILOT_ROWS", 2000)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_a_stream_finds_what_many_passes_find(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Within a standard error of the whole fit, and its standard error within a quarter of that one's."""
+    monkeypatch.setattr("jaxlsgd.regression.files.BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr("jaxlsgd.regression.files.BLOCK_ROWS", 1000)
+    frame, path, told = table(30_000, seed=4), tmp_path / f"data{ending}", []
+    frame.to_csv(path, index=False) if ending == ".csv" else frame.to_parquet(path)
+    found = fit(path, stream=True, progress=told.append)
+    whole = fit(frame)
+    gap = found.coefficients().estimate - whole.coefficients().estimate
+    assert np.all(np.abs(gap) < whole.coefficients().std_error)
+    ratio = found.coefficients().std_error / whole.coefficients().std_error
+    assert np.all(np.abs(np.log(ratio)) < 0.25)
+    assert sum(found.sizes.values()) == 30_000
+    assert found.communication.passes == 1
+    assert told[-1] == ""
+    assert "rows" in told[0]
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_stream_that_is_sorted_by_client_is_refused(tmp_path: Path):
+    frame = table(8000, seed=4).sort_values("site")
+    frame.to_parquet(tmp_path / "sorted.parquet")
+    with pytest.raises(ValueError, match="file: must be in random order.*shuffle its rows"):
+        fit(tmp_path / "sorted.parquet", stream=True)
+    with pytest.raises(ValueError, match="target: must be population for a file that is read once"):
+        fit(tmp_path / "sorted.parquet", stream=True, target="sample")
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_stream_counts_dropped_rows(tmp_path: Path):
+    frame = table(6000, seed=5)
+    frame.loc[::1000, "age"] = np.nan
+    frame.to_csv(tmp_path / "gaps.csv", index=False)
+    found = fit(tmp_path / "gaps.csv", stream=True, missing="drop")
+    assert found.dropped == 6
