@@ -83,7 +83,8 @@ def regression(
     gradient with moments just above the second, as the paper's Assumption 3.2 asks.
 
     x*, G and S are integrals over the plane of Lᵀx and Lᵀx*_k, computed to about 1e-11; x* is where Newton's
-    method ends. All families satisfy the paper's assumptions but huber, whose second derivative jumps.
+    method ends. The paper's theory asks for second derivatives that are bounded and Lipschitz: huber's jump, and
+    those of poisson are not bounded, so that for these two intervals are measured, not promised.
 
     Args:
       dim: d, from 1 to 500, the intercept among them.
