@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlsgd import plug_in, problems, random_scaling, schedules
+from jaxlsgd import algorithms, plug_in, problems, random_scaling, schedules
 from jaxlsgd.core.estimator import Accumulator, Estimator, Measurement, Rolling, Sync
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import program as program_lib
@@ -166,7 +166,12 @@ def test_widths(count: int, widths: tuple[int, ...], wanted: list[int]) -> None:
 
 def test_widths_are_those_of_the_problem_and_not_of_the_company() -> None:
     assert lane_widths(problems.linear(5, 10), METHODS, 512) == (1, 4)
-    assert lane_widths(problems.linear(100, 100), METHODS, 512) == ()
+    assert lane_widths(problems.linear(100, 10), METHODS, 512) == ()
+    assert lane_widths(problems.linear(2, 33), METHODS, 16) == (), "ordered otherwise for one lane"
+    assert lane_widths(problems.linear(2, 33), METHODS, 16, platform="gpu") == (24,)
+    # What might depend on the width runs one after another on a CPU.
+    assert lane_widths(problems.linear(2, 3), METHODS, 16, algorithm=algorithms.fedprox(0.1)) == ()
+    assert lane_widths(problems.linear(2, 3), (rolled(),), 16) == ()
     assert lane_widths(problems.linear(5, 10), METHODS, 4096, platform="gpu") == (8,)
     assert lane_widths(problems.linear(5, 10), METHODS, 1000, platform="gpu") == (24,)
     assert lane_widths(problems.linear(5, 10), METHODS, 512, platform="tpu") == ()

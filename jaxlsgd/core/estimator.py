@@ -67,7 +67,8 @@ class Accumulator(NamedTuple):
 
     Every leaf of the state belongs to one replication, except those in `shared`: fields of a
     NamedTuple state (round counter, Σ1/E_m) that are functions of the schedule alone, of which the
-    engine then keeps one copy for all replications.
+    engine then keeps one copy for all replications. `any_width` says that on a CPU it is the same to the last
+    bit whether a cell runs alone in a program or beside others, as its tests have shown.
     """
 
     init: Callable[[Params], Any]
@@ -77,6 +78,7 @@ class Accumulator(NamedTuple):
     needs_gradient_sum: bool = False
     shared: tuple[str, ...] = ()
     rolling: Rolling | None = None
+    any_width: bool = False
 
 
 class Rolling(NamedTuple):

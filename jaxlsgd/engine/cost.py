@@ -28,9 +28,8 @@ CACHE_BYTES, CACHE_WIDEST = 2 * 2**20, 512
 # What a tile may take where it does not fit the cache, or where there is none of that kind.
 DEFAULT_BYTES = 2**30
 # Cells in one program, as lanes: widths, and what their states may come to, in bytes and replications. On a CPU
-# launches are dear while passes are short, and the last-level cache holds the states; a row was never seen to
-# depend on the width there. A GPU is busy with so many replications at once; it gets one width, the largest
-# that fits, so that its rows cannot depend on it.
+# launches are dear while passes are short, and the last-level cache holds the states. A GPU is busy with so many
+# replications at once; it gets one width, the largest that fits, so that rows cannot depend on it.
 LANES = {"cpu": ((1, 4), 16 * 2**20, 8 * 512), "gpu": ((8, 24), 2**33, 2**15)}
 
 Shape = tuple[int, ...]  # of a buffer, without its last axis, the replications
@@ -171,16 +170,34 @@ def lane_widths(
         lane_widths(problems.linear(5, 10), (random_scaling(), plug_in()), 512)  # (1, 4)
     """
     widths, most_bytes, most_replications = LANES.get(platform, ((), 0, 0))
-    # Side by side, a CPU's branch at the end of a round becomes a selection at every step.
-    branches = algorithm is not None and not (algorithm.averages and algorithm.begin is None)
-    if branches if platform == "cpu" else not loop_for(platform, problem).dense:
+    methods, on_cpu = tuple(methods), platform == "cpu"
+    if not (
+        _alike_at_any_width(problem, methods, algorithm)
+        if on_cpu
+        else loop_for(platform, problem).dense
+    ):
         return ()
     each = own_bytes(problem, methods, dtype, algorithm=algorithm)
     most = min(most_bytes // each, most_replications) // tile_size
     fits = tuple(width for width in widths if width <= most)
-    if platform == "cpu":
+    if on_cpu:
         return fits if len(fits) > 1 else ()
     return fits[-1:]
+
+
+def _alike_at_any_width(
+    problem: Problem, methods: tuple[Estimator, ...], algorithm: Algorithm | None
+) -> bool:
+    """Whether a CPU's rows are the same bytes in programs of one lane and of several.
+
+    XLA drops an axis of length 1, and then may order a reduction or join products and sums otherwise. That was
+    seen with more clients than are added one by one, and with algorithms that carry more than x_k and x̄; it
+    was not seen with few clients, a given gradient and declared draws under Local SGD, and tests look again.
+    """
+    simple = algorithm is None or federation.folded(algorithm)
+    given = problem.gradient is not None and problem.draws is not None
+    known = all(part.any_width for method in methods for part in method.accumulators)
+    return simple and given and known and problem.num_clients <= UNROLLED_CLIENTS
 
 
 def replication_bytes(

@@ -49,7 +49,8 @@ def _take(state: TileState, which: Array) -> TileState:
 
 
 @jax.jit
-def _stack(states: tuple[TileState, ...]) -> TileState:
+def stack_lanes(states: tuple[TileState, ...]) -> TileState:
+    """States of cells, lanes first."""
     return jax.tree.map(lambda *x: jnp.stack(x), *states)
 
 
@@ -137,7 +138,7 @@ class _Group:
 
     def __init__(self, slots: int, lanes: Sequence[_Lane], parts: Sequence[TileState]) -> None:
         self.slots, self.lanes, self.width = slots, lanes, len(parts)
-        self.state = _stack(tuple(parts))
+        self.state = stack_lanes(tuple(parts))
 
     @property
     def key(self) -> tuple[int, int, list[int]]:
@@ -157,7 +158,7 @@ class _Group:
         for width in widths_for(len(reads), widths):
             some, reads = reads[:width], reads[width:]
             which = _padded([i for i, _, _ in some], width)
-            block = _stacked(_padded([block for _, _, block in some], width))
+            block = stack_blocks(_padded([block for _, _, block in some], width))
             state = _take(self.state, np.asarray(which, np.int32))
             found = run_lanes(program, self.slots, data, given, state, block)
             for place, (i, save, _) in enumerate(some):
@@ -166,7 +167,7 @@ class _Group:
     def run(self, program: Program, data: ProblemData, given: Supply, number: int) -> None:
         """One block of all lanes."""
         blocks = _padded([lane.layout.calls[number].block for lane in self.lanes], self.width)
-        self.state = run_lanes(program, self.slots, data, given, self.state, _stacked(blocks))
+        self.state = run_lanes(program, self.slots, data, given, self.state, stack_blocks(blocks))
 
     def ended(self, number: int) -> Iterator[Advanced | Saved]:
         """The last round of the lanes that end with a block."""
@@ -202,6 +203,18 @@ def _shares(lanes: Sequence[_Lane], number: int, widths: Sequence[int]) -> list[
     return found
 
 
+def kinds(
+    program: Program, layouts: Sequence[Whole], widths: Sequence[int]
+) -> set[tuple[int, int]]:
+    """The programs that cells need on their way: slots and width of each."""
+    lanes = [_Lane(i, program, layout) for i, layout in enumerate(layouts)]
+    found = set()
+    for number in range(max(len(lane.layout.calls) for lane in lanes)):
+        lanes = [lane for lane in lanes if number < len(lane.layout.calls)]
+        found |= {(slots, width) for slots, width, _ in _shares(lanes, number, widths)}
+    return found
+
+
 def _arranged(groups: list[_Group], wanted: list[Share], fresh: TileState) -> list[_Group]:
     """Groups as they are wanted; the same ones where nothing has changed."""
     if [(*key, [lane.index for lane in some]) for *key, some in wanted] == [g.key for g in groups]:
@@ -222,6 +235,6 @@ def _padded(items: list[Any], width: int) -> list[Any]:
     return items + items[:1] * (width - len(items))
 
 
-def _stacked(blocks: Sequence[Block]) -> Block:
+def stack_blocks(blocks: Sequence[Block]) -> Block:
     """Blocks that start at the same observation, lanes first."""
     return jax.tree.map(lambda *x: np.stack(x), *blocks)._replace(first=blocks[0].first)

@@ -61,7 +61,8 @@ def curvature() -> Accumulator:
         return PlugInState(G, S, mean, lost, s, s_lost, m, state.start)
 
     shared = ("s", "s_lost", "m")
-    return Accumulator(init, update, needs_gradient=True, needs_hessian=True, shared=shared)
+    needs = {"needs_gradient": True, "needs_hessian": True}
+    return Accumulator(init, update, **needs, shared=shared, any_width=True)
 
 
 class Spectrum(NamedTuple):

@@ -107,7 +107,7 @@ def path_scale(
         return RandomScalingState(state.A - cross, b, mean, lost, s, q, s_lost, q_lost, m)
 
     shared = ("s", "q", "s_lost", "q_lost", "m")
-    return Accumulator(init, update, shared=shared)
+    return Accumulator(init, update, shared=shared, any_width=True)
 
 
 @register("method", brief="critical")
