@@ -61,8 +61,9 @@ def curvature() -> Accumulator:
         return PlugInState(G, S, mean, lost, s, s_lost, m, state.start)
 
     shared = ("s", "s_lost", "m")
-    needs = {"needs_gradient": True, "needs_hessian": True}
-    return Accumulator(init, update, **needs, shared=shared, any_width=True)
+    return Accumulator(
+        init, update, needs_gradient=True, needs_hessian=True, shared=shared, any_width=True
+    )
 
 
 class Spectrum(NamedTuple):
