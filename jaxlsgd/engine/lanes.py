@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,8 @@ from jaxlsgd.engine.tile import WAIT_EVERY, Advanced, Saved, fresh_tile
 
 # Lanes that stay empty: a group is wider than its cells only where at least this share of it is used.
 FULL = 0.75
-_NUMBERS = Block(None, *[0] * (len(Block._fields) - 1))  # a block's start is the same for all lanes
+_AXES: Any = (None, *[0] * (len(Block._fields) - 1))
+_NUMBERS = Block(*_AXES)  # a block's start is the same for all lanes
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
@@ -187,10 +188,20 @@ class _Group:
         self.state = self.state._replace(statistics=tuple(states))
 
 
-Share = tuple[int, int, list[_Lane]]  # of a group: slots, width, lanes
+class _Share(NamedTuple):
+    """What a group is to be."""
+
+    slots: int
+    width: int
+    lanes: list[_Lane]
+
+    @property
+    def key(self) -> tuple[int, int, list[int]]:
+        """As that of a group."""
+        return self.slots, self.width, [lane.index for lane in self.lanes]
 
 
-def _shares(lanes: Sequence[_Lane], number: int, widths: Sequence[int]) -> list[Share]:
+def _shares(lanes: Sequence[_Lane], number: int, widths: Sequence[int]) -> list[_Share]:
     """Lanes by the room that they need in a block, the longest first."""
     by_room: dict[int, list[_Lane]] = {}
     for lane in sorted(lanes, key=lambda lane: -len(lane.layout.calls)):
@@ -198,7 +209,7 @@ def _shares(lanes: Sequence[_Lane], number: int, widths: Sequence[int]) -> list[
     found = []
     for slots, members in sorted(by_room.items()):
         for width in widths_for(len(members), widths):
-            found.append((slots, width, members[:width]))
+            found.append(_Share(slots, width, members[:width]))
             members = members[width:]
     return found
 
@@ -215,9 +226,9 @@ def kinds(
     return found
 
 
-def _arranged(groups: list[_Group], wanted: list[Share], fresh: TileState) -> list[_Group]:
+def _arranged(groups: list[_Group], wanted: list[_Share], fresh: TileState) -> list[_Group]:
     """Groups as they are wanted; the same ones where nothing has changed."""
-    if [(*key, [lane.index for lane in some]) for *key, some in wanted] == [g.key for g in groups]:
+    if [share.key for share in wanted] == [group.key for group in groups]:
         return groups
     states = {
         lane.index: lane_of(group.state, np.int32(i))
@@ -225,8 +236,8 @@ def _arranged(groups: list[_Group], wanted: list[Share], fresh: TileState) -> li
         for i, lane in enumerate(group.lanes)
     }
     return [
-        _Group(slots, some, _padded([states.get(lane.index, fresh) for lane in some], width))
-        for slots, width, some in wanted
+        _Group(slots, lanes, _padded([states.get(lane.index, fresh) for lane in lanes], width))
+        for slots, width, lanes in wanted
     ]
 
 
