@@ -88,6 +88,7 @@ def _dataset() -> Problem:
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "linear": functools.cache(lambda: problems.linear(3, 3)),
     "logistic": functools.cache(lambda: problems.logistic(3, 3, weights=(0.5, 0.3, 0.2))),
+    "regression": functools.cache(lambda: problems.regression(3, 3, "huber", spread=0.5)),
     "dataset": functools.cache(_dataset),
     "pytree": functools.cache(_pytree),
     "sampled": functools.cache(_sampled),
