@@ -13,6 +13,7 @@ import statsmodels.api as sm
 
 import jaxlsgd
 from benchmarks.table_cases import DESIGN, population
+from benchmarks.table_data import compare
 from benchmarks.tables import minimiser, run_cell
 from jaxlsgd import algorithms, fit_table
 from jaxlsgd.regression import pilot, running
@@ -194,6 +195,14 @@ def test_a_fit_agrees_with_statsmodels(sites: pd.DataFrame, family: str):
     assert np.all(np.abs(found.estimate - theirs.params.to_numpy() * back) < 0.1 * errors)
     assert np.all((found.std_error / errors > 0.99) & (found.std_error / errors < 1.06))
     assert not ours.warnings
+
+
+@pytest.mark.parametrize("name", ["breast cancer", "diabetes"])
+def test_real_tables_against_statsmodels(name: str):
+    """With no argument but response, client and family; `benchmarks.table_data` has three more."""
+    found = compare(name)
+    assert found["gap"] < 0.25
+    assert 0.9 < found["least"] <= found["most"] < 1.1
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_a_stream_finds_what_many_passes_find(
     assert np.all(np.abs(gap) < whole.coefficients().std_error)
     ratio = found.coefficients().std_error / whole.coefficients().std_error
     assert np.all(np.abs(np.log(ratio)) < 0.25)
-    assert sum(found.sizes.values()) == 30_000
+    assert sum(found.sizes.values()) == 30_000  # 25 chunks, none left over
     assert found.communication.passes == 1
     assert told[-1] == ""
     assert "rows" in told[0]
@@ -283,3 +283,8 @@ def test_a_stream_counts_dropped_rows(tmp_path: Path):
     frame.to_csv(tmp_path / "gaps.csv", index=False)
     found = fit(tmp_path / "gaps.csv", stream=True, missing="drop")
     assert found.dropped == 6
+    assert sum(found.sizes.values()) == 5994  # the last chunk has 1,194
+    frame.iloc[:-1100].to_csv(tmp_path / "stub.csv", index=False)
+    short = fit(tmp_path / "stub.csv", stream=True, missing="drop")
+    assert sum(short.sizes.values()) == 4800
+    assert "the last 95 rows of the file were too few" in " ".join(short.warnings)

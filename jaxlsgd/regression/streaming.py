@@ -9,6 +9,7 @@ The file must be in random order: if it is sorted, say by client, later rows are
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.regression import files, running
 from jaxlsgd.regression.assembling import assemble
-from jaxlsgd.regression.design import Block, Design, design
+from jaxlsgd.regression.design import Block, Design, design, extra
 from jaxlsgd.regression.looping import DIVERGED, Along, Finished, Whitened, etas, plan_of
 from jaxlsgd.regression.options import Options
 from jaxlsgd.regression.reading import Reading, read
@@ -71,14 +72,23 @@ def fit_stream(
         found = stream.go(frames)
         if found is not None:
             notes = remarks(rows, asked)
+            if stream.stub:
+                notes.append(f"the last {stream.stub:,} rows of the file were too few for a chunk")
             return assemble(plan, asked, space, found, exchanges, stream.dropped, notes)
         frames = files.blocks(path)
     raise RuntimeError(DIVERGED)
 
 
-def _pilot_frame(source: Iterator[Any]) -> Any:
-    from jaxlsgd.regression.design import extra
+def _ahead(frames: Iterator[Any]) -> Iterator[Any]:
+    """The same, with the next one read while this one is used."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, frames, None)
+        while (frame := coming.result()) is not None:
+            coming = pool.submit(next, frames, None)
+            yield frame
 
+
+def _pilot_frame(source: Iterator[Any]) -> Any:
     taken, count = [], 0
     for frame in source:
         taken.append(frame)
@@ -124,12 +134,12 @@ class _Stream:
         self.carried = running.start(asked.methods, space.start)
         self.setting = running.on_device(space.setting())
         self.met = np.zeros(len(share), np.int64)
-        self.rounds = self.dropped = 0
+        self.rounds = self.dropped = self.stub = 0
         self.along: list[Along] = []
 
     def go(self, frames: Iterator[Any]) -> Finished | None:
         """Runs over all rows; None where it diverged."""
-        for number, chunk in enumerate(self._chunks(frames), start=1):
+        for number, chunk in enumerate(self._chunks(_ahead(frames)), start=1):
             self._run(chunk)
             met = int(self.met.sum())
             self.progress(f"{met:,} of about {max(met, self.total):,} rows")
@@ -163,17 +173,11 @@ class _Stream:
 
     def _run(self, chunk: _Chunk) -> None:
         sizes = np.bincount(chunk.client, minlength=len(self.share))
-        rounds = max(1, CHUNK_STEPS * len(chunk.y) // CHUNK // self.rule.E)
-        longest = max(self.longest, int(sizes.max()))
+        rounds = CHUNK_STEPS // self.rule.E
+        steps, longest = rounds * self.rule.E, max(self.longest, int(sizes.max()))
         data = running.by_client(chunk.A, chunk.y, chunk.client, sizes, longest)
-        width = running.padded(-(-longest // CHUNK_STEPS))
-        order = running.reshuffled(
-            self.rng,
-            sizes,
-            rounds * self.rule.E,
-            self.rule.E,
-            max(width, _widest(sizes, rounds * self.rule.E)),
-        )
+        width = running.padded(-(-longest // steps))
+        order = running.reshuffled(self.rng, sizes, steps, self.rule.E, width)
         setting = self.setting
         if self.asked.weights == "size":
             setting = setting._replace(weights=(sizes / sizes.sum()).astype(np.float32))
@@ -203,9 +207,11 @@ class _Stream:
                 whole = _joined(held)
                 yield self._chunk(whole, slice(0, CHUNK))
                 held, count = [_part(whole, slice(CHUNK, None))], count - CHUNK
-        # Too few rows for a round of every client say nothing.
+        # A last chunk that is short is met in as many steps, of fewer rows; a stub would weigh too much.
         if count >= CHUNK // 4:
             yield self._chunk(_joined(held), slice(None))
+        else:
+            self.stub = count
 
     def _chunk(self, block: Block, part: slice) -> _Chunk:
         X, y, labels, _ = _part(block, part)
@@ -216,8 +222,8 @@ class _Stream:
             raise refusal("file", rule, f"{int(self.met.sum()):,} rows without", _SHUFFLE)
         self._check_alike(place)
         order = np.argsort(place, kind="stable")
-        A = (X - frame.center) @ self.map
-        return _Chunk(A[order].astype(np.float32), frame.response(y[order]), place[order])
+        A = ((X - frame.center) @ self.map).astype(np.float32)
+        return _Chunk(A[order], frame.response(y[order]), place[order])
 
     def _check_alike(self, place: NDArray[np.int64]) -> None:
         """Refuses a chunk that is unlike the first rows: a file in order of clients."""
@@ -235,10 +241,6 @@ class _Stream:
 _SHUFFLE = "; shuffle its rows, or read it whole with stream=False"
 
 
-def _widest(sizes: NDArray[np.int64], steps: int) -> int:
-    return int(-(-sizes.max() // steps))
-
-
 def _joined(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
@@ -252,8 +254,6 @@ def _part(block: Block, part: slice) -> Block:
 
 def _places(known: tuple[str, ...], labels: NDArray[Any]) -> NDArray[np.int64]:
     """Where each label stands among the known ones; −1 for another."""
-    from jaxlsgd.regression.design import extra
-
     pandas = extra("pandas")
     codes, found = pandas.factorize(labels)
     index = pandas.Index(known).get_indexer([str(one) for one in found])
