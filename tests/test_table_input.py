@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 
-from jaxlsgd import fit_table
+from jaxlsgd import fit as jaxlsgd_fit
+from jaxlsgd import fit_table, plug_in, problems, schedules
 from jaxlsgd.cli import main
 from jaxlsgd.regression import streaming
 
@@ -185,6 +187,18 @@ def test_what_could_not_be_reached_is_said():
     assert found.communication.passes == 2
     assert "% of the sample's after 2 passes" in found.warnings[0]
     assert "Warnings" in str(found)
+
+
+def test_a_fit_of_a_dataset_says_what_it_is_about():
+    rng = np.random.default_rng(0)
+    rows, labels = rng.normal(size=(2, 20, 1)), rng.normal(size=(2, 20))
+    problem = problems.dataset(rows, labels, loss="squared")
+    plan = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=100)
+    about = "Intervals are about the minimiser of these rows, not the population"
+    result = jaxlsgd_fit(jax.random.key(0), problem, plan, methods=[plug_in()])
+    assert about in str(result)
+    other = jaxlsgd_fit(jax.random.key(0), problems.linear(1, 2), plan, methods=[plug_in()])
+    assert about not in str(other)
 
 
 # Files.

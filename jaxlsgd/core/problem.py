@@ -73,6 +73,8 @@ class Problem:
       name: short name for tables; studies need one.
       gamma0: γ_0 of the effective step γ_m = γ_0 m^(−α) that suits the problem, for studies that
         give none.
+      about: what intervals are about, where that is not the population behind the observations; printed
+        with them.
     """
 
     init: Params
@@ -90,6 +92,7 @@ class Problem:
     S: Any = None
     name: str = ""
     gamma0: float | None = None
+    about: str = ""
 
     def __post_init__(self) -> None:
         checks.count("num_clients", self.num_clients, 1)

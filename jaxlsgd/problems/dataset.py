@@ -19,6 +19,11 @@ from jaxlsgd.problems._common import MAX_MATRIX_DIM
 from jaxlsgd.problems.linear import squared_gradient, squared_hessian, squared_loss
 from jaxlsgd.problems.logistic import logistic_gradient, logistic_hessian, logistic_loss
 
+ABOUT = (
+    "about the minimiser of these rows, not the population that they were drawn from; for that, "
+    "see jaxlsgd.fit_table"
+)
+
 
 class DatasetClient(NamedTuple):
     """A client's rows, padded to the length of the longest client's."""
@@ -78,7 +83,8 @@ def dataset(
 
     An observation of client k is (features[k][i], targets[k][i]) with i uniform on its n_k rows,
     drawn with replacement: i = ⌊u n_k⌋. As u is a float32, the rows' probabilities are equal up to
-    a relative n_k 2⁻²³. Clients are padded to the longest, so memory is K · max n_k rows.
+    a relative n_k 2⁻²³. Intervals are therefore about the minimiser of these rows, and shrink with the number
+    of steps whatever the number of rows: `jaxlsgd.fit_table` has those about the population. Clients are padded to the longest, so memory is K · max n_k rows.
 
     Args:
       features: one array (n_k, ...) per client, or one pytree of such arrays; the n_k may differ.
@@ -126,6 +132,7 @@ def dataset(
         weights=p,
         clients=DatasetClient((pad(features, length), pad(targets, length)), sizes),
         name=name,
+        about=ABOUT,
         **known,
     )
 

@@ -297,6 +297,8 @@ def _head(result: Fit) -> list[str]:
         f"{plan.name}, T = {plural(plan.num_rounds, 'round')}, "
         f"{plural(plan.num_steps, 'observation')} per client",
     ]
+    if cell.problem.about:
+        lines.append(f"Intervals are {cell.problem.about}.")
     if not cell.algorithm.within_theory:
         lines.append(f"{cell.algorithm.name}: these intervals are outside the theory.")
     return lines + _failure_lines(result)
