@@ -88,7 +88,8 @@ def _healthy() -> dict[str, tuple[Problem, float]]:
 def test_healthy_runs_are_never_flagged(name: str) -> None:
     """At early rounds too. Their loss grows by less than 1 of the 100 that the rule allows."""
     problem, gamma0 = _healthy()[name]
-    cell = run(problem, gamma0, replications=32, save_at=(2, 3, 10), methods=METHODS[1:])
+    # Those that average share their estimate, so one stands for all.
+    cell = run(problem, gamma0, replications=32, save_at=(2, 3, 10), methods=plug_in())
     for rows in cell.methods.values():
         assert np.isin(rows.cause, (Cause.COMPLETED, Cause.FLOORED)).all()
         worst = probe.growth(problem, "float32", rows.estimate.reshape(-1, problem.dim)).max()

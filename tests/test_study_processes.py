@@ -6,11 +6,16 @@ from pathlib import Path
 
 import processes
 import pytest
-from study_helpers import LIMIT, TOML, small, tiles
+from study_helpers import LIMIT, small, tiles
+from study_helpers import TOML as BOTH
 
 from jaxlsgd.study.store.writer import Writer
 
 RUN = ("-m", "jaxlsgd.cli", "run")
+# One cheap method: each process compiles for itself.
+TOML = BOTH.replace(
+    '["plug_in", "random_scaling"]', '[{kind = "random_scaling", mode = "diagonal"}]'
+)
 
 
 @pytest.fixture(scope="module")
