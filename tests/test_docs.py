@@ -103,6 +103,8 @@ def test_every_public_name_is_there_also_if_it_is_loaded_on_first_use(pages) -> 
 
 def test_nothing_private_is_there(pages) -> None:
     for name, page in pages.items():
+        if name.startswith("guides."):
+            continue
         assert not any(part.startswith("_") for part in name.split("."))
         parts = {part for id_ in page.ids for part in re.sub(r"-.*", "", id_).split(".")}
         hidden = {part for part in parts if part.startswith("_")}
@@ -124,7 +126,7 @@ def test_docstrings_are_rendered(pages, reference) -> None:
 
 def test_signatures_stand_as_they_are_written(pages) -> None:
     text = pages["jaxlsgd"].text
-    assert "methods: Sequence[Estimator] = (random_scaling(), plug_in())" in text
+    assert "methods: Sequence[Estimator] = METHODS" in text
     assert "Sync( params: Params, E: Any, eta: Any, gradient: Params | None = None" in text
     assert "local steps of round m" in text  # the comment beside a field
     for name, page in pages.items():
@@ -151,6 +153,14 @@ def test_links_lead_somewhere(pages) -> None:
             path = os.path.normpath(folder / target) if target else str(Path(*name.split(".")))
             found = pages[path.removesuffix(".html").replace(os.sep, ".")]
             assert not anchor or anchor in found.ids, (name, link)
+
+
+def test_guides_are_in_it(pages) -> None:
+    for path in (ROOT / "scripts" / "guides").glob("*.md"):
+        page, text = pages[f"guides.{path.stem}"], path.read_text("utf-8")
+        assert text.partition("\n")[0].removeprefix("# ") in page.text
+        assert f"guides/{path.stem}.html" in pages["jaxlsgd"].links
+        assert "](" not in page.text and "```" not in page.text and "|---" not in page.text
 
 
 def test_the_index_leads_to_the_package(reference) -> None:

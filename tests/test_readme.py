@@ -1,4 +1,4 @@
-"""README.md and CONTRIBUTING.md as they stand: their code is run, their commands, links and names are tried.
+"""README.md, the guides and CONTRIBUTING.md as they stand: their code is run, their commands, links and names tried.
 
 Python blocks run unchanged, those of one section in one process, as a reader would go through them. Commands run
 unchanged but for what would take minutes or a cluster:
@@ -27,6 +27,9 @@ from processes import environment
 from study_helpers import ROOT, TOML
 
 README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
+GUIDES = sorted((ROOT / "scripts" / "guides").glob("*.md"))
+STUDIES = ROOT / "scripts" / "guides" / "studies.md"
+PAGES = (README, *GUIDES)
 SHRUNK = {  # of the study file that `jaxlsgd init` writes
     "replications = 1000 ": "replications = 24\ntile_size = 24 ",
     "horizons = [5000] ": "horizons = [200] ",
@@ -91,9 +94,10 @@ def commands(path: Path, program: str) -> list[list[str]]:
     return [words[1:] for words in split if words and words[0] == program]
 
 
-def inline(path: Path, start: str) -> str:
-    """The one piece of inline code that starts so."""
-    (found,) = re.findall(rf"`({re.escape(start)}[^`]*)`", path.read_text("utf-8"))
+def inline(start: str) -> str:
+    """The one piece of inline code that starts so, in the README or a guide."""
+    text = "\n".join(path.read_text("utf-8") for path in PAGES)
+    (found,) = re.findall(rf"`({re.escape(start)}[^`]*)`", text)
     return found
 
 
@@ -129,21 +133,31 @@ def cli(folder: Path, lines: list[list[str]]) -> str:
     return call(folder, ["-c", COMMANDS], "".join(json.dumps(line) + "\n" for line in lines))
 
 
+def all_blocks() -> list[Block]:
+    return [block for path in PAGES for block in blocks(path, "python")]
+
+
 def section(title: str) -> str:
-    """The Python blocks of a section of the README, one after another."""
-    return "\n\n".join(block.text for block in blocks(README, "python") if block.section == title)
+    """The Python blocks of a section of the README or a guide, one after another."""
+    return "\n\n".join(block.text for block in all_blocks() if block.section == title)
 
 
 def test_no_python_block_is_forgotten() -> None:
-    assert {block.section for block in blocks(README, "python")} == {
+    assert {block.section for block in all_blocks()} == {
         "Ten lines",
         "Your own problem, method, algorithm or loop",
-        "Coverage studies",
+        "A table whose rows belong to clients",
+        "Intervals in a training loop",
+        "Rows for pandas and xarray",
+        "How it runs",
         "Many machines",
         "One simulation over many devices",
     }
-    languages = re.findall(r"^```(\w+)$", README.read_text("utf-8"), re.M)
-    languages += re.findall(r"^```(\w+)$", CONTRIBUTING.read_text("utf-8"), re.M)
+    languages = [
+        language
+        for path in (*PAGES, CONTRIBUTING)
+        for language in re.findall(r"^```(\w+)$", path.read_text("utf-8"), re.M)
+    ]
     assert set(languages) == {"bash", "python"}
 
 
@@ -161,7 +175,7 @@ def test_your_own(tmp_path) -> None:
 key = jax.random.key(0)
 plan = jaxlsgd.schedules.paper("C5").plan(jaxlsgd.schedules.power_decay(0.2), num_steps=500)
 """
-    sentence = inline(README, "fit(key, problem")
+    sentence = inline("fit(key, problem")
     judged = """
 cell = jaxlsgd.simulate(key, problem, plan, replications=8, methods=[naive], algorithm=clipped(2.0))
 print(cell.algorithm, cell.methods["naive"].ok.all())
@@ -174,8 +188,14 @@ print((abs(estimate - 1) < 0.2).all(), (lower < upper).all())
     assert told.splitlines()[-2:] == ["clipped True", "True True"]
 
 
+def test_your_own_data_and_loop(tmp_path) -> None:
+    parts = ("A table whose rows belong to clients", "Intervals in a training loop")
+    told = python(tmp_path, "\n\n".join(map(section, parts)) + "\nprint(prediction)\n")
+    assert "dose" in told and "['w'][1]" in told, told
+
+
 def test_studies_of_objects(tmp_path) -> None:
-    python(tmp_path, section("Coverage studies"))
+    python(tmp_path, section("How it runs"))
     told = cli(tmp_path, [["status", "objects"], ["table", "objects"]])
     assert "cells 12/12" in told  # (2 step sizes + paper-logistic) × 2 algorithms × 2 schedules
     assert "linear gamma0=0.25" in told
@@ -184,23 +204,24 @@ def test_studies_of_objects(tmp_path) -> None:
 
 def test_one_simulation_over_many_devices(tmp_path) -> None:
     text = section("One simulation over many devices")
-    told = python(tmp_path, f"{text}\nprint(mesh.size, cell.methods['plug_in'].ok.all())\n")
+    told = python(tmp_path, f"{text}\nprint(mesh.size, cell.methods['one_step'].ok.all())\n")
     assert told == "4 True\n"
 
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory) -> tuple[Path, str]:
-    """All commands of the README have been run in a folder, in their order."""
+    """All commands of the README and the guides have been run in a folder, those of the studies' guide first."""
     folder = tmp_path_factory.mktemp("readme")
-    (mine,) = [block for block in blocks(README, "python") if block.text.startswith("# mine.py\n")]
+    (mine,) = [block for block in all_blocks() if block.text.startswith("# mine.py\n")]
     (folder / "mine.py").write_text(mine.text, "utf-8")
-    first, *others = commands(README, "jaxlsgd")
-    assert first == ["init", "study.toml"]
+    first, *others = commands(STUDIES, "jaxlsgd")
+    assert first == ["init", "study.toml"] == commands(README, "jaxlsgd")[0]
     told = cli(folder, [first])
     shrink(folder / "study.toml")
-    lines = [quickened(line) for line in others if "--dask" not in line]
-    own = ["run", "own.toml", "--out", "own", *inline(README, "--import mine.py").split()]
-    (folder / "own.toml").write_text(f"{inline(README, 'algorithms = ')}\n{TOML}", "utf-8")
+    others += [line for line in commands(README, "jaxlsgd")[1:] if line not in others]
+    lines = [quickened(line) for line in others]
+    own = ["run", "own.toml", "--out", "own", *inline("--import mine.py").split()]
+    (folder / "own.toml").write_text(f"{inline('algorithms = ')}\n{TOML}", "utf-8")
     return folder, told + cli(folder, [*lines, own, ["table", "own"]])
 
 
@@ -222,10 +243,18 @@ def test_commands(walked) -> None:
     assert r"\begin{tabular}" in told  # jaxlsgd table --format latex
     assert list((folder / "results" / "figures").glob("*.pdf"))
     assert "agrees with the stored row" in told  # jaxlsgd replay
+    assert "the same to the last bit in 6 of 6 cells" in told  # jaxlsgd compare
     assert "\n5.8069\n" in told  # jaxlsgd critical-value
     assert "server_momentum" in told  # jaxlsgd kinds
     assert (folder / "paper" / "table1.md").is_file()
     assert "clipped" in told.rpartition('["table", "own"]')[2]
+
+
+def test_rows_for_pandas_and_xarray(walked) -> None:
+    folder, _ = walked
+    told = python(folder, section("Rows for pandas and xarray"))
+    assert re.search(r"linear +C1( +[01]\.\d+){4}", told), told
+    assert told.rstrip().endswith("]")
 
 
 def test_many_machines(walked) -> None:
@@ -233,7 +262,7 @@ def test_many_machines(walked) -> None:
     folder, _ = walked
     (folder / "dask_jobqueue.py").write_text(JOBQUEUE, "utf-8")
     python(folder, section("Many machines"))
-    (line,) = [line for line in commands(README, "jaxlsgd") if "--dask" in line]
+    (line,) = [line for path in GUIDES for line in commands(path, "jaxlsgd") if "--dask" in line]
     line[line.index("--dask") + 1] = "local"
     done = call(folder, ["-m", "jaxlsgd.cli", *line, "--devices", "1"])
     assert done.startswith("done: 0 tiles"), done
@@ -271,7 +300,7 @@ def test_the_kinds_of_contributing_run_as_they_stand(tmp_path) -> None:
 
 
 def test_the_scripts_and_tests_that_are_named_are_there() -> None:
-    for path in (README, CONTRIBUTING):
+    for path in (*PAGES, CONTRIBUTING):
         text = path.read_text("utf-8")
         for name in re.findall(r"\bscripts/\w+", text):
             assert (ROOT / name).stat().st_mode & 0o111, name
@@ -287,11 +316,16 @@ def test_the_scripts_and_tests_that_are_named_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [README, CONTRIBUTING, ROOT / "CHANGELOG.md"], ids=lambda p: p.name
+    "path", [*PAGES, CONTRIBUTING, ROOT / "CHANGELOG.md"], ids=lambda p: p.name
 )
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")):
-        assert (ROOT / target).exists(), target
+        assert (path.parent / target).exists(), target
+
+
+def test_every_guide_is_in_the_readme() -> None:
+    linked = re.findall(r"^- \[[^]]+\]\((scripts/guides/[^)]+)\)", README.read_text("utf-8"), re.M)
+    assert [ROOT / target for target in sorted(linked)] == GUIDES
 
 
 def test_the_rooms_are_those_that_there_are() -> None:

@@ -54,6 +54,10 @@ SHARE = ("", "_mcse", "_low", "_high")  # what follows the name of a proportion
 DIFFERENT = "Methods of a cell failed in different replications, so they report on different ones."
 BRACKETS = "In brackets: 95 % Wilson intervals, where the standard error is 0 by its formula."
 NO_TRUTH = "A coverage of - is unknown: the problem does not say what the truth is."
+_JUDGED = (
+    *("expected_coverage", "expected_coverage_mcse", "n_trusted", "n_doubted"),
+    *(f"coverage_{kind}{end}" for kind in ("trusted", "doubted") for end in SHARE),
+)
 MEASURES = (
     "bias",
     "empirical_se",
@@ -122,7 +126,10 @@ def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
     expected = verdict.expected_coverage(cell, name)
     trusted = verdict.trusted(expected, cell.levels)
     arrays = _columns(rows, cell.truth[name], saves, cell.standard_error[name])
-    arrays |= _judged(rows, cell.truth[name], saves, expected, trusted)
+    if np.isnan(expected).all():  # nobody judges, which is quick to say
+        arrays |= dict.fromkeys(_JUDGED, np.full(arrays["coverage"].shape, np.nan))
+    else:
+        arrays |= _judged(rows, cell.truth[name], saves, expected, trusted)
     columns = {key: _plain(array) for key, array in arrays.items()}
     where = (cell.problem, cell.algorithm, cell.schedule, cell.num_steps, cell.num_rounds)
     for i, save in enumerate(saves):
@@ -168,7 +175,10 @@ def _columns(
         distance = np.sqrt(np.sum((estimate - target) ** 2, axis=-1, keepdims=True))
         found |= mean_measure("l2_error", distance, ok)
     shape = (*half.shape[:2], half.shape[3])
-    return {name: np.broadcast_to(column, shape) for name, column in found.items()}
+    return {
+        name: column if column.shape == shape else np.broadcast_to(column, shape)
+        for name, column in found.items()
+    }
 
 
 def _judged(

@@ -268,7 +268,7 @@ def _narrow(rows: Sequence[Row]) -> list[layout.Table]:
         if _HEADINGS.get(name, name) in table.header:
             without.append(name)
             table = for_people(rows, without=without)
-    if left := [_HEADINGS[name].removesuffix(" %") for name in without if name in _HEADINGS]:
+    if left := [_HEADINGS[name].removesuffix(" %") for name in without if name in SHOWN]:
         more = (
             f"Left out, to be narrow: {', '.join(left)}. Ask for measures to see them (--measure)."
         )

@@ -1,6 +1,6 @@
 """Builds the API reference with pdoc; `scripts/docs` calls it.
 
-The pages are the library as users see it: `jaxlsgd`, the modules among its public names, the modules among
+The guides of scripts/guides come first. The other pages are the library as users see it: `jaxlsgd`, the modules among its public names, the modules among
 theirs, and the few in which results are declared. Signatures stand as they are written in the source, and
 the comment beside a field is its description.
 """
@@ -28,9 +28,11 @@ import pdoc.doc
 import pdoc.doc_ast
 import pdoc.doc_types
 import pdoc.render
+import pdoc.render_helpers
 from jinja2 import pass_context
 
 HERE = Path(__file__).parent
+GUIDES = HERE.parent / "guides"
 # What public functions take and return, declared in modules that are not public names themselves.
 DECLARED_IN = (
     "jaxlsgd.core.algorithm",
@@ -51,13 +53,14 @@ def main() -> int:
     )
     parser.add_argument("modules", nargs="*", help="these alone (default: all that are public)")
     arguments = parser.parse_args()
-    build(arguments.directory, arguments.modules or public_modules())
+    guides = [] if arguments.modules else sorted(GUIDES.glob("*.md"))
+    build(arguments.directory, arguments.modules or public_modules(), guides)
     print(arguments.directory / "index.html")
     return 0
 
 
-def build(directory: Path, names: list[str]) -> None:
-    """Writes one page per module, an index, and the index of the search."""
+def build(directory: Path, names: list[str], guides: list[Path]) -> None:
+    """Writes one page per module and guide, an index, and the index of the search."""
     make_room(directory)
     loaded = [load(name) for name in names]
     package = load("jaxlsgd")
@@ -69,6 +72,10 @@ def build(directory: Path, names: list[str]) -> None:
         value.__name__: f"jaxlsgd.{name}"
         for name, value in vars(package).items()
         if isinstance(value, types.ModuleType) and value.__name__ != f"jaxlsgd.{name}"
+    }
+    pdoc.render.env.globals["guides"] = {
+        f"guides/{path.stem}.html": path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        for path in guides
     }
     pdoc.render.env.tests["below"] = lambda name, package: name.startswith(f"{package}.")
     found = pdoc.doc_ast.walk_tree
@@ -82,8 +89,26 @@ def build(directory: Path, names: list[str]) -> None:
         path = directory.joinpath(*name.split(".")).with_suffix(".html")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(pdoc.render.html_module(page, pages), encoding="utf-8")
+    for path in guides:
+        write_guide(path, directory / "guides" / f"{path.stem}.html")
     (directory / "index.html").write_text(pdoc.render.html_index(pages), encoding="utf-8")
     (directory / "search.js").write_text(pdoc.render.search_index(pages), encoding="utf-8")
+
+
+def write_guide(source: Path, path: Path) -> None:
+    """A guide as a page; its links to files of the repository become plain text."""
+    text = source.read_text("utf-8")
+    text = re.sub(r"\]\((\w+)\.md\)", r"](\1.html)", text)
+    text = re.sub(r"\[([^]]+)\]\(\.\./[^)]*\)", r"\1", text)
+    title = text.partition("\n")[0].removeprefix("# ")
+    body = pdoc.render_helpers.to_html(text)
+    style = (HERE / "guide.css").read_text("utf-8") + pdoc.render_helpers.formatter.get_style_defs()
+    head = f'<meta charset="utf-8"><title>{title} - jaxlsgd</title><style>{style}</style>'
+    view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    back = '<p><a href="../jaxlsgd.html">API reference</a></p>'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = f'<!doctype html>\n<html lang="en"><head>{head}{view}</head>\n<body>{back}\n{body}</body></html>\n'
+    path.write_text(page, encoding="utf-8")
 
 
 def make_room(directory: Path) -> None:

@@ -135,8 +135,9 @@ class Results:
         """How much of each cell there is, by the names of the files alone."""
         counts = {}
         for cell in self.cells():
-            tiles = len(self.listed(cell))
-            rows = len(self._present(cell)) * self.study.tile_size
+            listed = self.listed(cell)
+            tiles = len(listed)
+            rows = len(self._before_gap(listed)) * self.study.tile_size
             wanted = self.study.replications
             counts[cell] = Count(min(rows, wanted), wanted, tiles, len(self.firsts()))
         return counts
@@ -163,7 +164,9 @@ class Results:
 
     def _present(self, cell_id: str) -> list[int]:
         """The tiles before the first gap."""
-        listed = self.listed(cell_id)
+        return self._before_gap(self.listed(cell_id))
+
+    def _before_gap(self, listed: set[int]) -> list[int]:
         return list(itertools.takewhile(listed.__contains__, self.firsts()))
 
     def listed(self, cell_id: str) -> set[int]:
