@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.estimator import Accumulator, Estimator
+from jaxlsgd.core.forms import OuterProduct
 from jaxlsgd.core.problem import Draws, Problem, abstract_source
 from jaxlsgd.engine import federation
 from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
 from jaxlsgd.engine.program import loop_for
 from jaxlsgd.engine.statistics import axes_of
-from jaxlsgd.engine.xla import UNROLLED_CLIENTS
 
 # A tile's width is a multiple of this where it can be, for full vector registers.
 WIDTH_MULTIPLE = 16
@@ -31,6 +31,8 @@ DEFAULT_BYTES = 2**30
 # launches are dear while passes are short, and the last-level cache holds the states. A GPU is busy with so many
 # replications at once; it gets one width, the largest that fits, so that rows cannot depend on it.
 LANES = {"cpu": ((1, 4), 16 * 2**20, 8 * 512), "gpu": ((8, 24), 2**33, 2**15)}
+# The most clients with which rows were seen to be the same in any width.
+LANE_CLIENTS = 32
 
 Shape = tuple[int, ...]  # of a buffer, without its last axis, the replications
 
@@ -197,7 +199,7 @@ def _alike_at_any_width(
     simple = algorithm is None or federation.folded(algorithm)
     given = problem.gradient is not None and problem.draws is not None
     known = all(part.any_width for method in methods for part in method.accumulators)
-    return simple and given and known and problem.num_clients <= UNROLLED_CLIENTS
+    return simple and given and known and problem.num_clients <= LANE_CLIENTS
 
 
 def replication_bytes(
@@ -264,14 +266,24 @@ def own_bytes(
     if any(part.needs_gradient_sum for part in parts):
         kept.append((d,))
     hessians = 0
-    if problem.hessian is None and any(part.needs_hessian for part in parts):
+    if any(part.needs_hessian for part in parts) and _writes_hessians(problem):
         hessians = 2 * size([(K, d, d)])
     state = size([*clients, (d,), *kept, *(store if stored else [])])
     met = 2 * size([(max(SLOTS) + 1, d)])
-    # Sums over many clients are reductions, whose terms a block of steps writes down.
-    terms = 3 * clients if K > UNROLLED_CLIENTS and client_shards == 1 else []
-    passes = size([*clients, *clients, *terms, (3, K), *kept])
+    passes = size([*clients, *clients, (3, K), *kept])
     return state + met + passes + hessians
+
+
+def _writes_hessians(problem: Problem) -> bool:
+    """Whether the engine has a matrix for each client: Hessians by autodiff, of no special form."""
+    if problem.hessian is not None:
+        return False
+    source, argument = abstract_source(problem)
+    client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
+    x = jax.ShapeDtypeStruct((problem.dim,), jnp.float32)
+    hessian = problem.structure().flat_functions().hessian
+    found = jax.eval_shape(hessian, x, jax.eval_shape(source, argument, client))
+    return not isinstance(found, OuterProduct)
 
 
 def _padded(shape: Shape, sublanes: int) -> int:

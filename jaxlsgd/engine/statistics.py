@@ -104,8 +104,8 @@ def mean_hessian(
     vector, scale = found.vector, data.weights[:, None]
     if found.weight is not None:
         scale = xla.once(scale * found.weight, data.unit)
-    outer = lambda k: (scale[k] * vector[k])[:, None, :] * vector[k][None, :, :]  # noqa: E731
-    return xla.sum_clients(outer, data.weights.shape[0])
+    outer = lambda s, v: (s * v)[:, None, :] * v[None, :, :]  # noqa: E731
+    return xla.sum_clients(outer, scale, vector)
 
 
 def measure(
