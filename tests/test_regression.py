@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -220,6 +221,23 @@ def test_intervals_cover(family: str, target: str):
     assert found.covered.mean() > 0.87
 
 
+def test_columns_of_condition_ten_thousand(sites: pd.DataFrame):
+    """Two columns that differ by 1e-4 of themselves, one in millions: the rule needs no help."""
+    noise = np.random.default_rng(0).standard_normal(len(sites))
+    twin = sites["dose"] * 1e9 + 1e2 * noise
+    frame = sites[["site", "dose", "cost"]].assign(twin=twin)
+    found = fit_table(frame, response="cost", client="site")
+    X = np.column_stack([np.ones(len(frame)), frame["dose"] * 1e3, noise])
+    theirs = sm.OLS(frame["cost"], X).fit()
+    # cost = b₁ dose·10³ + b₂ noise, and noise = (twin − dose·10⁹)/100.
+    exact = np.array(
+        [theirs.params.iloc[1] * 1e3 - theirs.params.iloc[2] * 1e7, theirs.params.iloc[2] / 100]
+    )
+    gap = np.abs(found.coefficients().estimate[1:] - exact) / found.coefficients().std_error[1:]
+    assert np.all(gap < 0.1)
+    assert not found.warnings
+
+
 def test_an_interval_for_the_rows_alone_is_far_shorter_and_says_so(sites: pd.DataFrame):
     """The planted mistake: taking the run's own error for that of the sample would cover nothing."""
     both = {
@@ -327,6 +345,18 @@ def test_outputs_agree(fitted: jaxlsgd.TableFit):
     assert "exchanges a step" in text
     assert "The run adds" in text
     assert fitted.estimate["income"] == frame.loc["one_step"].loc["income", "estimate"]
+
+
+def test_figures(fitted: jaxlsgd.TableFit, tmp_path: Path):
+    figure = fitted.plot(tmp_path / "forest.svg")
+    labels = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert labels == list(fitted.names[1:])
+    along = fitted.plot_path("income", tmp_path / "along.svg")
+    (line,) = along.axes[0].lines
+    assert list(line.get_xdata()) == [one.round for one in fitted.along]
+    assert line.get_ydata()[-1] == fitted.estimate["income"]
+    with pytest.raises(ValueError, match="name: must be one of"):
+        fitted.plot_path("incom")
 
 
 def test_intervals_with_one_bound_and_of_functions(fitted: jaxlsgd.TableFit):
