@@ -1,9 +1,10 @@
-"""Rival interval methods side by side, where their published behaviour is known: one machine, linear regression.
+"""Rival interval methods side by side, where their published behaviour is known, and under local rounds.
 
-d = 5, x* = (0, 1/4, ..., 1), x_0 = 0, a ~ N(0, I), noise 1, γ_t = 0.5 t^(−0.505), n = 10,000 observations in all. Methods of
+Linear regression, d = 5, x* = (0, 1/4, ..., 1), x_0 = 0, a ~ N(0, I), noise 1, γ_m = 0.5 m^(−0.505), n = 10,000 observations in all. Methods of
 one path run on the same draws, and so does the bootstrap, whose copies share them. Methods that split the clients have as
 many observations in all: six federations of one client (HulC, parallel runs), a tree of four clients (HiGrad).
-`field.csv` has a row per method, `field.md` a table with what is published.
+Under C1 that is one machine; under C5 and P(1/2) batches, trees and runs have local rounds.
+`field.csv` has a row per schedule and method, `field.md` tables with what is published.
 
   python -m benchmarks.field --out benchmarks/results         500 runs
   python -m benchmarks.field --out look --replications 20 --observations 600
@@ -23,6 +24,7 @@ import numpy as np
 
 Row = dict[str, Any]
 LEVEL, DIM, ALPHA, GAMMA0, COPIES, RUNS = 0.95, 5, 0.505, 0.5, 200, 6
+SCHEDULES = ("C1", "C5", "P(1/2)")
 # Coverage in percent and length over that of the oracle, as published for this setting.
 PUBLISHED = {
     "plug_in": (95, 1.02),
@@ -33,25 +35,28 @@ PUBLISHED = {
 }
 
 
-def run(replications: int, observations: int, copies: int, seed: int) -> Iterator[Row]:
-    """The rows, method by method."""
+def run(
+    schedule: str, replications: int, observations: int, copies: int, seed: int
+) -> Iterator[Row]:
+    """The rows under a schedule, method by method."""
     import jax
 
     from jaxlsgd import algorithms, simulate
 
-    for case in _cases(observations, copies):
+    for case in _cases(schedule, observations, copies):
         cell = simulate(
             jax.random.key(seed),
             case.problem,
             case.plan,
             replications=replications,
             methods=case.methods,
+            levels=(LEVEL,),
             algorithm=case.algorithm or algorithms.local_sgd(),
         )
         for method in case.methods:
             rows, truth = cell.methods[method.name], cell.truth[method.name]
             found = _row(method.name, rows, truth, observations)
-            yield found | {"cost": method.cost}
+            yield {"schedule": schedule, **found, "cost": method.cost}
 
 
 class Case(NamedTuple):
@@ -63,7 +68,7 @@ class Case(NamedTuple):
     algorithm: Any = None  # Local SGD if None
 
 
-def _cases(observations: int, copies: int) -> Iterator[Case]:
+def _cases(schedule: str, observations: int, copies: int) -> Iterator[Case]:
     from jaxlsgd import plug_in, random_scaling
     from jaxlsgd.inference.bootstrap import bootstrap, perturbed
     from jaxlsgd.inference.equal_batches import equal_batches
@@ -83,21 +88,23 @@ def _cases(observations: int, copies: int) -> Iterator[Case]:
         equal_batches(lugsail=False, alpha=ALPHA),
         equal_batches(alpha=ALPHA),
     )
-    yield Case(one, _plan(observations), path)
+    plan = _plan(schedule, observations)
+    yield Case(one, plan, path)
     both = (bootstrap(copies, DIM), bootstrap(copies, DIM, interval="percentile"))
-    yield Case(perturbed(one, copies), _plan(observations), both)
+    yield Case(perturbed(one, copies), plan, both)
     apart = split(_problem(RUNS), RUNS)
     methods = (hulc(RUNS, DIM), parallel_runs(RUNS, DIM))
-    yield Case(apart.problem, _plan(observations // RUNS), methods, apart.algorithm)
-    plan = _plan(observations // 4 // 3 * 3)
+    yield Case(apart.problem, _plan(schedule, observations // RUNS), methods, apart.algorithm)
+    plan = _plan(schedule, observations // 4)
+    plan = plan.prefix(plan.num_rounds // 3 * 3)
     tree = grow(_problem(4), plan, (2, 2))
     yield Case(tree.problem, plan, (tree.method,), tree.algorithm)
 
 
-def _plan(rounds: int) -> Any:
+def _plan(schedule: str, steps: int) -> Any:
     from jaxlsgd import schedules
 
-    return schedules.constant(1).plan(schedules.power_decay(GAMMA0, ALPHA), num_rounds=rounds)
+    return schedules.paper(schedule).plan(schedules.power_decay(GAMMA0, ALPHA), num_steps=steps)
 
 
 def _problem(clients: int) -> Any:
@@ -125,23 +132,30 @@ def _row(name: str, rows: Any, truth: Any, observations: int) -> Row:
 def report(rows: Sequence[Row], command: str) -> str:
     """The rows as Markdown."""
     lines = [
-        "# Rival methods on one machine",
+        "# Rival interval methods",
         "",
         f"Made by `{command}` on {datetime.date.today()}, {rows[0]['replications']:,} runs: coverage of 95 % intervals, mean "
-        "over coordinates, with its Monte-Carlo standard error; mean length over that of an interval from the "
-        "true G and S with all observations; the spread of lengths; what is published; cost beyond the run.",
-        "",
-        "| method | coverage | over oracle | spread | published | cost |",
-        "|---|--:|--:|--:|--:|---|",
+        "over coordinates, with its Monte-Carlo standard error; mean length over that of an efficient interval from the "
+        "true G and S with all observations; the spread of lengths; what is published for one machine; cost beyond "
+        "the run, where a method tells it.",
     ]
-    for row in rows:
-        known = PUBLISHED.get(row["method"])
-        said = f"{known[0]} %, {known[1]:.2f}" if known else ""
-        lines.append(
-            f"| `{row['method']}` | {100 * row['coverage']:.1f} ({100 * row['mcse']:.1f}) | "
-            f"{row['length_over_oracle']:.2f} | {100 * row['length_sd']:.0f} % | {said} | {row['cost']} |"
-        )
+    for schedule in dict.fromkeys(row["schedule"] for row in rows):
+        lines += ["", f"## {schedule}", ""]
+        lines += [
+            "| method | coverage | over oracle | spread | published | cost |",
+            "|---|--:|--:|--:|--:|---|",
+        ]
+        lines += [_line(row) for row in rows if row["schedule"] == schedule]
     return "\n".join(lines) + "\n"
+
+
+def _line(row: Row) -> str:
+    known = PUBLISHED.get(row["method"]) if row["schedule"] == "C1" else None
+    said = f"{known[0]} %, {known[1]:.2f}" if known else ""
+    return (
+        f"| `{row['method']}` | {100 * row['coverage']:.1f} ({100 * row['mcse']:.1f}) | "
+        f"{row['length_over_oracle']:.2f} | {100 * row['length_sd']:.0f} % | {said} | {row['cost']} |"
+    )
 
 
 def main() -> None:
@@ -158,9 +172,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2026, help="default: 2026")
     given = parser.parse_args()
     rows = []
-    for row in run(given.replications, given.observations, given.copies, given.seed):
-        print(f"{row['method']}: {100 * row['coverage']:.1f} % at {row['length_over_oracle']:.2f}")
-        rows.append(row)
+    for schedule in SCHEDULES:
+        sizes = (given.replications, given.observations, given.copies, given.seed)
+        for row in run(schedule, *sizes):
+            found = f"{100 * row['coverage']:.1f} % at {row['length_over_oracle']:.2f}"
+            print(f"{schedule}, {row['method']}: {found}", flush=True)
+            rows.append(row)
     given.out.mkdir(parents=True, exist_ok=True)
     with (given.out / "field.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))

@@ -155,7 +155,7 @@ def bootstrap(copies: int, dim: int, *, interval: str = "sd", name: str | None =
 
 
 @functools.cache
-def _measure_copies(copies: int, dim: int):
+def _measure_copies(copies: int, dim: int) -> Any:
     def measure(states: tuple[RunState, ...], horizon: Horizon | None) -> Measurement:
         del horizon
         state = states[0]

@@ -13,7 +13,7 @@ by a share in proportion to 2^(−j). The lugsail 2V̂_j − V̂_{j−1} takes t
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -130,7 +130,7 @@ def equal_batches(
 
 
 @functools.cache
-def _measure_with(lugsail: bool, alpha: float, c: float):
+def _measure_with(lugsail: bool, alpha: float, c: float) -> Any:
     def measure(states: tuple[EqualState, ...], horizon: Horizon | None) -> Measurement:
         del horizon
         state = states[0]

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -152,7 +152,7 @@ def grow(problem: Problem, plan: Plan, branches: Sequence[int] = (2, 2)) -> Grow
 
 
 @functools.cache
-def _measure_tree(dim: int, branches: tuple[int, ...]):
+def _measure_tree(dim: int, branches: tuple[int, ...]) -> Any:
     matrix = _tree_matrix(dim, branches)
 
     def measure(states: tuple[LevelState, ...], horizon: Horizon | None) -> Measurement:
@@ -178,7 +178,7 @@ def _leaf_values(state: LevelState, dim: int) -> Array:
 
 
 @functools.cache
-def _tree_matrix(dim: int, branches: tuple[int, ...]):
+def _tree_matrix(dim: int, branches: tuple[int, ...]) -> Any:
     """(states, horizon) → V̂ 1ᵀΣ1/L², (d, d)."""
     leaves = math.prod(branches)
     nodes = [math.prod(branches[:j]) for j in range(len(branches) + 1)]

@@ -64,7 +64,7 @@ def hulc(runs: int, dim: int, name: str | None = None) -> Estimator:
 
 
 @functools.cache
-def _measure_hull(runs: int, dim: int):
+def _measure_hull(runs: int, dim: int) -> Any:
     def measure(states: tuple[RunState, ...], horizon: Horizon | None) -> Measurement:
         del horizon
         each = averages(states[0], runs, dim)

@@ -13,7 +13,7 @@ it: what bias they have, of the start or of curvature with fewer clients, they s
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -82,7 +82,7 @@ def split(problem: Problem, runs: int) -> Parallel:
 
 
 @functools.cache
-def _runs_matrix(runs: int, dim: int):
+def _runs_matrix(runs: int, dim: int) -> Any:
     def matrix(states: tuple[RunState, ...], horizon: Horizon | None) -> Array:
         del horizon
         each = averages(states[0], runs, dim)
@@ -93,7 +93,7 @@ def _runs_matrix(runs: int, dim: int):
 
 
 @functools.cache
-def _measure_runs(runs: int, dim: int):
+def _measure_runs(runs: int, dim: int) -> Any:
     matrix = _runs_matrix(runs, dim)
 
     def measure(states: tuple[RunState, ...], horizon: Horizon | None) -> Measurement:
