@@ -1,7 +1,7 @@
 """What the whole grid of the paper's Table 4 compiles: programs and seconds, cold and cached.
 
 Everything that its 20 cells compile is called once, on every device: the start of a tile, each kind
-of block that a cell's plan has, both measurements. No cell is run to its end.
+of block that they need as lanes, both measurements. No cell is run to its end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def prepare_grid(began: float) -> dict[str, Any]:
     devices = cases.start()
     import jax
 
-    from jaxlsgd.engine.block import run_block
+    from jaxlsgd.engine.lanes import run_lanes
     from jaxlsgd.report.paper.numbers import HORIZONS
     from jaxlsgd.runs.simulation import on_devices
     from jaxlsgd.schedules import PAPER_SCHEDULES
@@ -45,7 +45,7 @@ def prepare_grid(began: float) -> dict[str, Any]:
         "ready_seconds": time.time() - began,
         "programs": len(compiled) - len(loaded),
         "read_from_cache": len(loaded),
-        "block_programs": run_block._cache_size(),  # pyright: ignore[reportFunctionMemberAccess]
+        "block_programs": run_lanes._cache_size(),  # pyright: ignore[reportFunctionMemberAccess]
         "compile_seconds": sum(compiled),
         "devices": len(devices),
     }
@@ -57,13 +57,15 @@ _COMPILED = "backend_compile_duration"
 def _touch(cells: list[tuple[str, int]], device: Any) -> None:
     """Calls once, on a device, every program that the cells need."""
     import jax
+    import numpy as np
 
     from jaxlsgd.algorithms import local_sgd
     from jaxlsgd.core.estimator import Horizon
-    from jaxlsgd.engine import statistics
-    from jaxlsgd.engine.block import run_block, start_tile
+    from jaxlsgd.engine import lanes, statistics
+    from jaxlsgd.engine.block import start_tile
+    from jaxlsgd.engine.cost import lane_widths
     from jaxlsgd.engine.draws import replication_keys
-    from jaxlsgd.engine.layout import lay_out
+    from jaxlsgd.engine.layout import lay_out_whole
     from jaxlsgd.engine.program import make_data, make_program
     from jaxlsgd.engine.source import supply
 
@@ -74,17 +76,22 @@ def _touch(cells: list[tuple[str, int]], device: Any) -> None:
         keys = jax.jit(lambda key: replication_keys(key, jax.numpy.arange(cases.TILE)))(
             jax.device_put(jax.random.key(1), device)
         )
-        state = start_tile(program, data, cases.TILE)
-        drawn = supply(program, data, keys, 0)
-        for schedule, steps in cells:
-            plan = cases.plan("logistic", schedule, steps)
-            calls = {call.slots: call for group in lay_out(plan).groups for call in group}
-            for slots, call in calls.items():
-                state = run_block(program, slots, data, drawn, state, call.block)
+        start, drawn = start_tile(program, data, cases.TILE), supply(program, data, keys, 0)
+        plans = [cases.plan("logistic", schedule, steps) for schedule, steps in cells]
+        layouts = [lay_out_whole(plan, (plan.num_rounds,)) for plan in plans]
+        calls = {call.slots: call for layout in layouts for call in layout.calls}
+        found = start.statistics
+        widths = lane_widths(problem, methods, cases.TILE)
+        for slots, width in sorted(lanes.kinds(program, layouts, widths)):
+            state = lanes.stack_lanes((start,) * width)
+            block = lanes.stack_blocks([calls[slots].block] * width)
+            state = lanes.run_lanes(program, slots, data, drawn, state, block)
+            found = lanes.lane_of(state.statistics, np.int32(0))
+        for plan in plans:
             horizon = Horizon.of(plan, "float32")
             for method in methods:
-                statistics.measure(program, data, state.statistics, method, horizon)
-        jax.block_until_ready(state.federation.params)
+                statistics.measure(program, data, found, method, horizon)
+        jax.block_until_ready(found)
 
 
 def _fresh(cache: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ _WHILE = re.compile(r" while\(.*?condition=%([\w.\-]+), body=%([\w.\-]+)(.*)")
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"\}')
 _LIMIT = re.compile(r"= s32\[\]\S* constant\((\d+)\)")
 _PRODUCT = re.compile(r" (?:dot|convolution)\(|cublas|gemm")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_ARRAY = re.compile(r"\b(pred|[a-z]\d+)\[([\d,]*)\]")
 _HIGHEST = re.compile(r'operand_precision(?:=\{highest,highest\}|":\["HIGHEST","HIGHEST"\])')
 
 
@@ -24,6 +27,7 @@ class Loop(NamedTuple):
     kernels: list[str]  # kind, name and shape of each
     statistics: int  # how many of them feed the statistics, once per round
     collectives: list[str]
+    bytes: int  # that the kernels read and write each time
 
 
 def loops(text: str, scalars: bool) -> list[Loop]:
@@ -37,16 +41,29 @@ def loops(text: str, scalars: bool) -> list[Loop]:
     bodies = dict(_COMPUTATION.findall(text))
     found = []
     for condition, body, rest in _WHILE.findall(text):
-        kernels, statistics = [], 0
+        kernels, statistics, moved, shapes = [], 0, 0, {}
         for line in bodies[body].splitlines():
             told = _INSTRUCTION.match(line)
+            if told:
+                shapes[told[1]] = told[2]
             if not told or told[3] in _FREE or (_is_scalar(told[2]) and not scalars):
                 continue
             kernels.append(f"{told[3]} {told[1]} {told[2][:60]}")
             statistics += "/statistics/" in line  # the name that the engine gives that part
+            read = _OPERAND.findall(line[told.end() :].partition(")")[0])
+            moved += _size(told[2]) + sum(_size(shapes.get(name, "")) for name in read)
         within = [kind for kind in _COLLECTIVES if f" {kind}" in bodies[body]]
-        found.append(Loop(_trips(rest, bodies[condition]), kernels, statistics, within))
+        found.append(Loop(_trips(rest, bodies[condition]), kernels, statistics, within, moved))
     return found
+
+
+def _size(shape: str) -> int:
+    """Bytes of an array, or of all arrays of a tuple."""
+    total = 0
+    for kind, dims in _ARRAY.findall(shape):
+        count = math.prod(int(n) for n in dims.split(",") if n)
+        total += count * {"pred": 1, "c64": 8, "s64": 8, "u64": 8, "f64": 8}.get(kind, 4)
+    return total
 
 
 def _trips(rest: str, condition: str) -> int | None:

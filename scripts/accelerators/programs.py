@@ -10,19 +10,26 @@ import functools
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
+KINDS = ("linear", "logistic")
 DIM, CLIENTS, ROUNDS = 5, 10, 5_000
 # Memory is fitted at widths for which a TPU no longer keeps the draws in its on-chip memory.
 WIDTHS = (32_768, 65_536)
 MEMORY = {"h100": 80 * 10**9, "tpu": 16 * 10**9}
 SUBLANES = {"h100": 1, "tpu": 8}
+PLATFORMS = {"h100": "gpu", "tpu": "tpu"}  # as the engine knows them
+INTERPRETED = 64  # replications of the block that is run by interpreting its code
+LANES, LANE_REPLICATIONS = 20, 1_000  # the cells of the paper's Table 4, together
 
 
 class Job(NamedTuple):
@@ -33,11 +40,16 @@ class Job(NamedTuple):
     slots: int  # 0 where it is no block
     lower: Callable[[int], Any]
     group: str  # of methods
+    lanes: int = 1
+    turn: int = 2  # steps in one turn of the loop over steps
 
 
-def topology(target: str) -> Any:
-    """The device that is compiled for."""
+def topology(target: str, dump: Path | None = None) -> Any:
+    """The device that is compiled for; the program to interpret is written to a directory."""
     os.environ["JAX_PLATFORMS"] = "cpu"
+    if dump is not None:
+        flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=interpreted"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     if target == "tpu":
         os.environ["TPU_SKIP_MDS_QUERY"] = "1"
         os.environ["TPU_ACCELERATOR_TYPE"] = "v5litepod-4"
@@ -68,7 +80,7 @@ def methods() -> dict[str, dict[str, Any]]:
 class Programs:
     """The programs of one problem, lowered for any number of replications."""
 
-    def __init__(self, kind: str, device: Any, chosen: dict[str, Any]) -> None:
+    def __init__(self, kind: str, target: str, device: Any, chosen: dict[str, Any]) -> None:
         import jax
 
         from jaxlsgd import problems
@@ -76,16 +88,19 @@ class Programs:
         from jaxlsgd.engine.program import make_data, make_program
         from jaxlsgd.schedules import constant, power_decay
 
+        self._kind = kind
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self.methods = chosen
         problem = getattr(problems, kind)(DIM, CLIENTS)
-        self._program = make_program(problem, tuple(self.methods.values()), local_sgd())
-        self._data = self._abstract(make_data(problem, "float32"))
+        self.program = make_program(
+            problem, tuple(chosen.values()), local_sgd(), platform=PLATFORMS[target]
+        )
+        self._numbers = make_data(problem, "float32")
+        self._data = self._abstract(self._numbers)
         self._plan = constant(1).plan(power_decay(0.5), num_rounds=ROUNDS)
 
     def _abstract(self, tree: Any) -> Any:
         import jax
-        import numpy as np
 
         def one(leaf: Any) -> Any:
             # Shapes on the device; numbers in the dtype of the run.
@@ -99,7 +114,7 @@ class Programs:
 
         from jaxlsgd.engine.block import start_tile
 
-        make = functools.partial(start_tile, self._program, replications=R)
+        make = functools.partial(start_tile, self.program, replications=R)
         return self._abstract(jax.eval_shape(make, self._data))
 
     def start(self, R: int) -> Any:
@@ -108,27 +123,72 @@ class Programs:
 
         from jaxlsgd.engine.block import start_tile
 
-        return jax.jit(lambda d: start_tile(self._program, d, R)).lower(self._data)
+        return jax.jit(lambda d: start_tile(self.program, d, R)).lower(self._data)
 
-    def block(self, slots: int, R: int) -> Any:
-        """A block of steps with room for so many synchronisations."""
+    def block(self, slots: int, lanes: int, R: int) -> Any:
+        """A block of steps with room for so many synchronisations, of one cell or of several as lanes."""
         import jax
-        import numpy as np
 
         from jaxlsgd.engine.block import run_block
+        from jaxlsgd.engine.lanes import run_lanes
         from jaxlsgd.engine.layout import lay_out
         from jaxlsgd.engine.source import Supply
+
+        run_one = run_block if lanes == 1 else run_lanes
 
         # Typed keys have no abstract value on a device that is not there; their words do.
         def run(d: Any, words: Any, s: Any, b: Any) -> Any:
             keys = jax.random.wrap_key_data(words)
-            return run_block(self._program, slots, d, Supply(keys, None), s, b)
+            return run_one(self.program, slots, d, Supply(keys, None), s, b)
 
         block = lay_out(self._plan).groups[0][0].block
-        resized = jax.tree.map(lambda leaf: np.resize(leaf, slots), block.syncs)
+        block = block._replace(syncs=jax.tree.map(lambda x: np.resize(x, slots), block.syncs))
+        state = self._state(R)
+        if lanes > 1:
+            first = block.first
+            block, state = (
+                jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (lanes, *x.shape)), t)
+                for t in (block, state)
+            )
+            block = block._replace(first=first)
         words = self._abstract(np.zeros((R, 2), np.uint32))
-        given = self._abstract(block._replace(syncs=resized))
-        return jax.jit(run, donate_argnums=2).lower(self._data, words, self._state(R), given)
+        given, state = self._abstract(block), self._abstract(state)
+        return jax.jit(run, donate_argnums=2).lower(self._data, words, state, given)
+
+    def interpreted(self) -> Any:
+        """A block on arrays that are there, for `computed`: the program, its arguments, and the CPU's results."""
+        import jax
+
+        from jaxlsgd.engine.block import run_block, start_tile
+        from jaxlsgd.engine.draws import replication_keys
+        from jaxlsgd.engine.layout import BLOCK_STEPS, lay_out
+        from jaxlsgd.engine.program import OTHER_LOOP, cast_floats
+        from jaxlsgd.engine.source import Supply
+        from jaxlsgd.schedules import constant, power_decay
+
+        keys = replication_keys(jax.random.key(1), np.arange(INTERPRETED, dtype=np.uint32))
+        plan = constant(5).plan(power_decay(0.5), num_rounds=100)
+        blocks = [call.block for call in lay_out(plan, rooms=()).groups[0][:3]]
+
+        def on(program: Any, d: Any, words: Any, s: Any, b: Any) -> Any:
+            given = Supply(jax.random.wrap_key_data(words), None)
+            return run_block(program, BLOCK_STEPS, d, given, s, cast_floats(b, "float32"))
+
+        here = functools.partial(on, self.program._replace(loop=OTHER_LOOP))
+        words = np.asarray(jax.random.key_data(keys))
+        state = start_tile(self.program, self._numbers, INTERPRETED)
+        for block in blocks[:-1]:
+            state = here(self._numbers, words, state, block)
+        given = jax.tree.map(np.asarray, (self._numbers, words, state, blocks[-1]))
+        given = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, given)
+        right = jax.tree.map(np.asarray, here(*given))
+
+        def interpreted(*given: Any) -> Any:
+            return on(self.program, *given)
+
+        interpreted.__name__ += f"_{self._kind}"  # of the files that are written
+        lowered = jax.jit(interpreted, keep_unused=True).lower(*self._abstract(given))
+        return lowered, jax.tree.leaves(given), jax.tree.leaves(right)
 
     def measurement(self, name: str, R: int) -> Any:
         """What a method makes of its statistics."""
@@ -138,24 +198,29 @@ class Programs:
         from jaxlsgd.engine import statistics
 
         def run(d: Any, s: Any, h: Any) -> Any:
-            return statistics.measure(self._program, d, s, self.methods[name], h)
+            return statistics.measure(self.program, d, s, self.methods[name], h)
 
         horizon = self._abstract(Horizon.of(self._plan, "float32"))
         return jax.jit(run).lower(self._data, self._state(R).statistics, horizon)
 
 
-def jobs(device: Any) -> Iterator[Job]:
-    """The start of a tile, its three kinds of blocks, and every measurement; both problems."""
-    from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS
+def jobs(target: str, device: Any) -> Iterator[Job]:
+    """The start of a tile, its kinds of blocks, lanes, and every measurement; both problems."""
+    from jaxlsgd.engine.layout import BLOCK_STEPS
 
-    for kind in ("linear", "logistic"):
+    for kind in KINDS:
         for group, chosen in methods().items():
-            programs = Programs(kind, device, chosen)
-            suffix = f" ({group})" if group else ""
+            programs = Programs(kind, target, device, chosen)
+            loop, suffix = programs.program.loop, f" ({group})" if group else ""
             yield Job(kind, f"start of a tile{suffix}", 0, programs.start, group)
-            for slots in (*SLOTS, BLOCK_STEPS):
-                lower = functools.partial(programs.block, slots)
-                yield Job(kind, f"block, room for {slots} rounds{suffix}", slots, lower, group)
+            for slots in (*programs.program.rooms, BLOCK_STEPS):
+                lower = functools.partial(programs.block, slots, 1)
+                name = f"block, room for {slots} rounds{suffix}"
+                yield Job(kind, name, slots, lower, group, turn=2 * loop.unroll)
+            if target == "h100":
+                lower = functools.partial(programs.block, BLOCK_STEPS, LANES)
+                name = f"block of {LANES} cells as lanes{suffix}"
+                yield Job(kind, name, BLOCK_STEPS, lower, group, LANES, 2 * loop.unroll)
             for name in chosen:
                 lower = functools.partial(programs.measurement, name)
                 yield Job(kind, f"measurement: {name}", 0, lower, group)
@@ -168,7 +233,7 @@ def report(target: str, job: Job, replications: int) -> dict[str, Any]:
     from jaxlsgd.engine.layout import BLOCK_STEPS
 
     began = time.perf_counter()
-    compiled = job.lower(replications).compile()
+    compiled = job.lower(replications if job.lanes == 1 else LANE_REPLICATIONS).compile()
     text = compiled.as_text()
     found = hlo.loops(text, scalars=target == "h100")
     result = {
@@ -183,15 +248,19 @@ def report(target: str, job: Job, replications: int) -> dict[str, Any]:
         "bytes": _bytes(compiled),
     }
     if job.slots:
-        step, rounds = 0.0, 0.0
+        step, rounds, moved = 0.0, 0.0, 0.0
         for loop in found:
             count = len(loop.kernels)
-            if loop.trips == BLOCK_STEPS // 2:  # two steps an iteration
-                step += (count - loop.statistics) / 2
-                rounds += loop.statistics / 2
+            if loop.trips == BLOCK_STEPS // job.turn:
+                step += (count - loop.statistics) / job.turn
+                rounds += loop.statistics / job.turn
+                moved += loop.bytes / job.turn
             else:
                 rounds += count
         result["kernels_a_step"], result["kernels_a_round"] = step, rounds
+        result["lanes"], result["dense"] = job.lanes, job.slots == BLOCK_STEPS
+        size = replications if job.lanes == 1 else LANE_REPLICATIONS
+        result["bytes_a_client_step"] = moved / (size * CLIENTS * job.lanes)
     return result
 
 
@@ -199,6 +268,30 @@ def _bytes(compiled: Any) -> int:
     told = compiled.memory_analysis()
     own = told.output_size_in_bytes - told.alias_size_in_bytes
     return told.argument_size_in_bytes + told.temp_size_in_bytes + own
+
+
+def computed(kind: str, device: Any, directory: Path) -> dict[str, Any]:
+    """Runs the H100's code for a block by interpreting it, and compares with the CPU."""
+    import interpret
+
+    programs = Programs(kind, "h100", device, methods()[""])
+    lowered, given, right = programs.interpreted()
+    lowered.compile()
+    began = time.perf_counter()
+    module = interpret.Module(directory, f"jit_interpreted_{kind}")
+    found = module.run(given)
+    # Of the largest number of an array, or of 1: a compensated sum also carries what was rounded off.
+    differences = [
+        float(np.max(np.abs(ours.astype(float) - theirs)) / max(1.0, np.max(np.abs(theirs))))
+        for ours, theirs in zip(found, right, strict=True)
+    ]
+    return {
+        "problem": kind,
+        "replications": INTERPRETED,
+        "kernels": module.kernel_runs,
+        "difference": max(differences),
+        "seconds": time.perf_counter() - began,
+    }
 
 
 def memory(target: str, job: Job) -> dict[str, Any]:
@@ -227,26 +320,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=sorted(MEMORY), required=True)
     parser.add_argument("--replications", type=int, required=True)
+    parser.add_argument("--blocks", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    device = topology(arguments.target)
-    import jax
-
-    programs, memories = [], []
-    for job in jobs(device):
-        print(f"{arguments.target}: {job.problem}, {job.name}", flush=True)
-        programs.append(report(arguments.target, job, arguments.replications))
-        if job.slots:
-            memories.append(memory(arguments.target, job))
-    answer = {
-        "device": str(device.device_kind),
-        "jax": jax.__version__,
-        "replications": arguments.replications,
-        "programs": programs,
-        "memory": memories,
-    }
+    with tempfile.TemporaryDirectory() as dump:
+        chosen = arguments.target, arguments.replications, arguments.blocks
+        answer = everything(*chosen, Path(dump))
     arguments.out.write_text(json.dumps(answer, indent=1) + "\n")
     return 0
+
+
+def everything(target: str, replications: int, blocks: bool, dump: Path) -> dict[str, Any]:
+    """All programs of a target, or its blocks of steps alone."""
+    device = topology(target, dump if target == "h100" else None)
+    import jax
+
+    runs = []
+    if target == "h100":
+        for kind in KINDS:
+            print(f"{target}: {kind}, interpreting a block", flush=True)
+            runs.append(computed(kind, device, dump))
+    programs, memories = [], []
+    for job in (job for job in jobs(target, device) if job.slots or not blocks):
+        print(f"{target}: {job.problem}, {job.name}", flush=True)
+        programs.append(report(target, job, replications))
+        if job.slots and job.lanes == 1:
+            memories.append(memory(target, job))
+    return {
+        "device": str(device.device_kind),
+        "jax": jax.__version__,
+        "replications": replications,
+        "programs": programs,
+        "memory": memories,
+        "computed": runs,
+    }
 
 
 if __name__ == "__main__":
