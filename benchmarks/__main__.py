@@ -22,6 +22,8 @@ HERE = Path(__file__).resolve().parent
 # In the order of the table, with the module of each.
 MODULES = {
     "throughput": "throughput",
+    "sizes": "sizes",
+    "own": "own_problems",
     "grid": "grid",
     "cores": "cores",
     "compile": "compile_time",
