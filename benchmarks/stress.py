@@ -8,6 +8,8 @@ against communication.
 
   python -m benchmarks.stress --out benchmarks/results              everything; about half an hour on two cores
   python -m benchmarks.stress --out look --replications 200 --only paper
+
+Cells that `stress.csv` has already, of the same seed and replications, are not run again.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ LEVEL = 0.95
 NEAR = 0.015  # of the level, for a cell's mean over its coordinates
 
 
-def run(replications: int, seed: int, only: str) -> Iterator[Row]:
-    """The rows, cell by cell."""
+def run(replications: int, seed: int, only: str, done: set[str]) -> Iterator[Row]:
+    """The rows of the cells that are not done, cell by cell."""
     from benchmarks.stress_cases import cases
 
     chosen = [case for case in cases() if only in ("all", "paper" if case.paper else "hard")]
+    chosen = [case for case in chosen if _name(case) not in done]
     for i, case in enumerate(chosen):
         began = time.monotonic()
         rows = list(_cell(case, replications, seed))
@@ -39,6 +42,10 @@ def run(replications: int, seed: int, only: str) -> Iterator[Row]:
         taken = time.monotonic() - began
         print(f"{i + 1}/{len(chosen)} {rows[0]['cell']}: {found} ({taken:.0f} s)", flush=True)
         yield from rows
+
+
+def _name(case: Any) -> str:
+    return f"{case.problem.name} {case.name}".strip() + f", {case.schedule}, {case.num_steps:,}"
 
 
 def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
@@ -49,7 +56,13 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
 
     warmed = schedules.paper(case.schedule).with_warmup(0.05)
     plan = warmed.plan(schedules.power_decay(case.gamma0, case.alpha), num_steps=case.num_steps)
-    methods = (plug_in(), plug_in("finite"), random_scaling(critical="schedule"), one_step())
+    methods = (
+        plug_in(),
+        plug_in("finite"),
+        random_scaling(critical="schedule"),
+        one_step(center="average"),
+        one_step(),
+    )
     cell = simulate(
         jax.random.key(seed), case.problem, plan, replications=replications, methods=methods
     )
@@ -60,14 +73,14 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
         each = hits.mean(1)  # of a completed run, over its coordinates
         expected = verdict.expected_coverage(cell, name)[-1, 0]
         yield {
-            "cell": f"{case.problem.name} {case.name}".strip()
-            + f", {case.schedule}, {case.num_steps:,}",
+            "cell": _name(case),
             "problem": case.problem.name,
             "case": case.name,
             "schedule": case.schedule,
             "num_steps": case.num_steps,
             "num_rounds": plan.num_rounds,
             "method": name,
+            "seed": seed,
             "replications": replications,
             "n_failed": int((~ok).sum()),
             "coverage": hits.mean(),
@@ -223,6 +236,24 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
+def read(path: Path, replications: int, seed: int) -> list[Row]:
+    """The rows of an earlier run that was cut short; none if it was another one."""
+    if not path.exists():
+        return []
+    words = {"cell", "problem", "case", "schedule", "method"}
+    whole = {"num_steps", "num_rounds", "seed", "replications", "n_failed"}
+    with path.open(newline="") as stream:
+        rows = [
+            {
+                key: value if key in words else int(value) if key in whole else float(value)
+                for key, value in row.items()
+            }
+            for row in csv.DictReader(stream)
+        ]
+    same = all((row.get("seed"), row["replications"]) == (seed, replications) for row in rows)
+    return rows if same else []
+
+
 def main() -> None:
     """Runs the stress test."""
     parser = argparse.ArgumentParser(
@@ -239,8 +270,9 @@ def main() -> None:
 
     jaxlsgd.prepare()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    for row in run(arguments.replications, arguments.seed, arguments.only):
+    rows = read(arguments.out / "stress.csv", arguments.replications, arguments.seed)
+    done = {row["cell"] for row in rows}
+    for row in run(arguments.replications, arguments.seed, arguments.only, done):
         rows.append(row)
         with (arguments.out / "stress.csv").open("w", newline="") as stream:
             writer = csv.DictWriter(stream, list(rows[0]))

@@ -143,14 +143,6 @@ def cases() -> list[Case]:
     hard += [
         ("d=1", problems.linear(1, 10), 0.5, 0.505, 2_000),
         ("d=1", problems.logistic(1, 10, center=[1.0]), 2.0, 0.505, 2_000),
-        ("d=20", problems.linear(20, 10), 0.3, 0.505, 5_000),
-        (
-            "d=20, condition 20",
-            problems.linear(20, 10, covariance=conditioned(20, 20.0)),
-            0.3,
-            0.505,
-            5_000,
-        ),
         ("", poisson(5, 10), 2.0, 0.505, 2_000),
         ("K=1", poisson(5, 1), 1.0, 0.505, 5_000),
         ("", huber(5, 10), 0.8, 0.505, 2_000),
@@ -164,6 +156,14 @@ def cases() -> list[Case]:
         ("gamma0 large", problems.logistic(5, 10), 8.0, 0.505, 2_000),
         ("alpha 0.8", problems.linear(5, 10), 0.5, 0.8, 2_000),
         ("alpha 0.8", problems.logistic(5, 10), 2.0, 0.8, 2_000),
+        ("d=20", problems.linear(20, 10), 0.3, 0.505, 5_000),
+        (
+            "d=20, condition 20",
+            problems.linear(20, 10, covariance=conditioned(20, 20.0)),
+            0.3,
+            0.505,
+            5_000,
+        ),
     ]
     for name, problem, gamma0, alpha, steps in hard:
         found += [

@@ -137,9 +137,10 @@ def run(model: str, name: str, replications: int) -> tuple[Any, schedules.Plan, 
 @pytest.mark.parametrize("name", ["C1", "P(1/2)"])
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_the_size_of_the_wald_test(model: str, name: str) -> None:
-    """5 ± 1.5 % beyond chance: 1,024 runs at 3.5 standard errors, 12 tests, once in 180 runs.
+    """5 ± 0.7 % beyond chance: 1,024 runs at 3.5 standard errors, 12 tests, once in 180 runs.
 
-    The law is that of the true G and S, which is that of each run up to a few per cent.
+    The law is that of the true G and S, which is that of each run up to a few per cent. With 4,096 other runs
+    the sizes at q = 2 and 5 were 4.4 to 5.1 %.
     """
     found, plan, V = run(model, name, 1_024)
     values, Q = np.linalg.eigh(paper_problem(model).G)
@@ -152,6 +153,6 @@ def test_the_size_of_the_wald_test(model: str, name: str) -> None:
         inner = np.linalg.solve(rows @ V @ rows.T, (gap @ rows.T)[..., None])[..., 0]
         W = np.sum((gap @ rows.T) * inner, axis=-1)
         rejected = np.mean(law.of(rows).quantile(0.95, len(rows)) < W)
-        assert abs(rejected - 0.05) < 0.015 + 3.5 * np.sqrt(0.05 * 0.95 / 1_024), rejected
+        assert abs(rejected - 0.05) < 0.007 + 3.5 * np.sqrt(0.05 * 0.95 / 1_024), rejected
     limit = jaxlsgd.random_scaling(critical="schedule").law.joint(plan, ())  # type: ignore[misc]
     assert np.mean(limit.quantile(0.95, 5) < W) > 0.1  # what the limit law does

@@ -13,7 +13,9 @@ multiplicative and local noise.
 Rounds are put into bins, a new one when m, E_m or η_m has changed by a factor of two. Within a bin b, with
 s = x̄_{m−1} − c_b for its first average c_b, the statistic keeps
 
-    Σh, ΣEh, ΣEs, ΣE²s, ΣEHs   (d each)      Σhhᵀ, ΣEhsᵀ, ΣE²ssᵀ, ΣEH   (d × d each)
+    Σh, ΣEh, ΣEs, ΣE²s, ΣEHs   (d each)      Σhhᵀ, ΣEhsᵀ, ΣE²ssᵀ, ΣEH   (d × d each),
+
+ΣEs over the rounds whose Hessian is known as well,
 
 so that an early part that is still far away, or has exploded, can be left out at the end. `one_step` makes
 an interval of them; this file streams them.
@@ -52,6 +54,7 @@ class Sums(NamedTuple):
     Es: Array  # (d,) Σ E s
     EEs: Array  # (d,) Σ E² s
     EHs: Array  # (d,) Σ E H s
+    known_Es: Array  # (d,) Σ E s over rounds whose Hessian is known
     hh: Array  # (d, d) Σ h hᵀ
     Ehs: Array  # (d, d) Σ E h sᵀ
     EEss: Array  # (d, d) Σ E² s sᵀ
@@ -94,18 +97,18 @@ class OneStepState(NamedTuple):
 
 
 @functools.cache
-def binned_rounds() -> Accumulator:
-    """The sums above as a streaming statistic."""
+def binned_rounds(hessian_every: int = 1) -> Accumulator:
+    """The sums above as a streaming statistic, with the Hessian of every s-th synchronisation."""
 
     def add(state: OneStepState, sync: Sync) -> OneStepState:
-        return _add(state, sync)
+        return _add(state, sync, hessian_every)
 
     def update(state: OneStepState, sync: Sync) -> OneStepState:
         E = jnp.asarray(sync.E, jnp.int32)
         clock = state.clock
         next_block = (clock.t + E) // BLOCK > clock.t // BLOCK
         due = next_block & _changed(clock, jnp)
-        return _add(lax.cond(due, roll, lambda same: same, state), sync)
+        return add(lax.cond(due, roll, lambda same: same, state), sync)
 
     return Accumulator(
         _init,
@@ -121,7 +124,7 @@ def _init(params: Params) -> OneStepState:
     x = widened(flatten(params))
     line, square = jnp.zeros_like(x), x[:, None] * jnp.zeros_like(x)[None, :]
     zero, count = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
-    sums = Sums(x, line, line, line, line, line, square, square, square, square)
+    sums = Sums(x, *[line] * 6, *[square] * 4)
     counts = Counts(zero, zero, zero, zero, jnp.zeros(len(GRID), x.dtype))
     clock = Clock(count, count, zero, zero, count, zero, zero, count, counts, _bins(counts))
     return OneStepState(clock, sums, _bins(sums), x, square)
@@ -131,9 +134,12 @@ def _bins(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros((BINS, *leaf.shape), leaf.dtype), tree)
 
 
-def _add(state: OneStepState, sync: Sync) -> OneStepState:
-    if sync.hessian is None:
+def _add(state: OneStepState, sync: Sync, every: int) -> OneStepState:
+    if sync.hessian is None and every == 1:
         raise refusal("sync", "have hessian at the average, which one_step needs", None)
+    # One that is due and missing must show.
+    missing = jnp.full_like(state.H, jnp.nan)
+    hessian = missing if sync.hessian is None else widened(jnp.asarray(sync.hessian))
     after = widened(flatten(sync.params))
     dtype = after.dtype
     E, eta = jnp.asarray(sync.E, dtype), jnp.asarray(sync.eta, dtype)
@@ -144,21 +150,24 @@ def _add(state: OneStepState, sync: Sync) -> OneStepState:
     c = jnp.where(empty, state.x, old.c)
     s = state.x - c
     Es, EEs = E * s, (E * E) * s
-    Hs = _product(state.H, s)
+    # The Hessian at x_0 is not among what statistics are fed.
+    known = (state.clock.m > 0) & (state.clock.m % every == 0)
+    H = state.H if every == 1 else jnp.where(known, state.H, 0)
     now = Sums(
         c,
         old.h + h,
         old.Eh + E * h,
         old.Es + Es,
         old.EEs + EEs,
-        old.EHs + E * Hs,
+        old.EHs + E * _product(H, s),
+        old.known_Es + jnp.where(known, Es, 0),
         old.hh + h[:, None] * h[None, :],
         old.Ehs + h[:, None] * Es[None, :],
         old.EEss + s[:, None] * EEs[None, :],
-        old.EH + E * state.H,
+        old.EH + E * H,
     )
-    clock = _tick(state.clock, E, eta, jnp.asarray(sync.E, jnp.int32), empty)
-    return OneStepState(clock, now, state.past, after, widened(jnp.asarray(sync.hessian)))
+    clock = _tick(state.clock, E, eta, jnp.asarray(sync.E, jnp.int32), empty, known)
+    return OneStepState(clock, now, state.past, after, hessian)
 
 
 def _product(H: Array, s: Array) -> Array:
@@ -171,10 +180,11 @@ def _product(H: Array, s: Array) -> Array:
     return total
 
 
-def _tick(clock: Clock, E: Array, eta: Array, steps: Array, empty: Array) -> Clock:
+def _tick(
+    clock: Clock, E: Array, eta: Array, steps: Array, empty: Array, hessian_known: Array
+) -> Clock:
     m, now = clock.m + 1, clock.now
-    # The Hessian at x_0 is not among what statistics are fed.
-    known = now.known + jnp.where(clock.m > 0, E, 0)
+    known = now.known + jnp.where(hessian_known, E, 0)
     pull = one_minus_power(eta * jnp.asarray(GRID, E.dtype), E) / eta
     counts = Counts(now.n + 1, now.E + E, now.EE + E * E, known, now.pull + pull)
     return Clock(

@@ -7,50 +7,23 @@ W_T = w_T, W_m = w_m + ρ_{m+1}W_{m+1} and Cov(ȳ) = Q [Σ_m W_m(λ_i) W_m(λ_j)
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
-from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
-from jaxlsgd.core.problem import Array, Params, flatten
+from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
+from jaxlsgd.core.problem import Array
 from jaxlsgd.inference import finite_horizon
 from jaxlsgd.inference import plug_in as plug_in_lib
 from jaxlsgd.inference.laws.normal import NORMAL
-from jaxlsgd.inference.sums import compensated_add, widened
-
-
-class MeanState(NamedTuple):
-    """The running average over observations."""
-
-    mean: Array  # (d,)
-    lost: Array  # (d,) its rounding error so far
-    t: Array  # () int32, observations so far
-
-
-@functools.cache
-def observation_mean() -> Accumulator:
-    """Σ E_n x̄_n/t_m as a streaming statistic."""
-
-    def init(params: Params) -> MeanState:
-        y = jnp.zeros_like(widened(flatten(params)))
-        return MeanState(y, y, jnp.zeros((), jnp.int32))
-
-    def update(state: MeanState, sync: Sync) -> MeanState:
-        x = widened(flatten(sync.params))
-        t = state.t + jnp.asarray(sync.E, jnp.int32)
-        share = jnp.asarray(sync.E, x.dtype) / t.astype(x.dtype)
-        move = ((x - state.mean) - state.lost) * share
-        return MeanState(*compensated_add(state.mean, state.lost, move), t)
-
-    return Accumulator(init, update, shared=("t",))
+from jaxlsgd.inference.path_mean import path_mean
 
 
 def plug_in_estimator(name: str, finite: bool) -> Estimator:
     """Plug-in for the average over observations; see `plug_in(average="observations")`."""
     return Estimator(
         name=name,
-        accumulators=(plug_in_lib.curvature(), observation_mean()),
+        accumulators=(plug_in_lib.curvature(), path_mean(observations=True)),
         measure=_measure_finite if finite else _measure,
         law=NORMAL,
         matrix=_matrix_finite if finite else _matrix,

@@ -8,6 +8,10 @@ Cov ε_m = n_m ∘ S̃, see `finite_horizon`, and its sums P_n = s_1 + … + s_n
 (s, P) is a Markov chain, so that it is drawn from one kept round to the next with its exact moments, the
 start's fading part is added, and W is read off for any contrasts. Between kept rounds the squares in V̂ are
 interpolated, which leaves its mean as it is.
+
+At the 5 % level, t_T = 5,000 and q = 2 and 5, the test rejected in 4.4 to 5.1 % of 4,096 runs (standard error 0.34)
+of the paper's models under C1 and P(1/2), and the limit law in 8 to 67 %. Critical values of a run's own law,
+from its own Ĝ and Ŝ and these draws, scatter by 1.5 to 3 %, and reject in 4.3 to 5.0 %.
 """
 
 from __future__ import annotations

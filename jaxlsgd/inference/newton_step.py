@@ -1,0 +1,297 @@
+"""From bins of rounds to x̂ and its covariance; the formulas are in `one_step`.
+
+Everything is measured from where the last bin began, so that a path far from the origin loses no digits. The
+basis of H(x)'s eigenvectors makes λ̃ a vector: a general solve does not compile for every accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxlsgd.core.problem import Array
+from jaxlsgd.inference.binned_rounds import BINS, GRID, Clock, Counts, OneStepState, Sums
+
+_FLOOR = 1e-6  # smallest eigenvalue of H(x) allowed, as a share of the largest
+_STUB = 0.03  # an open bin with less than this share of the observations joins the one before
+_FOR_HESSIAN, _FOR_SLOPE, _LEAST_TAIL = 0.75, 0.97, 0.5  # shares of the observations
+_HIGH = lax.Precision.HIGHEST
+
+
+class Reading(NamedTuple):
+    """x̂ and what its interval is made of."""
+
+    estimate: Array  # (d,)
+    V: Array  # (d, d)
+    df: Array  # (d,)
+    curvature: Array  # (d,) κ/√V
+    left_out: Array  # () share of the observations
+    floored: Array  # () bool
+
+
+class Tail(NamedTuple):
+    """What the bins from one on give, in the coordinates of the parameters unless said otherwise."""
+
+    move: Array  # (d,) x̂ − x
+    D: Array  # (d,) in the basis of H(x)
+    curvature: Array  # (d,) κ
+    variances: Array  # (bins, d) what each bin adds to V_jj
+    df: Array  # (d,) Satterthwaite's degrees of freedom
+
+
+Score = Callable[[Tail], Array]
+
+
+class _Bins(NamedTuple):
+    """The bins, and what they have in all views."""
+
+    sums: Sums
+    counts: Counts
+    p: Array  # (bins, d) mean place
+    G: Array  # (bins, d, d) mean Hessian
+    bent: Array  # (bins, d) Σ E (H − G_b)(x̄ − p_b)/2
+    used: Array  # (bins,) bool
+    after: Array  # (bins,) observations from each bin on
+
+
+class _Hessians(NamedTuple):
+    """H(x) = G + slope [x − at]."""
+
+    G: Array  # (d, d)
+    at: Array  # (d,)
+    slope: Array  # (d, d, d)
+
+
+class _View(NamedTuple):
+    """The bins as seen from x, in the basis of the eigenvectors of H(x)."""
+
+    values: Array  # (d,)
+    Q: Array  # (d, d), columns
+    floored: Array  # () bool
+    pulled: Array  # (bins, d) λ̃_b
+    gradient: Array  # (bins, d) R_b ∇F(p_b) if x were x*
+    residual: Array  # (bins, d) Σ h less what the gradients explain
+    linear: Array  # (bins, d) the same for a loss without curvature
+    D: Array  # (bins, d) Σ E λ̃_b
+    K: Array  # (bins, d, d)
+    place: Array  # (bins, d) p_b − c_b
+    spread: Array  # (bins, d, d) Σ (h − E K s)(h − E K s)ᵀ
+    lever: Array  # (bins, d) Σ E (h − E K s)
+
+
+def read(state: OneStepState, score: Score) -> Reading:
+    """x̂ from the tail of bins with the lowest score."""
+    bins, center = _bins(*_all_bins(state))
+    total, places = jnp.maximum(bins.after[0], 1), jnp.arange(BINS)
+    near, wide = (_last_share(bins, share) for share in (_FOR_HESSIAN, _FOR_SLOPE))
+    flat = _mean_hessian(bins, near)
+    x = flat.at
+    first = _view(bins, flat, x)
+    look = _tail(bins, first, near)
+    hessians = flat._replace(slope=_slope(bins, wide, _covariance(bins, first, look, near)))
+    x = x + look.move
+    view = _view(bins, hessians, x)
+    x = x + _tail(bins, view, near).move
+    view = _view(bins, hessians, x)
+
+    def one(begin: Array) -> tuple[Tail, Array]:
+        found = _tail(bins, view, bins.used & (places >= begin))
+        enough = bins.used[begin] & (bins.after[begin] >= _LEAST_TAIL * total)
+        value = jnp.where(enough, score(found), jnp.inf)
+        return found, jnp.where(jnp.isnan(value), jnp.inf, value)
+
+    tails, scores = lax.map(one, places)
+    pick = jnp.argmin(scores)
+    best = jax.tree.map(lambda leaf: leaf[pick], tails)
+    V = _covariance(bins, view, best, bins.used & (places >= pick))
+    se = jnp.sqrt(jnp.diagonal(V))
+    return Reading(
+        center + (x + best.move),
+        V,
+        best.df,
+        best.curvature / jnp.where(se > 0, se, 1),
+        1 - bins.after[pick] / total,
+        view.floored,
+    )
+
+
+def _times(M: Array, v: Array) -> Array:
+    return jnp.einsum("...ij,...j->...i", M, v, precision=_HIGH)
+
+
+def _kept(chosen: Array, values: Array) -> Array:
+    """Those of the chosen bins; what has exploded in another must not make a NaN of 0 · ∞."""
+    return jnp.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
+
+
+def _all_bins(state: OneStepState) -> tuple[Sums, Counts]:
+    """Closed bins and the open one, which joins the one before where it is a mere stub."""
+    clock: Clock = state.clock
+    b, before = clock.bin, jnp.maximum(clock.bin - 1, 0)
+    stub = (b > 0) & (clock.now.E < _STUB * (jnp.sum(clock.past.E) + clock.now.E))
+    at = jnp.where(stub, before, b)
+    last = jax.tree.map(lambda leaf: leaf[before], state.past)
+    joined = _joined(last, state.now, clock.now)
+    open_ = jax.tree.map(lambda one, two: jnp.where(stub, one, two), joined, state.now)
+    count = jax.tree.map(
+        lambda all_, now: jnp.where(stub, all_[before] + now, now), clock.past, clock.now
+    )
+    put = lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, at, 0)  # noqa: E731
+    return jax.tree.map(put, state.past, open_), jax.tree.map(put, clock.past, count)
+
+
+def _joined(one: Sums, two: Sums, of_two: Counts) -> Sums:
+    """Two bins as one that begins where the first does."""
+    d = two.c - one.c
+    outer = lambda u, v: u[:, None] * v[None, :]  # noqa: E731
+    Hd = jnp.sum(two.EH * d[None, :], axis=1)
+    EEss = two.EEss + outer(two.EEs, d) + outer(d, two.EEs) + of_two.EE * outer(d, d)
+    moved = two._replace(
+        Es=two.Es + of_two.E * d,
+        known_Es=two.known_Es + of_two.known * d,
+        EEs=two.EEs + of_two.EE * d,
+        EHs=two.EHs + Hd,
+        Ehs=two.Ehs + outer(two.Eh, d),
+        EEss=EEss,
+    )
+    return jax.tree.map(jnp.add, one, moved)._replace(c=one.c)
+
+
+def _bins(sums: Sums, counts: Counts) -> tuple[_Bins, Array]:
+    """The bins measured from where the last began, and that place."""
+    used = counts.n > 0
+    center = sums.c[jnp.max(jnp.where(used, jnp.arange(BINS), 0))]
+    sums = sums._replace(c=sums.c - center)
+    E, known = jnp.maximum(counts.E, 1), jnp.maximum(counts.known, 1)
+    p = sums.c + sums.Es / E[:, None]
+    G = (sums.EH + jnp.swapaxes(sums.EH, 1, 2)) / 2 / known[:, None, None]
+    seen = counts.known > 0
+    # A bin of one round has no Hessian: that of all others stands in.
+    mean = jnp.sum(_kept(seen, E[:, None, None] * G), 0) / jnp.maximum(jnp.sum(E * seen), 1)
+    G = jnp.where(seen[:, None, None], G, mean)
+    bent = (sums.EHs - _times(G, sums.known_Es)) * (E / known / 2)[:, None]
+    after = jnp.cumsum(counts.E[::-1])[::-1]
+    return _Bins(sums, counts, p, G, bent, used, after), center
+
+
+def _last_share(bins: _Bins, share: float) -> Array:
+    """The fewest last bins with a share of the observations."""
+    enough = bins.used & (bins.after >= share * bins.after[0])
+    places = jnp.arange(BINS)
+    return bins.used & (places >= jnp.max(jnp.where(enough, places, 0)))
+
+
+def _weights(bins: _Bins, chosen: Array) -> Array:
+    E = jnp.where(chosen, bins.counts.E, 0)
+    return E / jnp.maximum(jnp.sum(E), 1)
+
+
+def _mean_hessian(bins: _Bins, chosen: Array) -> _Hessians:
+    weight = _weights(bins, chosen)
+    G = jnp.sum(_kept(chosen, weight[:, None, None] * bins.G), 0)
+    at = jnp.sum(_kept(chosen, weight[:, None] * bins.p), 0)
+    return _Hessians(G, at, jnp.zeros((*G.shape, at.shape[0]), G.dtype))
+
+
+def _slope(bins: _Bins, chosen: Array, V: Array) -> Array:
+    """How the Hessian changes with its place, (d, d, d), by ridge regression over bins."""
+    sizes = jnp.sum(jnp.abs(bins.G), (1, 2)) + jnp.sum(bins.p * bins.p, 1)
+    chosen = chosen & jnp.isfinite(sizes)
+    mean, weight = _mean_hessian(bins, chosen), _weights(bins, chosen)
+    dp, dG = _kept(chosen, bins.p - mean.at), _kept(chosen, bins.G - mean.G)
+    scatter = jnp.einsum("b,bi,bj->ij", weight, dp, dp, precision=_HIGH)
+    values, Q, _ = _spectrum(scatter + jnp.sum(chosen) * V)
+    crossed = jnp.einsum("b,bij,bk->ijk", weight, dG, dp, precision=_HIGH)
+    return jnp.einsum("ijk,kl,l,ml->ijm", crossed, Q, 1 / values, Q, precision=_HIGH)
+
+
+def _hessian_at(hessians: _Hessians, x: Array) -> Array:
+    return hessians.G + _times(hessians.slope, x - hessians.at)
+
+
+def _spectrum(G: Array) -> tuple[Array, Array, Array]:
+    """Eigenvalues with a floor, eigenvectors as columns, and whether the floor acted."""
+    G = (G + G.T) / 2
+    finite = jnp.all(jnp.isfinite(G))
+    values, Q = jnp.linalg.eigh(jnp.where(finite, G, jnp.eye(G.shape[0], dtype=G.dtype)))
+    floor = _FLOOR * jnp.max(jnp.abs(values))
+    low = jnp.any(values < floor)
+    return jnp.where(finite, jnp.maximum(values, floor), jnp.nan), Q, low & finite
+
+
+def _pulled(counts: Counts, values: Array) -> Array:
+    """λ̃_b, (bins, d): cubic interpolation of λ̃/λ in ln λ."""
+    grid, dtype = np.log(GRID), values.dtype
+    ratio = counts.pull / jnp.maximum(counts.E, 1)[:, None] / jnp.asarray(GRID, dtype)
+    place = (jnp.log(values) - grid[0]) / (grid[1] - grid[0])
+    left = jnp.clip(jnp.floor(jnp.where(jnp.isnan(place), 0, place)), 1, len(GRID) - 3)
+    u = jnp.clip(place - left, -1, 2).astype(dtype)
+    left = left.astype(jnp.int32)
+    weights = (
+        -u * (u - 1) * (u - 2) / 6,
+        (u + 1) * (u - 1) * (u - 2) / 2,
+        -(u + 1) * u * (u - 2) / 2,
+        (u + 1) * u * (u - 1) / 6,
+    )
+    found = sum(w[None, :] * ratio[:, left + i - 1] for i, w in enumerate(weights))
+    return found * values
+
+
+def _view(bins: _Bins, hessians: _Hessians, x: Array) -> _View:
+    here, gaps = _hessian_at(hessians, x), bins.p - x
+    values, Q, floored = _spectrum(here)
+    pulled = _pulled(bins.counts, values)
+    turn = lambda rows: _times(Q.T, rows)  # noqa: E731
+    square = lambda all_: jnp.einsum("ji,bjk,kl->bil", Q, all_, Q, precision=_HIGH)  # noqa: E731
+    change = jnp.einsum("ijk,bk->bij", hessians.slope, gaps, precision=_HIGH)
+    ratio, E = pulled / values, bins.counts.E[:, None]
+    gradient = ratio * turn(_times(here + change / 2, gaps))
+    h, sums = turn(bins.sums.h), bins.sums
+    own = jnp.eye(len(values), dtype=values.dtype) * (2 * pulled - values)[:, None, :]
+    K = (square(bins.G) + own) / 2
+    CK = jnp.einsum("bij,bkj->bik", square(sums.Ehs), K, precision=_HIGH)
+    KSK = jnp.einsum("bij,bjk,blk->bil", K, square(sums.EEss), K, precision=_HIGH)
+    return _View(
+        values,
+        Q,
+        floored,
+        pulled,
+        gradient,
+        h - E * gradient - ratio * turn(bins.bent),
+        h - E * pulled * turn(gaps),
+        E * pulled,
+        K,
+        turn(bins.p - sums.c),
+        square(sums.hh) - CK - jnp.swapaxes(CK, 1, 2) + KSK,
+        turn(sums.Eh) - _times(K, turn(sums.EEs)),
+    )
+
+
+def _tail(bins: _Bins, view: _View, chosen: Array) -> Tail:
+    """One Newton step from x with the chosen bins."""
+    Q, D = view.Q, jnp.sum(_kept(chosen, view.D), 0)
+    move, straight = (-jnp.sum(_kept(chosen, each), 0) / D for each in (view.residual, view.linear))
+    residuals = _kept(chosen, _residuals(bins, view, move))
+    V = jnp.einsum("ji,bik->bjk", Q / D, residuals, precision=_HIGH)
+    v = jnp.sum(V * (Q / D), axis=2)
+    df = jnp.sum(v, 0) ** 2 / jnp.sum(v**2 / jnp.maximum(bins.counts.n, 1)[:, None], 0)
+    return Tail(_times(Q, move), D, _times(Q, straight - move), v, df)
+
+
+def _residuals(bins: _Bins, view: _View, move: Array) -> Array:
+    """Σ r rᵀ of each bin, r = h − E [R_b ∇F(p_b) + K_b (x̄ − p_b)], after a move of x."""
+    gap = view.gradient - view.pulled * move - _times(view.K, view.place)
+    outer = view.lever[:, :, None] * gap[:, None, :]
+    square = bins.counts.EE[:, None, None] * gap[:, :, None] * gap[:, None, :]
+    return view.spread - outer - jnp.swapaxes(outer, 1, 2) + square
+
+
+def _covariance(bins: _Bins, view: _View, tail: Tail, chosen: Array) -> Array:
+    residuals = _residuals(bins, view, _times(view.Q.T, tail.move))
+    middle, left = jnp.sum(_kept(chosen, residuals), 0), view.Q / tail.D
+    return jnp.einsum("ji,ik,lk->jl", left, middle, left, precision=_HIGH)
