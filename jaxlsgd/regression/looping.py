@@ -129,9 +129,7 @@ class Run:
         self.rule = space.rule(sizes, batches, self.steps, asked)
         self.width = running.padded(int(np.ceil(sizes.max() / self.steps)))
         self.data = running.ClientRows(
-            *running.by_client(
-                self.rows.X @ space.W, self.rows.y, self.rows.client, sizes, int(sizes.max())
-            )
+            *running.by_client(self.rows.X @ space.W, self.rows.y, sizes, int(sizes.max()))
         )
 
     def go(self, slower: float) -> Finished | None:

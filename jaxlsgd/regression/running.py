@@ -128,13 +128,14 @@ def run_pass(
 
 
 def by_client(
-    A: Any, y: Any, client: NDArray[np.int64], sizes: NDArray[np.int64], longest: int
+    A: Any, y: Any, sizes: NDArray[np.int64], longest: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Rows that are sorted by client, (n, d) and (n,), as (K, length, d) and (K, length) with zeros."""
     shape = (len(sizes), padded(longest))
     rows, targets = np.zeros((*shape, A.shape[1]), np.float32), np.zeros(shape, np.float32)
-    place = np.arange(len(y)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    rows[client, place], targets[client, place] = A, y
+    ends = np.cumsum(sizes)
+    for k, (end, n) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
+        rows[k, :n], targets[k, :n] = A[end - n : end], y[end - n : end]
     return rows, targets
 
 

@@ -104,8 +104,8 @@ class _Chunk(NamedTuple):
     """Rows of one chunk, sorted by client."""
 
     A: FloatArray  # (n, d) whitened, float32
-    y: FloatArray
-    client: NDArray[np.int64]
+    y: FloatArray  # (n,)
+    sizes: NDArray[np.int64]  # (K,)
 
 
 class _Stream:
@@ -129,7 +129,7 @@ class _Stream:
         rule = space.rule(sizes, batches, chunks * CHUNK_STEPS, asked)
         self.rule = rule._replace(eta=rule.eta * slower)
         self.share, self.rng = share, np.random.default_rng([asked.seed, 2])
-        self.map = (space.W / space.rows.coordinates.scale[:, None]).astype(np.float64)
+        self.W = space.W.astype(np.float32)
         self.longest = int(1.1 * CHUNK * share.max()) + 50
         self.carried = running.start(asked.methods, space.start)
         self.setting = running.on_device(space.setting())
@@ -172,10 +172,10 @@ class _Stream:
         return [read(method, state, plan) for method, state in pairs]
 
     def _run(self, chunk: _Chunk) -> None:
-        sizes = np.bincount(chunk.client, minlength=len(self.share))
+        sizes = chunk.sizes
         rounds = CHUNK_STEPS // self.rule.E
         steps, longest = rounds * self.rule.E, max(self.longest, int(sizes.max()))
-        data = running.by_client(chunk.A, chunk.y, chunk.client, sizes, longest)
+        data = running.by_client(chunk.A, chunk.y, sizes, longest)
         width = running.padded(-(-longest // steps))
         order = running.reshuffled(self.rng, sizes, steps, self.rule.E, width)
         setting = self.setting
@@ -220,15 +220,17 @@ class _Stream:
         if (place < 0).any():
             rule = f"be in random order: client {str(labels[place < 0][0])!r} is not among the first rows"
             raise refusal("file", rule, f"{int(self.met.sum()):,} rows without", _SHUFFLE)
-        self._check_alike(place)
+        sizes = np.bincount(place, minlength=len(self.share))
+        self._check_alike(sizes)
         order = np.argsort(place, kind="stable")
-        A = ((X - frame.center) @ self.map).astype(np.float32)
-        return _Chunk(A[order], frame.response(y[order]), place[order])
+        # Standardised in float64; the product is of numbers around 1.
+        A = frame.features(X).astype(np.float32)[order] @ self.W
+        return _Chunk(A, frame.response(y[order]), sizes)
 
-    def _check_alike(self, place: NDArray[np.int64]) -> None:
+    def _check_alike(self, sizes: NDArray[np.int64]) -> None:
         """Refuses a chunk that is unlike the first rows: a file in order of clients."""
-        found = np.bincount(place, minlength=len(self.share)) / len(place)
-        noise = 6 * np.sqrt(self.share * (1 - self.share) / len(place))
+        found = sizes / sizes.sum()
+        noise = 6 * np.sqrt(self.share * (1 - self.share) / sizes.sum())
         unlike = np.abs(found - self.share) > _UNLIKE * self.share + noise
         if unlike.any():
             k = int(np.argmax(unlike))
@@ -252,9 +254,11 @@ def _part(block: Block, part: slice) -> Block:
     return Block(block.X[part], block.y[part], block.client[part], 0)
 
 
-def _places(known: tuple[str, ...], labels: NDArray[Any]) -> NDArray[np.int64]:
+def _places(known: tuple[str, ...], labels: NDArray[Any]) -> NDArray[np.integer[Any]]:
     """Where each label stands among the known ones; −1 for another."""
     pandas = extra("pandas")
     codes, found = pandas.factorize(labels)
     index = pandas.Index(known).get_indexer([str(one) for one in found])
-    return index[codes].astype(np.int64)
+    # Of few bits, as sorting is then by counting.
+    kind = np.int16 if len(known) < 1 << 15 else np.int64
+    return index[codes].astype(kind)
