@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Setting = tuple[Any, ...]  # problem and algorithm
 _TITLE_WIDTH = 46  # characters
+_MOST_NAMES = 10  # along x
 _BARS = {"coverage": "95 % Wilson intervals", "length": "standard deviations"}
 
 
@@ -80,7 +81,8 @@ def by_schedule(rows: Sequence[Row], measure: str, everyone: Sequence[Row] | Non
         for axis in line if not coverage else ():
             axis.set_ylim(bottom=0)
     drawing.legend(figure, looks, lines=False, level=level if coverage else None)
-    marked = coverage and any(100 * row["coverage"] < _floor(rows) for row in rows)
+    floor = _floor(rows) if coverage else 0.0
+    marked = coverage and any(100 * row["coverage"] < floor for row in rows)
     about = _about(rows, _BARS[measure], marked)
     drawing.note(figure, about, _failed(everyone or rows, hollow=coverage))
     return figure
@@ -103,6 +105,7 @@ def _by_schedule(rows: Sequence[Row], measure: str) -> tuple[Figure, Any, dict[s
         _draw_points(axis, group, measure, ("schedule", places), ("method", looks), floor)
         axis.set_title(_title(problem, algorithms[algorithm], _steps(rows)))
         _named_ticks(axis, schedules)
+        _separate(axis, len(schedules))
     for axis in flat[len(settings) :]:
         axis.set_visible(False)
     return figure, axes, {labels[name]: look for name, look in looks.items()}
@@ -125,7 +128,8 @@ def _by_horizon(rows: Sequence[Row], measure: str) -> tuple[Figure, Any, dict[st
             chosen = [row for row in group if row["method"] == method]
             _draw_points(axis, chosen, measure, ("num_steps", places), ("schedule", looks), floor)
             axis.set_title(_title(problem if several else "", label, algorithms[algorithm]))
-            _named_ticks(axis, [f"{steps:,}" for steps in horizons])
+            _separate(axis, len(horizons))
+    _named_ticks(axes[0][0], [f"{steps:,}" for steps in horizons])  # all panels share them
     for axis in axes[-1]:
         axis.set_xlabel("Observations per client")
     return figure, axes, looks
@@ -166,11 +170,18 @@ def _draw_points(
 
 
 def _named_ticks(axis: Axes, names: Sequence[str]) -> None:
-    axis.set_xticks(range(len(names)), names)
+    """Names along x, of many only some."""
+    places = range(0, len(names), -(-len(names) // _MOST_NAMES))
+    axis.set_xticks(places, [names[i] for i in places])
     axis.set_xlim(-0.5, len(names) - 0.5)
+
+
+def _separate(axis: Axes, count: int) -> None:
+    """Faint lines between so many places."""
     axis.tick_params(axis="x", length=0)
-    for i in range(1, len(names)):
-        axis.axvline(i - 0.5, color="#EEEEEE", linewidth=0.6, zorder=0)
+    between = [i - 0.5 for i in range(1, count)]
+    across = axis.get_xaxis_transform()
+    axis.vlines(between, 0, 1, transform=across, color="#EEEEEE", linewidth=0.6, zorder=0)
 
 
 def _point(row: Row, measure: str) -> tuple[float, float, float]:
