@@ -1,12 +1,13 @@
 """A pilot on some of the rows: where to start, in which coordinates, and with which steps.
 
-Newton's method finds the minimiser θ̂ of the pilot's rows (all of a small table, 20,000 drawn from the clients
-of a larger one). There, with Ĝ = Σ p_k H_k, clients' mean gradients ḡ_k and covariances S_k, in coordinates
-where Ĝ = I, and for B_k rows of client k a step, the first step η_1 of η_m = η_1 m^(−α) is the smallest of
+Newton's method finds the minimiser θ̂ of some rows: 20,000 drawn at random, or all of a smaller table, whose run
+then starts where it should end, and has more to measure than to travel. There, with Ĝ = Σ p_k H_k, clients' mean
+gradients ḡ_k and covariances S_k (of all rows that are in memory), in coordinates where Ĝ = I, and for B_k rows of
+client k a step, the first step η_1 of η_m = η_1 m^(−α) is the smallest of
 
-    stability   ½ / max_k λ_max(H_k + C_k/B_k),   C_k = mean of f''² ‖a‖² a aᵀ: half of what a quadratic
-                loss with these rows would bear, twice over;
-    noise       (2 E max_k tr(S_k)/B_k)^(−½): local steps wander by less than a curvature's length;
+    stability   ½ / max_k λ_max(H_k + C_k/B_k),   C_k = mean of f''² ‖a‖² a aᵀ: a quarter of what a quadratic
+                loss with these rows would bear;
+    noise       (2 E max_k tr(S_k)/B_k)^(−½): what E local steps wander by stays below ½ in Ĝ's norm, squared;
     drift       clients whose slopes and curvatures differ pull E local steps aside, by
                 ½ (E − 1) η̄ Ĝ⁻¹ Σ p_k H_k (ḡ_k − ḡ); this may be 5 % of the sample's standard error.
 
@@ -95,7 +96,9 @@ def minimise(
     return theta, count
 
 
-def _value(loss: Loss, X: FloatArray, y: FloatArray, weights: FloatArray, theta: FloatArray):
+def _value(
+    loss: Loss, X: FloatArray, y: FloatArray, weights: FloatArray, theta: FloatArray
+) -> float:
     with np.errstate(over="ignore"):
         rows = loss.family.loss(np, X @ theta, y, loss.tuning)
     return float(weights @ rows + 0.5 * np.sum(loss.ridge * theta**2))
