@@ -4,7 +4,7 @@ A local step of R replications launches a fixed number of kernels, moves bytes a
 
     seconds per step = kernels · launch  +  max(bytes / bandwidth, operations / rate)
 
-With clients on several devices a round adds one sum over them. The form of the model is fitted to this
+Cells that run as lanes share the kernels of a step and its draws. With clients on several devices a round adds one sum over them. The form of the model is fitted to this
 machine's processor and tried on sizes that the fit has not seen; for the H100 its numbers come from the
 compiled programs (kernels, bytes), from counting (operations) and from data sheets (the rest). Nothing about
 an H100 was measured.
@@ -36,10 +36,12 @@ class Device(NamedTuple):
     latency: float  # seconds of a sum over all devices, however small
 
 
-# NVIDIA's data sheet of the H100 SXM: 80 GB, 3.35 TB/s, 67 TFLOP/s in float32 and half as many integer
-# operations. Launch, link (400 Gbit/s a device) and latency are the usual orders of magnitude; half of the peak
-# is what such kernels reach.
-H100 = Device("H100", 80e9, 0.5 * 3.35e12, 0.5 * 33.5e12, 2.5e-6, 0.5 * 50e9, 30e-6)
+# NVIDIA's data sheet of the H100 SXM: 80 GB, 3.35 TB/s, 132 processors at 1.98 GHz, each with 64 units for
+# integers. (The 67 TFLOP/s in float32 are of 128 units, and count a multiplication and an addition as two.) Launch,
+# link (400 Gbit/s a device) and latency are the usual orders of magnitude; half of the peak is what such
+# kernels reach.
+INTEGERS = 132 * 64 * 1.98e9
+H100 = Device("H100", 80e9, 0.5 * 3.35e12, 0.5 * INTEGERS, 2.5e-6, 0.5 * 50e9, 30e-6)
 
 
 class Size(NamedTuple):
@@ -51,6 +53,7 @@ class Size(NamedTuple):
     rounds: int  # T
     replications: int
     matrices: bool = True  # full random scaling and plug-in, or the diagonal mode
+    lanes: int = 1  # cells that run side by side, each with so many replications
 
     @property
     def draws(self) -> int:
@@ -58,33 +61,37 @@ class Size(NamedTuple):
         return self.dim + 1
 
 
-# Of the compiled programs, benchmarks/results/accelerators.md. Rounds that are few, up to 16 in a
-# block of 64 steps, are fed to the statistics in a loop of their own.
-KERNELS_A_STEP, KERNELS_A_RARE_ROUND, KERNELS_A_ROUND = 7, 20, 1.5
+# Of the compiled programs (`scripts/compile_for_accelerators`): a local step with its draws and statistics.
+KERNELS_A_STEP = 3.4
 
 
 def step_bytes(size: Size) -> float:
     """Bytes that a local step of one client in one replication moves.
 
-    Of each two steps: the draws, complex, are written once and read by five kernels; the clients are read by
-    three and written by one; residuals are written twice and read four times.
+    Draws are written once and read four or five times, for all lanes; of each two steps, the clients are
+    read by three kernels and written by one; residuals are written once and read three times. An average
+    and the statistics move eleven vectors per step, and the matrices three of them in and out per 16 steps.
     """
-    draws = 8 * size.draws * (1 + 5)
-    clients = 4 * size.dim * (3 + 1)
-    return (draws + clients + 4 * (2 + 4)) / 2
+    draws = 4 * size.draws * (1 + 4.5)
+    clients = 4 * size.dim * (3 + 1) / 2
+    matrices = 2 * 3 * size.dim**2 / 16 if size.matrices else 0
+    return (
+        draws / size.lanes + clients + 4 * (1 + 3) + 4 * (11 * size.dim + matrices) / size.clients
+    )
 
 
 def step_operations(size: Size) -> float:
     """Operations of one client-step: threefry's 20 rounds serve two draws; the rest is multiplications."""
     generator = (20 * 3 + 15) / 2 + 25
-    return size.draws * generator + 10 * size.dim
+    return size.draws * generator / size.lanes + 10 * size.dim
 
 
 def state_bytes(size: Size) -> float:
-    """Memory of one replication: clients, two steps of draws three times over, statistics twice."""
+    """Memory of one replication of all lanes: clients, two steps of draws three times over, statistics twice."""
     matrices = 4 * size.dim**2 if size.matrices else 0
-    clients = size.clients * (4 * 3 * size.dim + 3 * 8 * size.draws)
-    return clients + 4 * 2 * (matrices + 12 * size.dim)
+    draws = size.clients * 3 * 8 * size.draws
+    own = size.clients * 4 * 3 * size.dim + 4 * 2 * (matrices + 12 * size.dim)
+    return draws + size.lanes * own
 
 
 class Cost(NamedTuple):
@@ -110,11 +117,9 @@ def cost(size: Size, device: Device, devices: int, shard_clients: bool = False) 
     if wide < 1:
         raise ValueError("one replication does not fit on a device; shard its clients over more")
     passes = -(-share // wide)
-    a_round = KERNELS_A_RARE_ROUND if size.rounds <= size.steps / 4 else KERNELS_A_ROUND
-    kernels = size.steps * KERNELS_A_STEP + size.rounds * a_round
-    launches = passes * kernels * device.launch
+    launches = passes * size.steps * KERNELS_A_STEP * device.launch
     each = max(step_bytes(mine) / device.bandwidth, step_operations(mine) / device.rate)
-    work = share * size.steps * mine.clients * each
+    work = share * size.steps * mine.clients * size.lanes * each
     network = 0.0
     if shard_clients and devices > 1:
         sums = 4 * (2 * size.dim + (size.dim**2 if size.matrices else 0))
@@ -157,6 +162,17 @@ TABLE = [
 ]
 
 
+HORIZONS = (5_000, 10_000, 20_000, 40_000)  # of the paper's Table 4, under five schedules each
+WIDTH = 24  # lanes of a program for 1,000 replications, see `jaxlsgd.engine.cost.LANES`
+
+
+def grid_seconds(replications: int) -> tuple[float, float]:
+    """All 20 cells of Table 4: one after another, and as lanes, of which the empty ones are paid for."""
+    cells = [PAPER._replace(steps=steps, replications=replications) for steps in HORIZONS]
+    one_by_one = 5 * sum(cost(cell, H100, 1).seconds for cell in cells)
+    return one_by_one, cost(cells[-1]._replace(lanes=WIDTH), H100, 1).seconds
+
+
 def markdown() -> str:
     """The table for sizes that were not run."""
     lines = [
@@ -177,7 +193,11 @@ def markdown() -> str:
         lines.append(
             f"| {what} | {devices} H100 | {found.side_by_side:,} | {times} | {found.binds} |"
         )
+    apart, together = grid_seconds(1_000)
     lines += [
+        "",
+        f"The 20 cells of the paper's Table 4, 1,000 replications each, on one H100: {_seconds(apart)} s one after "
+        f"another, {_seconds(together)} s as lanes of one program (of {WIDTH}, to the longest horizon).",
         "",
         "Partial participation is modelled as the clients that take part: the engine steps no others, and a client "
         "that sits out keeps nothing (it starts each of its rounds from the average), so 10⁶ clients cost what those "
@@ -186,9 +206,10 @@ def markdown() -> str:
         "- **One device, a few thousand replications: launches bind.** They do not depend on R, so more "
         "replications side by side are free until work takes over, at about "
         f"R = {_balance(PAPER):,} for the paper's problem.",
-        "- **One device, 10⁶ replications: memory bandwidth binds**, by the draws: of every two steps they are "
-        "written once and read five times. Drawing once for all cells of a study saves the writing and the generator, "
-        "not the reading; a kernel that made a whole step in one pass would save that too.",
+        f"- **One device, 10⁶ replications: {cost(PAPER, H100, 1).binds} binds.** Of {step_bytes(PAPER):.0f} bytes per "
+        f"client-step, {4 * PAPER.draws * 5.5:.0f} are draws, written once and read four or five times; lanes share "
+        f"them ({step_bytes(PAPER._replace(lanes=20)):.0f} bytes with 20). A kernel that made a whole step in one pass "
+        "would save that too.",
         "- **Many devices: nothing new binds** while replications are dealt out; each device needs enough of them "
         "to be past its launches.",
         "- **Clients sharded:** the sum of a round is small in the diagonal mode (latency binds) and large with "

@@ -126,3 +126,16 @@ def test_the_cost_model_knows_what_binds() -> None:
     with pytest.raises(ValueError, match="shard its clients"):
         cost_model.cost(large._replace(clients=10**9), cost_model.H100, 1)
     assert cost_model.markdown().count("H100 |") == len(cost_model.TABLE)
+    # Lanes share launches and draws.
+    apart, together = cost_model.grid_seconds(1_000)
+    assert together < apart / 3
+    lanes = few._replace(lanes=20)
+    assert cost_model.cost(lanes, cost_model.H100, 1).launches == pytest.approx(
+        cost_model.cost(few, cost_model.H100, 1).launches
+    )
+
+
+def test_the_cost_model_moves_the_bytes_that_were_compiled() -> None:
+    """As read from the H100's programs for linear regression: a cell alone, and 20 as lanes."""
+    assert cost_model.step_bytes(cost_model.PAPER) == pytest.approx(210, rel=0.1)
+    assert cost_model.step_bytes(cost_model.PAPER._replace(lanes=20)) == pytest.approx(84, rel=0.1)
