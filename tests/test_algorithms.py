@@ -274,6 +274,26 @@ def test_scaffold_begins_as_local_sgd_and_stays_so_for_single_steps():
     assert np.abs(ours[:, 75] - plain[:, 75]).max() > 1e-6
 
 
+def test_scaffold_ends_at_the_optimum_where_local_sgd_drifts():
+    """Without noise: client k's loss is ½ Σ_j h_kj (x_j − c_kj)², and 50 steps a round are many."""
+    rng = np.random.default_rng(2)
+    h, c, p, eta, steps = rng.uniform(0.2, 1.8, (3, 2)), rng.normal(size=(3, 2)), WEIGHTS, 0.02, 50
+    seen = tuple(np.broadcast_to(x, (steps, 3, 2)) for x in (h, c))
+    left = (1 - eta * h) ** steps  # of a client's distance to its own optimum
+    ends = {
+        local_sgd(): (p @ ((1 - left) * c)) / (p @ (1 - left)),
+        scaffold(): (p @ (h * c)) / (p @ h),
+    }
+    assert np.abs(np.subtract(*ends.values())).max() > 0.03
+    with jax.enable_x64(True):
+        for algorithm, end in ends.items():
+            rounds = plain_rounds(lambda x, o: 0.5 * jnp.sum(o[0] * (x - o[1]) ** 2), p, algorithm)
+            state = rounds.init(jnp.zeros(2))
+            for _ in range(150):
+                state, _ = rounds.round(state, seen, eta)
+            np.testing.assert_allclose(state.params, end, atol=1e-8)
+
+
 def test_chance_is_a_matter_of_replication_round_and_client():
     """Tiles do not matter, and replications differ."""
     algorithm = ALGORITHMS["participation"].ours()
