@@ -56,7 +56,9 @@ def problem(name: str, form: str) -> Any:
         return 0.5 * (z - seen[1]) ** 2 if linear else jax.nn.softplus(z) - seen[1] * z
 
     draws = Draws(normal=6) if linear else Draws(normal=5, uniform=1)
-    source = {"sample": sample} if form == "easy" else {"draws": draws, "observe": observe}
+    source: dict[str, Any] = (
+        {"sample": sample} if form == "easy" else {"draws": draws, "observe": observe}
+    )
     truths = np.asarray(known.clients.truth)
     return Problem(known.init, loss, known.num_clients, clients=truths, **source)
 
@@ -68,9 +70,13 @@ def simulate(name: str, form: str, num_steps: int, replications: int) -> Any:
     from jaxlsgd.runs.simulation import simulate as run
 
     plan = cases.plan(name, SCHEDULE, num_steps)
-    settings = {"replications": replications, "tile_size": replications}
     return run(
-        jax.random.key(1), problem(name, form), plan, methods=cases.both_methods(), **settings
+        jax.random.key(1),
+        problem(name, form),
+        plan,
+        replications=replications,
+        tile_size=replications,
+        methods=cases.both_methods(),
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives as p
 
@@ -91,7 +90,8 @@ def _score(jaxpr: core.Jaxpr) -> tuple[core.Var, ...] | None:
         depends.update(equation.outvars)
         if linear.issuperset(moving) and _is_linear(equation, moving):
             linear.update(equation.outvars)
-            if np.shape(equation.outvars[0].aval) == ():
+            shape: Any = equation.outvars[0].aval
+            if shape.shape == ():
                 candidates.append(same[equation.outvars[0]])
     for z in dict.fromkeys(candidates):
         group = tuple(v for v, first in same.items() if first is z)
