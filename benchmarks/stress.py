@@ -44,6 +44,13 @@ def run(replications: int, seed: int, only: str, done: set[str]) -> Iterator[Row
         yield from rows
 
 
+def names() -> list[str]:
+    """All cells, in order."""
+    from benchmarks.stress_cases import cases
+
+    return [_name(case) for case in cases()]
+
+
 def _name(case: Any) -> str:
     return f"{case.problem.name} {case.name}".strip() + f", {case.schedule}, {case.num_steps:,}"
 
@@ -116,6 +123,8 @@ def report(rows: Sequence[Row], seed: int) -> str:
         "",
     ]
     lines += _summary(rows)
+    if missing := [name for name in names() if name not in {row["cell"] for row in rows}]:
+        lines += ["", f"Not run yet, the same command goes on with them: {'; '.join(missing)}."]
     methods = list(dict.fromkeys(row["method"] for row in rows))
     for method in methods[::-1]:
         mine = [row for row in rows if row["method"] == method]

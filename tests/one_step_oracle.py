@@ -86,15 +86,19 @@ def oracle(path: Path, level: float = 0.95, every: int = 1) -> Found:
     )
     G, at = _mean(curve.G[near:], E, bins[near:]), _mean(curve.p[near:], E, bins[near:])
     flat = _at(path, bins, curve, at, G, np.zeros((*G.shape, len(at))))
+    halves = [b for b in range(len(bins)) if after[b] >= 0.5 * total]
+    calm = min(
+        halves, key=lambda b: np.log(_from(flat, range(b, len(bins)), level).half_width).mean()
+    )
+    near = max(near, calm)
+    G, at = _mean(curve.G[near:], E, bins[near:]), _mean(curve.p[near:], E, bins[near:])
     look = _from(flat, range(near, len(bins)), level)
     slope = _slope(path, bins, curve, wide, look.V)
     x = look.estimate
     x = _from(_at(path, bins, curve, x, G + slope @ (x - at), slope), range(near, len(bins)), level)
     x = x.estimate
     seen = _at(path, bins, curve, x, G + slope @ (x - at), slope)
-    tails = [
-        _from(seen, range(b, len(bins)), level) for b in range(len(bins)) if after[b] >= 0.5 * total
-    ]
+    tails = [_from(seen, range(b, len(bins)), level) for b in halves]
     return min(tails, key=lambda found: np.log(found.half_width).mean())
 
 

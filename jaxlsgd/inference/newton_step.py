@@ -89,25 +89,17 @@ def read(state: OneStepState, score: Score) -> Reading:
     bins, center = _bins(*_all_bins(state))
     total, places = jnp.maximum(bins.after[0], 1), jnp.arange(BINS)
     near, wide = (_last_share(bins, share) for share in (_FOR_HESSIAN, _FOR_SLOPE))
-    flat = _mean_hessian(bins, near)
-    x = flat.at
-    first = _view(bins, flat, x)
-    look = _tail(bins, first, near)
+    middle = jnp.zeros_like(center)  # where the last bin began: an early explosion is far from it
+    first = _view(bins, _mean_hessian(bins, near)._replace(at=middle), middle)
+    calm, _ = _best(bins, first, score)
+    near = near & (places >= calm)
+    flat, look = _mean_hessian(bins, near), _tail(bins, first, near)
     hessians = flat._replace(slope=_slope(bins, wide, _covariance(bins, first, look, near)))
-    x = x + look.move
+    x = middle + look.move
     view = _view(bins, hessians, x)
     x = x + _tail(bins, view, near).move
     view = _view(bins, hessians, x)
-
-    def one(begin: Array) -> tuple[Tail, Array]:
-        found = _tail(bins, view, bins.used & (places >= begin))
-        enough = bins.used[begin] & (bins.after[begin] >= _LEAST_TAIL * total)
-        value = jnp.where(enough, score(found), jnp.inf)
-        return found, jnp.where(jnp.isnan(value), jnp.inf, value)
-
-    tails, scores = lax.map(one, places)
-    pick = jnp.argmin(scores)
-    best = jax.tree.map(lambda leaf: leaf[pick], tails)
+    pick, best = _best(bins, view, score)
     V = _covariance(bins, view, best, bins.used & (places >= pick))
     se = jnp.sqrt(jnp.diagonal(V))
     return Reading(
@@ -118,6 +110,20 @@ def read(state: OneStepState, score: Score) -> Reading:
         1 - bins.after[pick] / total,
         view.floored,
     )
+
+
+def _best(bins: _Bins, view: _View, score: Score) -> tuple[Array, Tail]:
+    """The first bin of the tail with the lowest score, and that tail."""
+    places, least = jnp.arange(BINS), _LEAST_TAIL * jnp.maximum(bins.after[0], 1)
+
+    def one(begin: Array) -> tuple[Tail, Array]:
+        found = _tail(bins, view, bins.used & (places >= begin))
+        value = jnp.where(bins.used[begin] & (bins.after[begin] >= least), score(found), jnp.inf)
+        return found, jnp.where(jnp.isnan(value), jnp.inf, value)
+
+    tails, scores = lax.map(one, places)
+    pick = jnp.argmin(scores)
+    return pick, jax.tree.map(lambda leaf: leaf[pick], tails)
 
 
 def _times(M: Array, v: Array) -> Array:
