@@ -31,7 +31,8 @@ def blocks(path: str | Path) -> Iterator[Any]:
     path = _checked(path)
     with _said(path):
         if is_parquet(path):
-            with extra("pyarrow.parquet").ParquetFile(path) as source:
+            # With a buffer it would keep all that it has read.
+            with extra("pyarrow.parquet").ParquetFile(path, pre_buffer=False) as source:
                 for batch in source.iter_batches(BLOCK_ROWS):
                     yield batch.to_pandas()
             return
