@@ -168,10 +168,12 @@ def test_plan_says_when_much_of_a_tile_is_idle(capsys, study_file) -> None:
 
 def test_programs_are_counted_as_the_engine_lays_them_out() -> None:
     from jaxlsgd.engine.layout import lay_out
+    from jaxlsgd.engine.program import loop_for
 
     for schedule in ("C1", "C5", "P(1/2)"):
         study = small(schedules=[schedule], horizons=[3000], save_at=[])
-        layout = lay_out(study.cells[0].plan())
+        cell = study.cells[0]
+        layout = lay_out(cell.plan(), rooms=loop_for("cpu", cell.problem.built().made).rooms)
         rooms = {call.slots for group in layout.groups for call in group}
         assert forecast.forecast(study).programs == len(rooms)
 

@@ -21,6 +21,7 @@ class Loop(NamedTuple):
     unroll: int = 1  # iterations in one turn of the loop
     ahead: bool = True  # cells that share their draws have a block's draws made before it
     dense: bool = False  # few parameters: rounds are always fed to the statistics in the step loop
+    rooms: tuple[int, ...] = SLOTS  # for synchronisations in a block, other than one at every step
 
 
 # A CPU would make draws again in every pass that uses them, so that they come from the iteration before. On a
@@ -29,6 +30,9 @@ class Loop(NamedTuple):
 # included, and 210 of 286 bytes per client-step; 20 cells as lanes take 3.3 together, and 84 bytes.
 LOOPS = {"gpu": Loop(prepares=False, unroll=8, ahead=False, dense=True)}
 OTHER_LOOP = Loop()
+# Where a step is cheap, a second loop that makes its observations again is dearer than statistics at every step:
+# with K = 10 and d = 2 or 5 by a sixth (C5, P(1/2)); with d = 20 they are even, with K = 100 it is 1.4 times faster.
+FEW_PARAMETERS, FEW_CLIENTS = 10, 32
 
 
 class Program(NamedTuple):
@@ -59,7 +63,7 @@ class Program(NamedTuple):
     @property
     def rooms(self) -> tuple[int, ...]:
         """Room for synchronisations in a block, other than one at every step."""
-        return () if self.loop.dense else SLOTS
+        return () if self.loop.dense else self.loop.rooms
 
 
 class ProblemData(NamedTuple):
@@ -99,7 +103,9 @@ def loop_for(platform: str, problem: Problem) -> Loop:
     step itself writes, unless there are as many clients as parameters.
     """
     loop = LOOPS.get(platform, OTHER_LOOP)
-    return loop._replace(dense=loop.dense and problem.dim <= problem.num_clients)
+    d, K = problem.dim, problem.num_clients
+    rooms = SLOTS[:1] if d <= FEW_PARAMETERS and K <= FEW_CLIENTS else SLOTS
+    return loop._replace(dense=loop.dense and d <= K, rooms=rooms)
 
 
 def make_data(problem: Problem, dtype: str) -> ProblemData:

@@ -18,7 +18,8 @@ from jaxlsgd.core.estimator import Accumulator, Estimator, Sync
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.core.states import an_algorithm, check_algorithm, check_same
-from jaxlsgd.engine.layout import SLOTS, Layout, Whole, lay_out, lay_out_whole
+from jaxlsgd.engine.layout import Layout, Whole, lay_out, lay_out_whole
+from jaxlsgd.engine.program import loop_for
 from jaxlsgd.engine.statistics import start_all, update_all
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.plug_in import plug_in
@@ -68,12 +69,16 @@ class Cell:
         if not levels:
             raise refusal("levels", "have at least one level in (0, 1)", levels)
         object.__setattr__(self, "levels", tuple(checks.level(level) for level in levels))
-        object.__setattr__(self, "layout", lay_out(self.plan, self.save_at))
+        object.__setattr__(self, "layout", lay_out(self.plan, self.save_at, self._rooms))
         object.__setattr__(self, "save_at", self.layout.save_at)
+
+    @property
+    def _rooms(self) -> tuple[int, ...]:
+        return loop_for("cpu", self.problem).rooms
 
     def laid_out(self, rooms: tuple[int, ...]) -> Layout:
         """The plan as calls of programs with such rooms."""
-        return self.layout if rooms == SLOTS else lay_out(self.plan, self.save_at, rooms)
+        return self.layout if rooms == self._rooms else lay_out(self.plan, self.save_at, rooms)
 
     def laid_out_whole(self, rooms: tuple[int, ...]) -> Whole:
         """The plan as calls of a lane; kept, as all tiles of a cell have the same."""

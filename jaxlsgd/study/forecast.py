@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxlsgd.core import checks
-from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS
+from jaxlsgd.engine.layout import BLOCK_STEPS
+from jaxlsgd.engine.program import loop_for
 from jaxlsgd.schedules import Plan
 from jaxlsgd.study.jobs import Tile, grouped, job_bytes, program_kind, work
 from jaxlsgd.study.spec import Study
@@ -40,18 +41,19 @@ def forecast(study: Study) -> Forecast:
         plan = cell.plan()
         total += tiles * work(cell)
         kind = program_kind(cell)
-        programs |= {(kind, room) for room in _rooms(plan)}
+        rooms = loop_for("cpu", cell.problem.built().made).rooms
+        programs |= {(kind, room) for room in _rooms(plan, rooms)}
     jobs = grouped((Tile(cell, 0) for cell in study.cells), workers=1)
     largest = max(job_bytes(job) for job in jobs)
     idle = 1 - study.replications / (tiles * study.tile_size)
     return Forecast(len(study.cells), tiles * len(study.cells), len(programs), largest, total, idle)
 
 
-def _rooms(plan: Plan) -> set[int]:
+def _rooms(plan: Plan, rooms: tuple[int, ...]) -> set[int]:
     """The kinds of blocks that a plan needs, by how many rounds end in a block."""
     ends = np.bincount(plan.ends // BLOCK_STEPS)
-    rooms = np.array([*SLOTS, BLOCK_STEPS])
-    return set(rooms[np.searchsorted(rooms, np.minimum(ends, BLOCK_STEPS))].tolist())
+    sizes = np.array([*rooms, BLOCK_STEPS])
+    return set(sizes[np.searchsorted(sizes, np.minimum(ends, BLOCK_STEPS))].tolist())
 
 
 def standard_error(level: float, replications: int) -> float:
