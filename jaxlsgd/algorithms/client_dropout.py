@@ -21,9 +21,8 @@ def client_dropout(probability: float) -> Algorithm:
     In every round every client is lost by itself, and x̄ moves by Σ_k p_k (x_k − x̄)/Σ_k p_k over those that
     are left, or not at all if nobody is. Its steps are computed all the same.
 
-    Outside the paper's theory: which clients are left is noise of its own, once a round. Where clients
-    differ, it does not shrink with E_m, and `plug_in` and `one_step`, which see every client's gradients, do
-    not see it.
+    Outside the paper's theory: which clients are left is noise of its own, once a round, and where clients
+    differ it does not shrink with E_m. `plug_in` does not see it, and `one_step` uses the gradients that were lost.
 
     Args:
       probability: of being lost, in [0, 1); 0 is Local SGD.

@@ -35,10 +35,10 @@ def participation(clients: int, choice: str = "uniform") -> Algorithm:
     x̄ ← x̄ + (1/n) Σ_i (x_{k_i} − x̄). Both are right on average. **All clients' steps are computed**, whoever
     takes part: a round costs what a full one does.
 
-    Outside the paper's theory: the choice is noise of its own, once a round. Where clients differ, it does
-    not shrink with E_m, and `plug_in` and `one_step`, which see every client's gradients, do not see it:
-    with 5 of 10 clients in `linear(5, 10)` under C5 at t_T = 5,000, the 95 % intervals of `plug_in` covered 72 %
-    (standard error 2 %, 128 runs) and those of `random_scaling` 91 %, as they did with all clients.
+    Outside the paper's theory: the choice is noise of its own, once a round, and where clients differ it does not
+    shrink with E_m. `plug_in` does not see it: with 5 of 10 clients in `linear(5, 10)` under C5 at t_T = 5,000, its
+    95 % intervals covered 72 % (standard error 2 %, 128 runs) and those of `random_scaling` 91 %, as they did
+    with all clients. `one_step` covers, but by gradients of clients that were not asked, which no server has.
 
     Args:
       clients: n, at least 1 and at most K. All of them by "uniform" is Local SGD.

@@ -30,8 +30,8 @@ def stragglers(probability: float) -> Algorithm:
     order in η; the server moves (1 − probability · (1 − 1/E_m)/2) times as far. The engine computes the steps
     that a slow client leaves out, and drops them.
 
-    Outside the paper's theory, where all clients make E_m steps. `plug_in` and `one_step` count steps that
-    were not made.
+    Outside the paper's theory, where all clients make E_m steps. `plug_in` counts steps that were not made, and
+    `one_step` uses their gradients.
 
     Args:
       probability: of being slow, in [0, 1); 0 is Local SGD.
