@@ -135,6 +135,8 @@ def test_orders_of_rows():
         np.testing.assert_allclose(weight[:, :, k].sum(), 10, rtol=1e-6)
     small = index[:, :, 1, 0].ravel()
     assert sorted(small[:4]) == sorted(small[4:8]) == [0, 1, 2, 3]
+    _, absent = running.reshuffled(np.random.default_rng(0), np.array([0, 10]), 10, 5, 8)
+    assert np.all(absent[:, :, 0] == 0)
     again, _ = running.reshuffled(np.random.default_rng(1), sizes, 10, 5, 8)
     assert not np.array_equal(index, again)
     drawn, equal = running.with_replacement(np.random.default_rng(0), sizes, 1000, 5, 8)

@@ -286,6 +286,13 @@ def test_a_stream_that_is_sorted_by_client_is_refused(tmp_path: Path):
     frame.to_parquet(tmp_path / "sorted.parquet")
     with pytest.raises(ValueError, match="file: must be in random order.*shuffle its rows"):
         fit(tmp_path / "sorted.parquet", stream=True)
+    late = table(8000, seed=4)
+    late.loc[7000, "sick"] = 2
+    late.to_parquet(tmp_path / "late.parquet")
+    with pytest.raises(
+        ValueError, match="response 'sick': must be 0 or 1, or a share between, got 2"
+    ):
+        fit(tmp_path / "late.parquet", stream=True)
     with pytest.raises(ValueError, match="target: must be population for a file that is read once"):
         fit(tmp_path / "sorted.parquet", stream=True, target="sample")
 

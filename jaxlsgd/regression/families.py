@@ -193,10 +193,15 @@ def family_of(
     return {"gaussian": GAUSSIAN, "logistic": LOGISTIC, "poisson": POISSON}[name]
 
 
-def check_response(family: Family, name: str, y: FloatArray) -> None:
+def check_range(family: Family, name: str, y: FloatArray) -> None:
     """Refuses responses that the family has no use for."""
     outside = (y < family.least) | (y > family.most)
     if outside.any():
         raise refusal(f"response {name!r}", family.rule, float(y[outside][0]))
+
+
+def check_response(family: Family, name: str, y: FloatArray) -> None:
+    """Refuses the responses of a whole table that the family has no use for."""
+    check_range(family, name, y)
     if y.min() == y.max():
         raise refusal(f"response {name!r}", "vary", f"{y[0]:g} in all {len(y):,} rows")

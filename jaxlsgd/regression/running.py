@@ -146,6 +146,8 @@ def reshuffled(
     index = np.zeros((steps, len(sizes), width), np.int32)
     weight = np.zeros((steps, len(sizes), width), np.float32)
     for k, n in enumerate(sizes.tolist()):
+        if n == 0:  # stays where it is
+            continue
         if n < steps:
             times = -(-steps // n)
             index[:, k, 0] = np.concatenate([rng.permutation(n) for _ in range(times)])[:steps]

@@ -23,6 +23,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.regression import files, running
 from jaxlsgd.regression.assembling import assemble
 from jaxlsgd.regression.design import Block, Design, design, extra
+from jaxlsgd.regression.families import check_range
 from jaxlsgd.regression.looping import DIVERGED, Along, Finished, Whitened, etas, plan_of
 from jaxlsgd.regression.options import Options
 from jaxlsgd.regression.reading import Reading, read
@@ -215,6 +216,7 @@ class _Stream:
 
     def _chunk(self, block: Block, part: slice) -> _Chunk:
         X, y, labels, _ = _part(block, part)
+        check_range(self.asked.family, self.plan.response, y)
         rows, frame = self.space.rows, self.space.rows.coordinates
         place = _places(rows.labels, labels)
         if (place < 0).any():
