@@ -188,7 +188,7 @@ class Programs:
 
         interpreted.__name__ += f"_{self._kind}"  # of the files that are written
         lowered = jax.jit(interpreted, keep_unused=True).lower(*self._abstract(given))
-        return lowered, jax.tree.leaves(given), jax.tree.leaves(right)
+        return lowered, jax.tree.leaves(given), right
 
     def measurement(self, name: str, R: int) -> Any:
         """What a method makes of its statistics."""
@@ -273,18 +273,16 @@ def _bytes(compiled: Any) -> int:
 def computed(kind: str, device: Any, directory: Path) -> dict[str, Any]:
     """Runs the H100's code for a block by interpreting it, and compares with the CPU."""
     import interpret
+    import jax
 
     programs = Programs(kind, "h100", device, methods()[""])
     lowered, given, right = programs.interpreted()
     lowered.compile()
     began = time.perf_counter()
     module = interpret.Module(directory, f"jit_interpreted_{kind}")
-    found = module.run(given)
-    # Of the largest number of an array, or of 1: a compensated sum also carries what was rounded off.
-    differences = [
-        float(np.max(np.abs(ours.astype(float) - theirs)) / max(1.0, np.max(np.abs(theirs))))
-        for ours, theirs in zip(found, right, strict=True)
-    ]
+    found = jax.tree.unflatten(jax.tree.structure(right), module.run(given))
+    parts = zip((found[0], *found.statistics), (right[0], *right.statistics), strict=True)
+    differences = [_apart(*map(jax.tree.leaves, pair)) for pair in parts]
     return {
         "problem": kind,
         "replications": INTERPRETED,
@@ -292,6 +290,13 @@ def computed(kind: str, device: Any, directory: Path) -> dict[str, Any]:
         "difference": max(differences),
         "seconds": time.perf_counter() - began,
     }
+
+
+def _apart(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
+    """The largest difference, of the largest number: compensated sums also carry what was rounded off."""
+    largest = max(1.0, *(float(np.max(np.abs(x))) for x in theirs))
+    pairs = zip(ours, theirs, strict=True)
+    return max(float(np.max(np.abs(x.astype(float) - y))) for x, y in pairs) / largest
 
 
 def memory(target: str, job: Job) -> dict[str, Any]:
