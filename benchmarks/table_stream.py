@@ -169,7 +169,9 @@ def _all(arguments: argparse.Namespace, directory: Path) -> list[str]:
             print(lines[-1], flush=True)
     rate = 1 / _alone("once", cores=1)["seconds"] / 1e6
     lines += ["", f"Once read, d = 5, one core, random scaling: {rate:.1f} million rows a second."]
-    print(lines[-1])
+    load, cores = os.getloadavg()[2], len(os.sched_getaffinity(0))
+    lines.append(f"Compiling is counted. Load of the machine: {load:.0f}, on {cores} cores.")
+    print(*lines[-2:], sep="\n")
     return lines
 
 

@@ -235,7 +235,8 @@ def test_files_that_are_no_tables(tmp_path: Path, name: str, content: bytes, wor
 
 def test_the_verb(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     base = ["fit", str(csv), "--response", "sick", "--client", "site", "--family", "logistic"]
-    assert fitting.FAMILIES == families.FAMILIES  # named again, so that --help does not wait for JAX
+    # Named again there, so that --help does not wait for JAX.
+    assert fitting.FAMILIES == families.FAMILIES
     assert main(base) == 0
     text = capsys.readouterr().out
     assert "Federated logistic regression of sick: 300 rows of 3 clients (site)" in text
