@@ -44,7 +44,6 @@ from jaxlsgd.algorithms import (
     server_optimizer,
     stragglers,
 )
-from jaxlsgd.core.algorithm import Client, Round
 from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.engine import federation, sharded
 from jaxlsgd.engine.draws import replication_keys
@@ -274,26 +273,6 @@ def test_scaffold_begins_as_local_sgd_and_stays_so_for_single_steps():
     assert np.abs(ours[:, 75] - plain[:, 75]).max() > 1e-6
 
 
-def test_scaffold_ends_at_the_optimum_where_local_sgd_drifts():
-    """Without noise: client k's loss is ½ Σ_j h_kj (x_j − c_kj)², and 50 steps a round are many."""
-    rng = np.random.default_rng(2)
-    h, c, p, eta, steps = rng.uniform(0.2, 1.8, (3, 2)), rng.normal(size=(3, 2)), WEIGHTS, 0.02, 50
-    seen = tuple(np.broadcast_to(x, (steps, 3, 2)) for x in (h, c))
-    left = (1 - eta * h) ** steps  # of a client's distance to its own optimum
-    ends = {
-        local_sgd(): (p @ ((1 - left) * c)) / (p @ (1 - left)),
-        scaffold(): (p @ (h * c)) / (p @ h),
-    }
-    assert np.abs(np.subtract(*ends.values())).max() > 0.03
-    with jax.enable_x64(True):
-        for algorithm, end in ends.items():
-            rounds = plain_rounds(lambda x, o: 0.5 * jnp.sum(o[0] * (x - o[1]) ** 2), p, algorithm)
-            state = rounds.init(jnp.zeros(2))
-            for _ in range(150):
-                state, _ = rounds.round(state, seen, eta)
-            np.testing.assert_allclose(state.params, end, atol=1e-8)
-
-
 def test_chance_is_a_matter_of_replication_round_and_client():
     """Tiles do not matter, and replications differ."""
     algorithm = ALGORITHMS["participation"].ours()
@@ -302,42 +281,6 @@ def test_chance_is_a_matter_of_replication_round_and_client():
     assert_path(alone[0], engine_path(algorithm)[1])
     luck = np.concatenate([round_luck(r, 3)[0] for r in range(2)])
     assert len(np.unique(luck)) > 0.99 * luck.size
-
-
-P = (0.5, 0.3, 0.2)
-# Mean and variance of what client k counts for in a round, and of the steps that it makes of five.
-COUNTS = {
-    "uniform": (lambda: participation(2), np.ones(3), np.full(3, 0.5)),
-    "weight": (lambda: participation(2, "weight"), np.ones(3), 0.5 / np.array(P) - 0.5),
-    "dropout": (lambda: client_dropout(0.25), np.full(3, 0.75), np.full(3, 0.75 * 0.25)),
-    "stragglers": (lambda: stragglers(0.5), np.full(3, 4.0), np.full(3, 2.0)),
-}
-
-
-@pytest.mark.parametrize("case", COUNTS)
-def test_how_often_clients_count(case: str):
-    """Means over rounds within 4.5 standard errors: 12 of them, a false alarm in 12,000 runs."""
-    build, mean, variance = COUNTS[case]
-    algorithm, rounds, one = build(), 2_000, jnp.ones(1)
-    clients = jnp.arange(3, dtype=jnp.uint32)
-
-    def count(client: Any, round: Round) -> Any:
-        if algorithm.begin is not None:
-            return algorithm.begin(client, round).most
-        message = algorithm.send(Client(round.params + 1, None, client), round)[0]
-        return jax.tree.leaves(message)[0][0]
-
-    def turn(server: Any, _: Any) -> Any:
-        round = Round(0 * one, server, 5.0, 0.1)
-        found = jax.vmap(count, (0, None))(clients, round)
-        message = (0 * one, jnp.ones(())) if case == "dropout" else 0 * one
-        return algorithm.receive(0 * one, message, round)[1], found
-
-    start = algorithm.init_server(one, jnp.array([3, 7], jnp.uint32), jnp.array(P))
-    found = np.asarray(jax.lax.scan(turn, start, length=rounds)[1])
-    assert (np.abs(found.mean(0) - mean) < 4.5 * np.sqrt(variance / rounds)).all()
-    # A sample's variance within a quarter: ten standard errors.
-    np.testing.assert_allclose(found.var(0), variance, rtol=0.25)
 
 
 # States: where they change, and where they do not.
@@ -482,38 +425,6 @@ def test_what_is_refused_before_it_runs(case: str):
         simulate(key(), problem(), plan(), replications=1, algorithm=make())
     with pytest.raises(ValueError, match=message):
         plain_rounds(problem().loss, [1.0], make()).init(jnp.zeros(2))
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: fedprox(-0.1), "mu: must be a finite number of at least 0, got -0.1"),
-        (lambda: fedprox(float("nan")), "mu: must be .*, got nan"),
-        (lambda: scaffold(0.0), "rate: must be a finite number greater than 0, got 0"),
-        (lambda: server_adam(beta2=1.0), r"beta2: must be in \[0, 1\), got 1.0"),
-        (lambda: local_momentum(1.0), r"momentum: must be in \[0, 1\), got 1.0"),
-        (lambda: stragglers(1.0), r"probability: must be in \[0, 1\), got 1.0"),
-        (lambda: client_dropout(-0.1), r"probability: must be in \[0, 1\), got -0.1"),
-        (lambda: participation(0), "clients: must be an integer of at least 1, got 0"),
-        (lambda: participation(1, "all"), "choice: must be one of uniform, weight, got 'all'"),
-        (
-            lambda: plain_rounds(loss, [0.5, 0.5], participation(3)).init(PARAMS),
-            "problem: must have at least 3 clients for participation, got 2",
-        ),
-        (
-            lambda: plain_rounds(loss, [0.5, 0.5], participation(2)).init(PARAMS),
-            r"key: must be a typed key such as jax.random.key\(0\), got None",
-        ),
-        (lambda: server_momentum(1.0), r"momentum: must be in \[0, 1\), got 1.0"),
-        (lambda: server_momentum(-0.5), r"momentum: must be in \[0, 1\), got -0.5"),
-        (lambda: server_momentum(0.9, 0.0), "rate: must be a finite number greater than 0, got 0"),
-        (lambda: server_optimizer(0.1), "optimizer: must be an optax .*, got 0.1"),
-        (lambda: local_optimizer("adam"), "transform: must be an optax .*, got 'adam'"),
-    ],
-)
-def test_bad_arguments_of_builders(build: Callable[[], Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        build()
 
 
 # `plain_rounds`, for people with a loop of their own.
