@@ -210,7 +210,9 @@ def legend(
     for name, look in looks.items():
         style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4.5}
         dashes = look.dashes if lines else "none"
-        entries[textwrap.fill(name, 22, break_long_words=False)] = Line2D([], [], linestyle=dashes, **style)
+        entries[textwrap.fill(name, 22, break_long_words=False)] = Line2D(
+            [], [], linestyle=dashes, **style
+        )
     if level is not None:
         dashes = Line2D([], [], color="black", linestyle=DASHES, linewidth=0.8)
         entries[f"nominal {100 * level:g} %"] = dashes
