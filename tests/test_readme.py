@@ -234,6 +234,12 @@ def shrink(path: Path) -> None:
 
 
 def quickened(line: list[str]) -> list[str]:
+    if line[0] == "plan":
+        return [
+            *line,
+            "--rate",
+            "1000",
+        ]  # which runs nothing; test_trial is about what it would run
     return ["reproduce", "table1", *line[2:]] if line[0] == "reproduce" else line
 
 
