@@ -140,8 +140,8 @@ def test_plan_tells_cells_tiles_programs_memory_time_and_precision(capsys, study
     assert found["tiles"] == "10 of 16 replications each"
     # 2 cells × 80 replications × 41 steps × 3 clients
     assert found["work"] == "1.97e+04 client-steps"
-    # 10 s of work after 3 s to start, and 2 s for each of 2 programs
-    assert "0:00:17 at 0.001 million client-steps per second per device (given)" in found["time"]
+    # 10 s of work after 3 s to start, and 2 s for the program
+    assert "0:00:15 at 0.001 million client-steps per second per device (given)" in found["time"]
     assert "0.0244 with 80 replications" in out
     assert "compiled" in found
     assert "memory" in found

@@ -6,8 +6,9 @@ replications the compiler makes slow programs of some of these, and the engine h
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,8 @@ Apply = Callable[[core.JaxprEqn, list[Any]], Sequence[Any]]
 _UNROLLED = 32
 
 
-class Derived(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Derived:
     """A function that nobody has written: a derivative. How it is laid out in memory is the engine's affair."""
 
     function: Callable[..., Any]
