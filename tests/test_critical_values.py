@@ -306,6 +306,7 @@ def test_wald_table_against_paths_on_a_grid():
             assert abs(np.mean(W <= cv.wald_critical_value(dim, level)) - level) < 4 * error
 
 
+@pytest.mark.slow
 def test_wald_script_makes_the_table_it_says(tmp_path):
     script = Path(__file__).resolve().parents[1] / "scripts" / "make_wald_table"
     output = tmp_path / "wald.csv"

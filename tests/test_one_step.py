@@ -104,6 +104,7 @@ def test_movements_tell_the_sums_of_gradients():
     chex.assert_trees_all_close(with_sums.estimate, without.estimate, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_float32_far_from_the_origin_over_100_000_rounds():
     """At |x*| = 100 the stream is within 1e-3 standard errors of the oracle on the same rounded path."""
     path = make_path(100_000, dim=2, center=100.0)
@@ -183,6 +184,7 @@ def paper_cell(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["C1", "P(1/2)"])
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_it_covers_and_the_verdict_tells_who_does_not(model: str, schedule: str):
