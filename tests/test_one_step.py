@@ -208,6 +208,7 @@ def test_it_covers_and_the_verdict_tells_who_does_not(model: str, schedule: str)
             assert row["coverage_doubted"] < row["coverage_trusted"]
 
 
+@pytest.mark.slow
 def test_a_path_that_has_not_arrived_leaves_no_bias():
     """A quarter of the paper's step: with the path's Hessian for that of x*, 0.8 standard deviations.
 
@@ -220,6 +221,7 @@ def test_a_path_that_has_not_arrived_leaves_no_bias():
     assert bias["plug_in"].max() > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_communicating_less_costs_no_length(model: str):
     lengths = [
