@@ -28,6 +28,8 @@ from jaxlsgd.study.progress import Silent
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store.reader import Results
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--replications", 24, "--horizons", 120, 60, "--quiet")
 
 
