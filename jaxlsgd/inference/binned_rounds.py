@@ -34,13 +34,12 @@ from jax import lax
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Rolling, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
-from jaxlsgd.inference.sums import widened
+from jaxlsgd.inference.sums import times, widened
 
 BINS = 14  # at most; with a factor of two they last for half a million rounds
 FACTOR = 2.0
 # Bins begin with a block of the engine, so that closing one costs its loop nothing.
 BLOCK = 64
-_UNROLLED = 32
 # Where λ ↦ Σ_m [1 − (1 − η_mλ)^{E_m}]/η_m is kept: eigenvalues are known at the end only.
 GRID = np.geomspace(1e-4, 1e4, 97)
 
@@ -159,7 +158,7 @@ def _add(state: OneStepState, sync: Sync, every: int) -> OneStepState:
         old.Eh + E * h,
         old.Es + Es,
         old.EEs + EEs,
-        old.EHs + E * _product(H, s),
+        old.EHs + E * times(H, s),
         old.known_Es + jnp.where(known, Es, 0),
         old.hh + h[:, None] * h[None, :],
         old.Ehs + h[:, None] * Es[None, :],
@@ -168,16 +167,6 @@ def _add(state: OneStepState, sync: Sync, every: int) -> OneStepState:
     )
     clock = _tick(state.clock, E, eta, jnp.asarray(sync.E, jnp.int32), empty, known)
     return OneStepState(clock, now, state.past, after, hessian)
-
-
-def _product(H: Array, s: Array) -> Array:
-    """H s, as plain additions for few columns: under vmap a sum over an axis is not vectorised."""
-    if s.shape[0] > _UNROLLED:
-        return jnp.sum(H * s[None, :], axis=1)
-    total = H[:, 0] * s[0]
-    for j in range(1, s.shape[0]):
-        total = total + H[:, j] * s[j]
-    return total
 
 
 def _tick(

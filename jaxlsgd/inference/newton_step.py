@@ -7,7 +7,7 @@ basis of H(x)'s eigenvectors makes λ̃ a vector: a general solve does not compi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,12 @@ from jax import lax
 
 from jaxlsgd.core.problem import Array
 from jaxlsgd.inference.binned_rounds import BINS, GRID, Clock, Counts, OneStepState, Sums
+from jaxlsgd.inference.sums import product, symmetric_product, times
 
 _FLOOR = 1e-6  # smallest eigenvalue of H(x) allowed, as a share of the largest
 _STUB = 0.03  # an open bin with less than this share of the observations joins the one before
 _FOR_HESSIAN, _FOR_SLOPE, _LEAST_TAIL = 0.75, 0.97, 0.5  # shares of the observations
+_LOOKS = 3
 _HIGH = lax.Precision.HIGHEST
 
 
@@ -35,12 +37,11 @@ class Reading(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """What the bins from one on give, in the coordinates of the parameters unless said otherwise."""
+    """What the bins from one on give, in the coordinates of the parameters."""
 
     move: Array  # (d,) x̂ − x
-    D: Array  # (d,) in the basis of H(x)
+    V: Array  # (d, d)
     curvature: Array  # (d,) κ
-    variances: Array  # (bins, d) what each bin adds to V_jj
     df: Array  # (d,) Satterthwaite's degrees of freedom
 
 
@@ -57,6 +58,7 @@ class _Bins(NamedTuple):
     bent: Array  # (bins, d) Σ E (H − G_b)(x̄ − p_b)/2
     used: Array  # (bins,) bool
     after: Array  # (bins,) observations from each bin on
+    unit: Array  # () the 1 of `sums.product`
 
 
 class _Hessians(NamedTuple):
@@ -70,64 +72,88 @@ class _Hessians(NamedTuple):
 class _View(NamedTuple):
     """The bins as seen from x, in the basis of the eigenvectors of H(x)."""
 
-    values: Array  # (d,)
     Q: Array  # (d, d), columns
     floored: Array  # () bool
-    pulled: Array  # (bins, d) λ̃_b
-    gradient: Array  # (bins, d) R_b ∇F(p_b) if x were x*
     residual: Array  # (bins, d) Σ h less what the gradients explain
     linear: Array  # (bins, d) the same for a loss without curvature
-    D: Array  # (bins, d) Σ E λ̃_b
-    K: Array  # (bins, d, d)
-    place: Array  # (bins, d) p_b − c_b
+    pulled: Array  # (bins, d) λ̃_b
+    gap: Array  # (bins, d) R_b ∇F(p_b) − K_b (p_b − c_b) if x were x*
     spread: Array  # (bins, d, d) Σ (h − E K s)(h − E K s)ᵀ
     lever: Array  # (bins, d) Σ E (h − E K s)
+
+
+class _Look(NamedTuple):
+    """What a look at the bins begins with."""
+
+    x: Array  # (d,)
+    hessians: _Hessians
+    near: Array  # () the first of the last bins whose Hessians count
 
 
 def read(state: OneStepState, score: Score) -> Reading:
     """x̂ from the tail of bins with the lowest score."""
     bins, center = _bins(*_all_bins(state))
-    total, places = jnp.maximum(bins.after[0], 1), jnp.arange(BINS)
     near, wide = (_last_share(bins, share) for share in (_FOR_HESSIAN, _FOR_SLOPE))
     middle = jnp.zeros_like(center)  # where the last bin began: an early explosion is far from it
-    first = _view(bins, _mean_hessian(bins, near)._replace(at=middle), middle)
-    calm, _ = _best(bins, first, score)
-    near = near & (places >= calm)
-    flat, look = _mean_hessian(bins, near), _tail(bins, first, near)
-    hessians = flat._replace(slope=_slope(bins, wide, _covariance(bins, first, look, near)))
-    x = middle + look.move
+    start = _Look(middle, _mean_hessian(bins, _from(bins, near))._replace(at=middle), near)
+
+    def look(begin: _Look, number: Array) -> tuple[_Look, Reading]:
+        return _look(bins, wide, score, begin, number == 0)
+
+    # As a loop, because three looks would be compiled three times.
+    _, found = lax.scan(look, start, jnp.arange(_LOOKS))
+    last = jax.tree.map(lambda leaf: leaf[-1], found)
+    return last._replace(estimate=center + last.estimate)
+
+
+def _look(
+    bins: _Bins, wide: Array, score: Score, begin: _Look, first: Array
+) -> tuple[_Look, Reading]:
+    """A Newton step; the first look also finds where the path is calm, and how the Hessian changes."""
+    x, hessians, near = begin
     view = _view(bins, hessians, x)
-    x = x + _tail(bins, view, near).move
-    view = _view(bins, hessians, x)
-    pick, best = _best(bins, view, score)
-    V = _covariance(bins, view, best, bins.used & (places >= pick))
-    se = jnp.sqrt(jnp.diagonal(V))
-    return Reading(
-        center + (x + best.move),
-        V,
+    # All that is made of a view is made in this loop: a compiler would make the view again for each use outside.
+    tails, scores = lax.map(lambda place: _scored(bins, view, score, place), jnp.arange(BINS))
+    pick = jnp.argmin(scores)
+    near = jnp.where(first, jnp.maximum(near, pick), near)
+    best, step = (jax.tree.map(lambda leaf: leaf[place], tails) for place in (pick, near))  # noqa: B023
+
+    def learn(_: Any) -> _Hessians:
+        found = _mean_hessian(bins, _from(bins, near))
+        return found._replace(slope=_slope(bins, _from(bins, wide), step.V))
+
+    hessians = lax.cond(first, learn, lambda same: same, hessians)
+    se = jnp.sqrt(jnp.diagonal(best.V))
+    reading = Reading(
+        x + best.move,
+        best.V,
         best.df,
         best.curvature / jnp.where(se > 0, se, 1),
-        1 - bins.after[pick] / total,
+        1 - bins.after[pick] / jnp.maximum(bins.after[0], 1),
         view.floored,
     )
+    return _Look(x + step.move, hessians, near), reading
 
 
-def _best(bins: _Bins, view: _View, score: Score) -> tuple[Array, Tail]:
-    """The first bin of the tail with the lowest score, and that tail."""
-    places, least = jnp.arange(BINS), _LEAST_TAIL * jnp.maximum(bins.after[0], 1)
+def _scored(bins: _Bins, view: _View, score: Score, begin: Array) -> tuple[Tail, Array]:
+    """The tail from a bin on and its score, which is infinite where the tail is too short."""
 
-    def one(begin: Array) -> tuple[Tail, Array]:
-        found = _tail(bins, view, bins.used & (places >= begin))
-        value = jnp.where(bins.used[begin] & (bins.after[begin] >= least), score(found), jnp.inf)
+    def compute() -> tuple[Tail, Array]:
+        found = _tail(bins, view, _from(bins, begin))
+        value = score(found)
         return found, jnp.where(jnp.isnan(value), jnp.inf, value)
 
-    tails, scores = lax.map(one, places)
-    pick = jnp.argmin(scores)
-    return pick, jax.tree.map(lambda leaf: leaf[pick], tails)
+    def skip() -> tuple[Tail, Array]:
+        line = jnp.zeros_like(view.Q[0])
+        return Tail(line, jnp.zeros_like(view.Q), line, line), jnp.full_like(line[0], jnp.inf)
+
+    enough = bins.after[begin] >= _LEAST_TAIL * jnp.maximum(bins.after[0], 1)
+    return lax.cond(bins.used[begin] & enough, compute, skip)
 
 
-def _times(M: Array, v: Array) -> Array:
-    return jnp.einsum("...ij,...j->...i", M, v, precision=_HIGH)
+def _from(bins: _Bins, begin: Array) -> Array:
+    """Those of the bins that are in the tail from one on, (bins,) bool."""
+    return bins.used & (jnp.arange(BINS) >= begin)
 
 
 def _kept(chosen: Array, values: Array) -> Array:
@@ -138,34 +164,36 @@ def _kept(chosen: Array, values: Array) -> Array:
 def _all_bins(state: OneStepState) -> tuple[Sums, Counts]:
     """Closed bins and the open one, which joins the one before where it is a mere stub."""
     clock: Clock = state.clock
-    b, before = clock.bin, jnp.maximum(clock.bin - 1, 0)
-    stub = (b > 0) & (clock.now.E < _STUB * (jnp.sum(clock.past.E) + clock.now.E))
-    at = jnp.where(stub, before, b)
-    last = jax.tree.map(lambda leaf: leaf[before], state.past)
-    joined = _joined(last, state.now, clock.now)
-    open_ = jax.tree.map(lambda one, two: jnp.where(stub, one, two), joined, state.now)
-    count = jax.tree.map(
-        lambda all_, now: jnp.where(stub, all_[before] + now, now), clock.past, clock.now
-    )
-    put = lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, at, 0)  # noqa: E731
-    return jax.tree.map(put, state.past, open_), jax.tree.map(put, clock.past, count)
+    before = jnp.maximum(clock.bin - 1, 0)
+    stub = (clock.bin > 0) & (clock.now.E < _STUB * (jnp.sum(clock.past.E) + clock.now.E))
+    at = jnp.where(stub, before, clock.bin)
+    c = jnp.where(stub, state.past.c[before], state.now.c)
+    now = _measured_from(c, state.now, clock.now)
+    place = jnp.arange(BINS) == at
+
+    def put(all_: Array, one: Array) -> Array:
+        here = place.reshape(-1, *[1] * one.ndim)
+        return jnp.where(here, one + jnp.where(stub, all_, 0), all_)
+
+    joined = jax.tree.map(put, state.past, now)
+    joined = joined._replace(c=jnp.where(place[:, None], c, state.past.c))
+    return joined, jax.tree.map(put, clock.past, clock.now)
 
 
-def _joined(one: Sums, two: Sums, of_two: Counts) -> Sums:
-    """Two bins as one that begins where the first does."""
-    d = two.c - one.c
+def _measured_from(c: Array, sums: Sums, counts: Counts) -> Sums:
+    """The sums of a bin as if it had begun at another place."""
+    d = sums.c - c
     outer = lambda u, v: u[:, None] * v[None, :]  # noqa: E731
-    Hd = jnp.sum(two.EH * d[None, :], axis=1)
-    EEss = two.EEss + outer(two.EEs, d) + outer(d, two.EEs) + of_two.EE * outer(d, d)
-    moved = two._replace(
-        Es=two.Es + of_two.E * d,
-        known_Es=two.known_Es + of_two.known * d,
-        EEs=two.EEs + of_two.EE * d,
-        EHs=two.EHs + Hd,
-        Ehs=two.Ehs + outer(two.Eh, d),
+    EEss = sums.EEss + outer(sums.EEs, d) + outer(d, sums.EEs) + counts.EE * outer(d, d)
+    return sums._replace(
+        c=c,
+        Es=sums.Es + counts.E * d,
+        known_Es=sums.known_Es + counts.known * d,
+        EEs=sums.EEs + counts.EE * d,
+        EHs=sums.EHs + jnp.sum(sums.EH * d[None, :], axis=1),
+        Ehs=sums.Ehs + outer(sums.Eh, d),
         EEss=EEss,
     )
-    return jax.tree.map(jnp.add, one, moved)._replace(c=one.c)
 
 
 def _bins(sums: Sums, counts: Counts) -> tuple[_Bins, Array]:
@@ -175,21 +203,21 @@ def _bins(sums: Sums, counts: Counts) -> tuple[_Bins, Array]:
     sums = sums._replace(c=sums.c - center)
     E, known = jnp.maximum(counts.E, 1), jnp.maximum(counts.known, 1)
     p = sums.c + sums.Es / E[:, None]
-    G = (sums.EH + jnp.swapaxes(sums.EH, 1, 2)) / 2 / known[:, None, None]
+    G = (sums.EH + sums.EH.mT) / 2 / known[:, None, None]
     seen = counts.known > 0
     # A bin of one round has no Hessian: that of all others stands in.
     mean = jnp.sum(_kept(seen, E[:, None, None] * G), 0) / jnp.maximum(jnp.sum(E * seen), 1)
     G = jnp.where(seen[:, None, None], G, mean)
-    bent = (sums.EHs - _times(G, sums.known_Es)) * (E / known / 2)[:, None]
+    bent = (sums.EHs - times(G, sums.known_Es)) * (E / known / 2)[:, None]
     after = jnp.cumsum(counts.E[::-1])[::-1]
-    return _Bins(sums, counts, p, G, bent, used, after), center
+    unit = jnp.where(after[0] >= 0, 1, after[0])
+    return _Bins(sums, counts, p, G, bent, used, after, unit), center
 
 
 def _last_share(bins: _Bins, share: float) -> Array:
-    """The fewest last bins with a share of the observations."""
+    """Where the fewest last bins with a share of the observations begin."""
     enough = bins.used & (bins.after >= share * bins.after[0])
-    places = jnp.arange(BINS)
-    return bins.used & (places >= jnp.max(jnp.where(enough, places, 0)))
+    return jnp.max(jnp.where(enough, jnp.arange(BINS), 0))
 
 
 def _weights(bins: _Bins, chosen: Array) -> Array:
@@ -217,7 +245,7 @@ def _slope(bins: _Bins, chosen: Array, V: Array) -> Array:
 
 
 def _hessian_at(hessians: _Hessians, x: Array) -> Array:
-    return hessians.G + _times(hessians.slope, x - hessians.at)
+    return hessians.G + times(hessians.slope, x - hessians.at)
 
 
 def _spectrum(G: Array) -> tuple[Array, Array, Array]:
@@ -249,55 +277,48 @@ def _pulled(counts: Counts, values: Array) -> Array:
 
 
 def _view(bins: _Bins, hessians: _Hessians, x: Array) -> _View:
-    here, gaps = _hessian_at(hessians, x), bins.p - x
+    here, sums, gaps, unit = _hessian_at(hessians, x), bins.sums, bins.p - x, bins.unit
     values, Q, floored = _spectrum(here)
-    pulled = _pulled(bins.counts, values)
-    turn = lambda rows: _times(Q.T, rows)  # noqa: E731
-    square = lambda all_: jnp.einsum("ji,bjk,kl->bil", Q, all_, Q, precision=_HIGH)  # noqa: E731
-    change = jnp.einsum("ijk,bk->bij", hessians.slope, gaps, precision=_HIGH)
-    ratio, E = pulled / values, bins.counts.E[:, None]
-    gradient = ratio * turn(_times(here + change / 2, gaps))
-    h, sums = turn(bins.sums.h), bins.sums
+    pulled, E = _pulled(bins.counts, values), bins.counts.E[:, None]
+    slopes = times(here + times(hessians.slope, gaps[:, None, :]) / 2, gaps)
+    rows = (slopes, gaps, bins.p - sums.c, bins.bent, sums.h, sums.Eh, sums.EEs)
+    slope, gap, place, bent, h, Eh, EEs = (product(each, Q, unit) for each in rows)
+    squares = (bins.G, sums.hh, sums.Ehs, sums.EEss)
+    G, hh, Ehs, EEss = (product(Q.T, product(each, Q, unit), unit) for each in squares)
+    ratio = pulled / values
+    gradient = ratio * slope
     own = jnp.eye(len(values), dtype=values.dtype) * (2 * pulled - values)[:, None, :]
-    K = (square(bins.G) + own) / 2
-    CK = jnp.einsum("bij,bkj->bik", square(sums.Ehs), K, precision=_HIGH)
-    KSK = jnp.einsum("bij,bjk,blk->bil", K, square(sums.EEss), K, precision=_HIGH)
+    K = (G + own) / (2 * unit)
+    # C Kᵀ + K Cᵀ − K S Kᵀ = A Kᵀ + K Aᵀ with A = C − ½ K S
+    A = Ehs - product(K, EEss, unit) / 2
     return _View(
-        values,
         Q,
         floored,
+        h - E * gradient - ratio * bent,
+        h - E * pulled * gap,
         pulled,
-        gradient,
-        h - E * gradient - ratio * turn(bins.bent),
-        h - E * pulled * turn(gaps),
-        E * pulled,
-        K,
-        turn(bins.p - sums.c),
-        square(sums.hh) - CK - jnp.swapaxes(CK, 1, 2) + KSK,
-        turn(sums.Eh) - _times(K, turn(sums.EEs)),
+        gradient - times(K, place),
+        hh - symmetric_product(A, K, unit),
+        Eh - times(K, EEs),
     )
 
 
 def _tail(bins: _Bins, view: _View, chosen: Array) -> Tail:
     """One Newton step from x with the chosen bins."""
-    Q, D = view.Q, jnp.sum(_kept(chosen, view.D), 0)
-    move, straight = (-jnp.sum(_kept(chosen, each), 0) / D for each in (view.residual, view.linear))
-    residuals = _kept(chosen, _residuals(bins, view, move))
-    V = jnp.einsum("ji,bik->bjk", Q / D, residuals, precision=_HIGH)
-    v = jnp.sum(V * (Q / D), axis=2)
+    each = (bins.counts.E[:, None] * view.pulled, view.residual, view.linear)
+    D, residual, linear = (jnp.sum(_kept(chosen, one), 0) for one in each)
+    left, move, straight = view.Q / D, -residual / D, -linear / D
+    residuals = _kept(chosen, _residuals(bins, view, move)) / bins.unit
+    half = product(left, residuals, bins.unit)
+    v = jnp.sum(half * left, axis=2)
     df = jnp.sum(v, 0) ** 2 / jnp.sum(v**2 / jnp.maximum(bins.counts.n, 1)[:, None], 0)
-    return Tail(_times(Q, move), D, _times(Q, straight - move), v, df)
+    V = product(jnp.sum(half, 0), left.T, bins.unit)
+    return Tail(times(view.Q, move), V, times(view.Q, straight - move), df)
 
 
 def _residuals(bins: _Bins, view: _View, move: Array) -> Array:
     """Σ r rᵀ of each bin, r = h − E [R_b ∇F(p_b) + K_b (x̄ − p_b)], after a move of x."""
-    gap = view.gradient - view.pulled * move - _times(view.K, view.place)
-    outer = view.lever[:, :, None] * gap[:, None, :]
-    square = bins.counts.EE[:, None, None] * gap[:, :, None] * gap[:, None, :]
-    return view.spread - outer - jnp.swapaxes(outer, 1, 2) + square
-
-
-def _covariance(bins: _Bins, view: _View, tail: Tail, chosen: Array) -> Array:
-    residuals = _residuals(bins, view, _times(view.Q.T, tail.move))
-    middle, left = jnp.sum(_kept(chosen, residuals), 0), view.Q / tail.D
-    return jnp.einsum("ji,ik,lk->jl", left, middle, left, precision=_HIGH)
+    gap = view.gap - view.pulled * move
+    # Not a product and its transpose, which would not be vectorised.
+    half = bins.counts.EE[:, None] * gap / 2 - view.lever
+    return view.spread + half[:, :, None] * gap[:, None, :] + gap[:, :, None] * half[:, None, :]

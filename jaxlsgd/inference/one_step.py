@@ -168,10 +168,18 @@ def _read(state: OneStepState) -> newton_step.Reading:
 
 def _score(tail: newton_step.Tail) -> Array:
     """Mean logarithm of the 95 % half-widths."""
-    se = jnp.sqrt(jnp.sum(tail.variances, 0))
-    bias = LEFT * jnp.abs(tail.curvature) / se
-    table = (jnp.asarray(leaf, se.dtype) for leaf in (_BIAS, _FOLDED))
-    return jnp.mean(jnp.log(se * _student(tail.df) * jnp.interp(bias, *table)))
+    se = jnp.sqrt(jnp.diagonal(tail.V))
+    folded = _folded(LEFT * jnp.abs(tail.curvature) / se)
+    return jnp.mean(jnp.log(se * _student(tail.df) * folded))
+
+
+def _folded(bias: Array) -> Array:
+    """cv at 95 %, by linear interpolation in a table of equal steps."""
+    table, last = jnp.asarray(_FOLDED, bias.dtype), len(_FOLDED) - 2
+    place = jnp.minimum(jnp.where(jnp.isnan(bias), 0, bias) / _BIAS[1], last + 1)
+    left = jnp.minimum(place.astype(jnp.int32), last)
+    share = place - left
+    return jnp.where(jnp.isnan(bias), jnp.nan, (1 - share) * table[left] + share * table[left + 1])
 
 
 def _student(df: Array) -> Array:
