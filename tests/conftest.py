@@ -3,6 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -16,21 +17,38 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # A key that is used twice is an error.
 jax.config.update("jax_debug_key_reuse", True)
-# Two devices, so that what runs on several is tested on any machine.
+# Two devices, so that what runs on several is tested on any machine. But JAX compiles for each of them, so who is not
+# about devices uses the first, unless it asks for others.
 jax.config.update("jax_num_cpu_devices", 2)
+ON_ALL_DEVICES = {
+    *("test_engine", "test_jobs", "test_mesh", "test_open_house", "test_runner", "test_together"),
+    *("test_trial", "test_progress", "test_study_processes"),
+}
+_all_devices = jax.local_devices
 
-# Compiling is most of their time, and what they ask does not depend on how well LLVM optimises. Whoever asks for
-# the same bits, for many steps or for memory is not among them.
-COMPILED_QUICKLY = {
-    *("test_algorithms", "test_bad_input", "test_burn_in", "test_contracts", "test_estimators"),
-    *("test_failures", "test_field_algorithms", "test_field_methods", "test_field_problems"),
-    *("test_functions", "test_joint", "test_notebook", "test_observation_average"),
-    *("test_own_method", "test_own_problems", "test_problems", "test_solution", "test_tracking"),
+
+def _first_device(*arguments: Any, **options: Any) -> list[jax.Device]:
+    return _all_devices(*arguments, **options)[:1]
+
+
+# Compiling is most of the tests' time, and what most of them ask does not depend on how well LLVM optimises. Compiled
+# as for users are those that ask whether programs of different shape give the same bits, or how large they are,
+# and those marked `many_steps`, where running is what costs.
+COMPILED_FULLY = {
+    *("test_benchmarks", "test_client_sums", "test_engine", "test_golden_rows", "test_jobs"),
+    *("test_lanes", "test_memory", "test_mesh", "test_together"),
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compiled_quickly(request: pytest.FixtureRequest):
-    jax.config.update("jax_disable_most_optimizations", request.module.__name__ in COMPILED_QUICKLY)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+_quickly: list[bool] = [False]  # how the programs were compiled that this process has
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    jax.local_devices = _all_devices if item.path.stem in ON_ALL_DEVICES else _first_device
+    fully = item.path.stem in COMPILED_FULLY or item.get_closest_marker("many_steps") is not None
+    if _quickly[-1] == fully:
+        # Rows are compared with those of other processes, to the bit: no program of the other kind may stay.
+        jax.clear_caches()
+        jax.config.update("jax_disable_most_optimizations", not fully)
+        _quickly[-1] = not fully

@@ -211,7 +211,6 @@ def test_a_plan_of_a_hundred_thousand_different_rounds():
     assert cv.for_plan(plan_of(E), 0.95) == pytest.approx(cv.critical_value(0.95), rel=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "g", "value"),
     [
@@ -286,7 +285,6 @@ def test_wald_table_in_one_dimension_is_the_exact_square():
         assert float(row["standard_error"]) < 2e-3 * exact
 
 
-@pytest.mark.slow
 def test_wald_table_against_paths_on_a_grid():
     """False-alarm rate: 6 comparisons at 4 standard errors, below 4e-4; grid bias is under a quarter of one."""
     rng = np.random.default_rng(5)
@@ -306,7 +304,6 @@ def test_wald_table_against_paths_on_a_grid():
             assert abs(np.mean(W <= cv.wald_critical_value(dim, level)) - level) < 4 * error
 
 
-@pytest.mark.slow
 def test_wald_script_makes_the_table_it_says(tmp_path):
     script = Path(__file__).resolve().parents[1] / "scripts" / "make_wald_table"
     output = tmp_path / "wald.csv"

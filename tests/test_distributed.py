@@ -22,8 +22,6 @@ from jaxlsgd.engine import distributed
 from jaxlsgd.runs.cell import Cell
 from jaxlsgd.runs.simulation import _digest
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:

@@ -19,8 +19,6 @@ import jaxlsgd
 
 pytest.importorskip("pdoc")
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "scripts" / "reference" / "build.py"
 SCRIPTS = ("docs", "study", "test")

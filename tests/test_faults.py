@@ -199,7 +199,6 @@ def test_second_process_is_told_who_writes(tmp_path, study) -> None:
     assert tiles(out) == {}
 
 
-@pytest.mark.slow
 def test_short_soak() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "soak"), "--faults", "3", "--seed", "7"]
     code, text, err = ended(limited(command))

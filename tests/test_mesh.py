@@ -39,7 +39,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", REPLICATION_CASES)
 def test_replications_side_by_side_do_not_change_a_bit(found: dict[str, np.ndarray], name: str):
     for method in CASES[name].methods:
@@ -49,7 +48,6 @@ def test_replications_side_by_side_do_not_change_a_bit(found: dict[str, np.ndarr
             assert alone.tobytes() == on_mesh.tobytes(), where
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CLIENT_CASES)
 def test_spread_clients_keep_to_the_stated_distance(found: dict[str, np.ndarray], name: str):
     check_distance(found, name)
@@ -71,7 +69,6 @@ def check_distance(found: dict[str, np.ndarray], name: str) -> None:
         assert np.abs(ratio - 1).max() < WIDTHS[case.dtype], (method.name, np.abs(ratio - 1).max())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HERE)
 def test_progress_goes_up_to_one(found: dict[str, np.ndarray], name: str):
     shares = found[f"{name}/progress"]

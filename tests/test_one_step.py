@@ -104,7 +104,7 @@ def test_movements_tell_the_sums_of_gradients():
     chex.assert_trees_all_close(with_sums.estimate, without.estimate, rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.many_steps
 def test_float32_far_from_the_origin_over_100_000_rounds():
     """At |x*| = 100 the stream is within 1e-3 standard errors of the oracle on the same rounded path."""
     path = make_path(100_000, dim=2, center=100.0)
@@ -184,7 +184,7 @@ def paper_cell(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.many_steps
 @pytest.mark.parametrize("schedule", ["C1", "P(1/2)"])
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_it_covers_and_the_verdict_tells_who_does_not(model: str, schedule: str):
@@ -208,7 +208,7 @@ def test_it_covers_and_the_verdict_tells_who_does_not(model: str, schedule: str)
             assert row["coverage_doubted"] < row["coverage_trusted"]
 
 
-@pytest.mark.slow
+@pytest.mark.many_steps
 def test_a_path_that_has_not_arrived_leaves_no_bias():
     """A quarter of the paper's step: with the path's Hessian for that of x*, 0.8 standard deviations.
 
@@ -221,7 +221,7 @@ def test_a_path_that_has_not_arrived_leaves_no_bias():
     assert bias["plug_in"].max() > 2
 
 
-@pytest.mark.slow
+@pytest.mark.many_steps
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_communicating_less_costs_no_length(model: str):
     lengths = [

@@ -28,8 +28,6 @@ from jaxlsgd.study.progress import Silent
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store.reader import Results
 
-pytestmark = pytest.mark.slow
-
 SMALL = ("--replications", 24, "--horizons", 120, 60, "--quiet")
 
 
@@ -130,7 +128,6 @@ def test_table2_is_exact_printed_and_simulated(tmp_path):
 # Tables 3 and 4, and the figures: from studies.
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_table4_end_to_end(tmp_path, capsys):
     arguments = [*SMALL[:-1], "--seed", 1, "--out", tmp_path]
@@ -259,7 +256,6 @@ cli.main(sys.argv[2:])
 """
 
 
-@pytest.mark.slow
 def test_killed_after_three_tiles_it_goes_on_from_there(tmp_path, quick):
     arguments = ["reproduce", "table3", *SMALL, "--out", tmp_path / "killed"]
     command = [sys.executable, "-c", KILLED, quick, *arguments]

@@ -11,8 +11,6 @@ from study_helpers import TOML as BOTH
 
 from jaxlsgd.study.store.writer import Writer
 
-pytestmark = pytest.mark.slow
-
 RUN = ("-m", "jaxlsgd.cli", "run")
 # One cheap method: each process compiles for itself.
 TOML = BOTH.replace(
