@@ -22,11 +22,13 @@ class Path(NamedTuple):
     eta: np.ndarray  # (T,)
 
 
-def make_path(num_rounds: int, dim: int = 3, center: float = 0.0, seed: int = 0) -> Path:
+def make_path(
+    num_rounds: int, dim: int = 3, center: float = 0.0, seed: int = 0, beta: float = 1 / 3
+) -> Path:
     """A linear model with one client whose local steps are summed up by their exact mean and noise."""
     rng = np.random.default_rng(seed)
     m = np.arange(1, num_rounds + 1)
-    E = np.ceil(m ** (1 / 3)).astype(int)
+    E = np.ceil(m**beta - 1e-9).astype(int)
     eta = 0.5 * m**-0.505 / E
     truth = center + np.linspace(0, 1, dim)
     x, h, H = [np.full(dim, center)], [], []

@@ -16,6 +16,7 @@ from one_step_oracle import BLOCK, Path, bins_of, make_path, oracle
 
 from jaxlsgd import Sync, fit, one_step, plug_in, problems, random_scaling, schedules, simulate
 from jaxlsgd.analysis import measures, verdict
+from jaxlsgd.core.estimator import compiled
 from jaxlsgd.inference import binned_rounds
 from jaxlsgd.inference.one_step import multiplier
 
@@ -59,7 +60,7 @@ def test_around_the_average():
     path, method = make_path(700), one_step(center="average")
     with jax.enable_x64(True):
         states = scanned(path, method)
-        found = method.measure(states, None)
+        found = compiled(method.measure, states, None)
         inner = stream(path)
     mean = path.x[1:].mean(0)
     chex.assert_trees_all_close(np.asarray(found.estimate), mean, rtol=1e-12)
@@ -76,14 +77,15 @@ def test_around_the_average():
 
 def test_hessians_that_are_not_due_may_be_missing():
     path, method = make_path(12), one_step(hessian_every=4)
+    update = jax.jit(method.update)
 
     def run(given: Any) -> Any:
         state = method.init(path.x[0])
         for m in range(12):
             H = path.H[m + 1] if given(m + 1) else None
             sync = Sync(path.x[m + 1], path.E[m], path.eta[m], None, H, path.h[m])
-            state = method.update(state, sync)
-        return np.asarray(method.measure(state, None).estimate)
+            state = update(state, sync)
+        return np.asarray(compiled(method.measure, state, None).estimate)
 
     chex.assert_trees_all_close(run(lambda m: m % 4 == 0), run(lambda m: True), rtol=1e-7)
     assert np.isnan(run(lambda m: m == 4)).all(), "one that is due shows"
@@ -107,7 +109,7 @@ def test_movements_tell_the_sums_of_gradients():
 @pytest.mark.many_steps
 def test_float32_far_from_the_origin_over_100_000_rounds():
     """At |x*| = 100 the stream is within 1e-3 standard errors of the oracle on the same rounded path."""
-    path = make_path(100_000, dim=2, center=100.0)
+    path = make_path(100_000, dim=2, center=100.0, beta=0.1)  # E_m = 1 to 4
     narrow = Path(*(np.asarray(leaf, np.float32) for leaf in path[:3]), path.E, path.eta)
     found = stream(narrow._replace(eta=narrow.eta.astype(np.float32)))
     right = oracle(Path(*(np.asarray(leaf, np.float64) for leaf in narrow)))

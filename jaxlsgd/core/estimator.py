@@ -6,9 +6,11 @@ Written for one replication; the engine alone adds that dimension.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -259,9 +261,15 @@ class Estimator:
         """
         checks.level(level)
         self.check_plan(plan)
-        measured = self.measure(state, None if plan is None else Horizon.of(plan))
+        measured = compiled(self.measure, state, None if plan is None else Horizon.of(plan))
         half = self.law.half(level, side, plan, measured.detail) * measured.scale
         return Interval.around(measured.estimate, half, side)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def compiled(measure: Any, state: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
+    """`measure(state, horizon)` as one program: one by one, its operations take seconds to compile."""
+    return measure(state, horizon)
 
 
 class Horizon(NamedTuple):

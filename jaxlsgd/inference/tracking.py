@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Estimator, Horizon, Interval, Measurement, Sync
+from jaxlsgd.core.estimator import Estimator, Horizon, Interval, Measurement, Sync, compiled
 from jaxlsgd.core.problem import Params
 from jaxlsgd.core.text import align
 from jaxlsgd.inference import joint
@@ -110,7 +110,7 @@ class Tracker:
         checks.level(level)
         self.estimator.check_plan(plan)
         horizon = None if plan is None else Horizon.of(plan)
-        found = _measure(self.estimator.measure, state, horizon)
+        found = compiled(self.estimator.measure, state, horizon)
         return found, np.asarray(self.estimator.law.half(level, side, plan, found.detail))
 
     def function(
@@ -199,11 +199,6 @@ def track(estimator: Estimator, params: Params) -> Tracker:
 @functools.partial(jax.jit, static_argnums=0)
 def _update(estimator: Estimator, state: Any, sync: Sync) -> tuple[Any, ...]:
     return estimator.update(state, sync)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _measure(measure: Any, state: Any, horizon: Any) -> Measurement:
-    return measure(state, horizon)
 
 
 def _shapes(tree: Params) -> tuple[Any, ...]:
