@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import pytest
 from processes import environment
-from study_helpers import ROOT, TOML
+from study_helpers import COMPILED_QUICKLY, ROOT, TOML
 
 README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
 GUIDES = sorted((ROOT / "scripts" / "guides").glob("*.md"))
@@ -101,19 +101,19 @@ def inline(start: str) -> str:
     return found
 
 
-def settings(devices: int = 2) -> dict[str, str]:
-    found = environment(devices)
+def settings(quickly: bool) -> dict[str, str]:
+    found = environment(2)
     del found["XLA_FLAGS"]  # blocks choose for themselves
-    return found | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiles in two thirds of the time
+    return found | (COMPILED_QUICKLY if quickly else {})
 
 
-def call(folder: Path, arguments: list[str], said: str = "") -> str:
+def call(folder: Path, arguments: list[str], said: str = "", quickly: bool = True) -> str:
     """Runs Python in a folder; returns what it printed."""
     done = subprocess.run(
         [sys.executable, *arguments],
         input=said,
         cwd=folder,
-        env=settings(),
+        env=settings(quickly),
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -122,10 +122,10 @@ def call(folder: Path, arguments: list[str], said: str = "") -> str:
     return done.stdout
 
 
-def python(folder: Path, text: str) -> str:
+def python(folder: Path, text: str, quickly: bool = True) -> str:
     """Runs a program in a folder; returns what it printed."""
     (folder / "block.py").write_text(text, "utf-8")
-    return call(folder, ["block.py"])
+    return call(folder, ["block.py"], quickly=quickly)
 
 
 def cli(folder: Path, lines: list[list[str]]) -> str:
@@ -162,7 +162,7 @@ def test_no_python_block_is_forgotten() -> None:
 
 
 def test_ten_lines(tmp_path) -> None:
-    told = python(tmp_path, section("Ten lines"))
+    told = python(tmp_path, section("Ten lines"), quickly=False)  # a thousand runs
     assert "gamma_m must never increase" in told  # plan.check()
     assert "Local SGD on logistic: 10 clients, schedule P(1/2)" in told
     assert "one_step" in told
