@@ -52,7 +52,7 @@ def read_only(path: Path) -> dict[str, float]:
     from jaxlsgd.regression import files
 
     begun = time.perf_counter()
-    rows = sum(len(frame) for frame in files.blocks(path))
+    rows = sum(len(batch.to_pandas()) for batch in files.blocks(path))
     return {"rows": rows, "seconds": time.perf_counter() - begun, "memory": _memory()}
 
 

@@ -188,6 +188,8 @@ class Estimator:
       contrasts: rows R where the interval is for Rx, or () where it is for x itself.
       label: the name as people write it, for figures; the name itself if "".
       notes: `detail → sentences`, what a person should know of a run, from the detail of its measurement.
+      reads_numpy: whether `measure` and `matrix` compute in NumPy where states and horizon are NumPy's, so that
+        one run is read without compiling anything.
       cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not told.
     """
 
@@ -202,6 +204,7 @@ class Estimator:
     contrasts: tuple[tuple[float, ...], ...] = ()
     label: str = ""
     notes: Callable[[Any], tuple[str, ...]] | None = None
+    reads_numpy: bool = False
     cost: str = ""
 
     @property

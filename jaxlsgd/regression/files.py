@@ -27,20 +27,18 @@ def read_all(path: str | Path) -> Any:
 
 
 def blocks(path: str | Path) -> Iterator[Any]:
-    """A file as pandas tables of some rows each, in memory that does not grow with the file."""
+    """A file as Arrow batches of some rows each, in memory that does not grow with the file."""
     path = _checked(path)
     with _said(path):
         if is_parquet(path):
             # With a buffer it would keep all that it has read.
             with extra("pyarrow.parquet").ParquetFile(path, pre_buffer=False) as source:
-                for batch in source.iter_batches(BLOCK_ROWS):
-                    yield batch.to_pandas()
+                yield from source.iter_batches(BLOCK_ROWS)
             return
         csv = extra("pyarrow.csv")
         options = csv.ReadOptions(block_size=BLOCK_BYTES)
         with csv.open_csv(path, read_options=options, parse_options=_dialect(csv, path)) as source:
-            for batch in source:
-                yield batch.to_pandas()
+            yield from source
 
 
 def is_large(path: str | Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,8 +50,9 @@ class Whitened:
 
     def __init__(self, rows: Rows, loss: pilots.Loss, theta: FloatArray) -> None:
         self.rows, self.loss = rows, loss
-        before = pilots.moments(loss, rows.X, rows.y, rows.client, rows.p, theta)
-        self.W = pilots.whitening(before.G)
+        self.theta = theta
+        self.moments = pilots.moments(loss, rows.X, rows.y, rows.client, rows.p, theta)
+        self.W = pilots.whitening(self.moments.G)
         self.start = np.linalg.solve(self.W, theta)
         self.back = rows.coordinates.back @ self.W
         self.penalty = self.W.T @ np.diag(loss.ridge) @ self.W
@@ -63,18 +63,14 @@ class Whitened:
         """Steps and length for clients of these sizes, with these batches in each of the steps."""
         rows, loss = self.rows, self.loss
         A = rows.X @ self.W
-        plain = loss._replace(ridge=np.zeros(len(self.W)))
-        found = pilots.moments(plain, A, rows.y, rows.client, rows.p, self.start)
-        found = found._replace(
-            hessians=found.hessians + self.penalty,
-            gradients=found.gradients + self.penalty @ self.start,
-        )
-        second = loss.family.second(np, A @ self.start, rows.y, loss.tuning)
-        lever = second**2 * np.sum(A**2, axis=1)
-        ends = np.searchsorted(rows.client, np.arange(len(rows.p) + 1))
+        second = loss.family.second(np, rows.X @ self.theta, rows.y, loss.tuning)
+        root = second * np.sqrt(np.einsum("ij,ij->i", A, A))
+        A *= root[:, None]
+        ends = np.cumsum(rows.sizes) - rows.sizes
         fourth = np.stack(
-            [(A[i:j].T * lever[i:j]) @ A[i:j] / (j - i) for i, j in itertools.pairwise(ends)]
+            [A[i : i + n].T @ A[i : i + n] / n for i, n in zip(ends, rows.sizes, strict=True)]
         )
+        found = self.moments.turned(self.W)
         share = 1.0 if asked.fresh else asked.share
         asks = pilots.Asks(rows.p, sizes, batches, self.back, steps, share, asked.local_steps)
         chosen = pilots.rule(found, fourth, asks)

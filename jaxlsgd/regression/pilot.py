@@ -59,6 +59,11 @@ class Moments(NamedTuple):
         each = self.raw if pooled else self.S
         return np.einsum("k,kij->ij", p**2 / self.sizes, each)
 
+    def turned(self, W: FloatArray) -> Moments:
+        """The same in the coordinates u of θ = W u."""
+        G, H, S, raw = (W.T @ each @ W for each in (self.G, self.hessians, self.S, self.raw))
+        return Moments(G, self.gradients @ W, H, S, raw, self.sizes)
+
 
 class Rule(NamedTuple):
     """Steps and lengths that the pilot asks for."""

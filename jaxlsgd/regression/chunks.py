@@ -1,0 +1,154 @@
+"""Rows of a file in chunks of one size, whitened, sorted by client and in a random order.
+
+A chunk's columns are standardised in float64, as they may be of any scale, and kept in float32. Whitening is then
+one product of matrices whose numbers are around 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.regression import running
+from jaxlsgd.regression.columns import Columns, read_columns
+from jaxlsgd.regression.design import Design
+from jaxlsgd.regression.families import Family, check_range
+from jaxlsgd.regression.looping import Whitened
+
+FloatArray = NDArray[np.floating[Any]]
+_UNLIKE = 0.5  # a chunk may have that much less or more of a client than the pilot, in its share
+_SHUFFLE = "; shuffle its rows, or read it whole with stream=False"
+
+
+class Chunk(NamedTuple):
+    """What a run meets of a chunk."""
+
+    batches: running.Batches
+    sizes: NDArray[np.int64]  # (K,) rows of clients
+
+
+class Shape(NamedTuple):
+    """How a chunk is cut up."""
+
+    rows: int  # of a chunk
+    rounds: int
+    E: int
+    longest: int  # rows of a client, about
+
+
+class Chunks:
+    """Makes chunks of the blocks of a file."""
+
+    def __init__(
+        self, plan: Design, space: Whitened, family: Family, shape: Shape, seed: int
+    ) -> None:
+        self.plan, self.space, self.family, self.shape = plan, space, family, shape
+        self.share = space.rows.sizes / space.rows.sizes.sum()
+        self.known = {label: k for k, label in enumerate(space.rows.labels)}
+        self.rng = np.random.default_rng([seed, 2])
+        self.W = space.W.astype(np.float32)
+        # Of few bits, as sorting is then by counting.
+        self.kind = np.int16 if len(self.known) < 1 << 15 else np.int64
+        self.dropped = self.stub = self.seen = 0
+
+    def of(self, blocks: Iterator[Any]) -> Iterator[Chunk]:
+        """Chunks of one size; the last has what is left."""
+        filled, first_row = self._empty(), 0
+        for batch in blocks:
+            columns = read_columns(self.plan, batch, first_row)
+            first_row += batch.num_rows
+            self.dropped += columns.dropped
+            check_range(self.family, self.plan.response, columns.y)
+            place = self._places(columns)
+            begin, n = 0, len(columns.y)
+            while begin < n:
+                begin += self._fill(filled, columns, place, begin)
+                if filled.count == self.shape.rows:
+                    yield self._chunk(filled)
+                    filled = self._empty()
+        # A last chunk that is short is met in as many steps, of fewer rows; a stub would weigh too much.
+        if filled.count >= self.shape.rows // 4:
+            yield self._chunk(filled)
+        else:
+            self.stub = filled.count
+
+    def _empty(self) -> _Filled:
+        n, d = self.shape.rows, len(self.W)
+        return _Filled(
+            np.empty((d, n), np.float32), np.empty(n, np.float32), np.empty(n, self.kind)
+        )
+
+    def _fill(self, filled: _Filled, columns: Columns, place: NDArray[Any], begin: int) -> int:
+        """Standardises what there is room for; returns how many rows that was."""
+        frame, at = self.space.rows.coordinates, filled.count
+        end = min(len(place), begin + self.shape.rows - at)
+        count = end - begin
+        taken, room = slice(begin, end), slice(at, at + count)
+        between = np.empty(count)
+        for row, column, center, scale in zip(
+            filled.X, columns.features, frame.center, frame.scale, strict=True
+        ):
+            values = column[taken] if np.ndim(column) else column
+            np.subtract(values, center, out=between)
+            np.multiply(between, 1 / scale, out=row[room], casting="same_kind")
+        filled.y[room] = frame.response(columns.y[taken])
+        filled.place[room] = place[taken]
+        filled.count += count
+        return count
+
+    def _places(self, columns: Columns) -> NDArray[Any]:
+        """Where each row's client stands among those of the first rows; refuses another."""
+        table = np.array([self.known.get(label, -1) for label in columns.labels], self.kind)
+        if (table < 0).any():
+            strange = columns.labels[int(np.argmax(table < 0))]
+            rule = f"be in random order: client {strange!r} is not among the first rows"
+            raise refusal("file", rule, f"{self.seen:,} rows without", _SHUFFLE)
+        return table[columns.codes]
+
+    def _chunk(self, filled: _Filled) -> Chunk:
+        n, (_, rounds, E, longest) = filled.count, self.shape
+        sizes = np.bincount(filled.place[:n], minlength=len(self.share))
+        self._check_alike(sizes)
+        self.seen += n
+        A = np.empty((n + 1, len(self.W)), np.float32)
+        np.matmul(filled.X[:, :n].T, self.W, out=A[:n])
+        A[n] = 0  # stands for rows that are not there
+        y = np.append(filled.y[:n], np.float32(0))
+        width = running.padded(-(-max(longest, int(sizes.max())) // (rounds * E)))
+        by_client = np.argsort(filled.place[:n], kind="stable")
+        index, weight = running.dealt(self.rng, by_client, sizes, rounds * E, width)
+        shape = (rounds, E, *index.shape[1:])
+        return Chunk(
+            running.Batches(
+                np.take(A, index, axis=0, mode="clip").reshape(*shape, -1),
+                np.take(y, index, mode="clip").reshape(shape),
+                weight,
+            ),
+            sizes,
+        )
+
+    def _check_alike(self, sizes: NDArray[np.int64]) -> None:
+        """Refuses a chunk that is unlike the first rows: a file in order of clients."""
+        found = sizes / sizes.sum()
+        noise = 6 * np.sqrt(self.share * (1 - self.share) / sizes.sum())
+        unlike = np.abs(found - self.share) > _UNLIKE * self.share + noise
+        if unlike.any():
+            k = int(np.argmax(unlike))
+            name = self.space.rows.labels[k]
+            what = f"{100 * found[k]:.2g} % after row {self.seen:,}"
+            rule = f"be in random order: {100 * self.share[k]:.2g} % of the first rows are of client {name!r}"
+            raise refusal("file", rule, what, _SHUFFLE)
+
+
+class _Filled:
+    """A chunk in the making."""
+
+    def __init__(self, X: FloatArray, y: FloatArray, place: NDArray[Any]) -> None:
+        self.X = X  # (d, n) standardised
+        self.y = y
+        self.place = place  # of each row's client
+        self.count = 0
