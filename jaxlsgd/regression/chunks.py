@@ -21,6 +21,7 @@ from jaxlsgd.regression.looping import Whitened
 
 FloatArray = NDArray[np.floating[Any]]
 _UNLIKE = 0.5  # a chunk may have that much less or more of a client than the pilot, in its share
+_ONE_THREAD = 1 << 18  # products of numbers
 _SHUFFLE = "; shuffle its rows, or read it whole with stream=False"
 
 
@@ -114,9 +115,7 @@ class Chunks:
         sizes = np.bincount(filled.place[:n], minlength=len(self.share))
         self._check_alike(sizes)
         self.seen += n
-        A = np.empty((n + 1, len(self.W)), np.float32)
-        np.matmul(filled.X[:, :n].T, self.W, out=A[:n])
-        A[n] = 0  # stands for rows that are not there
+        A = self._whitened(filled.X[:, :n])
         y = np.append(filled.y[:n], np.float32(0))
         width = running.padded(-(-max(longest, int(sizes.max())) // (rounds * E)))
         by_client = np.argsort(filled.place[:n], kind="stable")
@@ -130,6 +129,18 @@ class Chunks:
             ),
             sizes,
         )
+
+    def _whitened(self, X: FloatArray) -> FloatArray:
+        """(n + 1, d) rows; the last, of zeros, stands for rows that are not there."""
+        d, n = X.shape
+        A = np.empty((n + 1, d), np.float32)
+        # Pieces that OpenBLAS multiplies in one thread: two would wait for those of XLA and Arrow.
+        size = max(1, _ONE_THREAD // d**2)
+        for begin in range(0, n, size):
+            part = slice(begin, begin + size)
+            np.matmul(X[:, part].T, self.W, out=A[:n][part])
+        A[n] = 0
+        return A
 
     def _check_alike(self, sizes: NDArray[np.int64]) -> None:
         """Refuses a chunk that is unlike the first rows: a file in order of clients."""
