@@ -145,7 +145,7 @@ def _sum(how: str, *arrays: Array) -> Array:
     xp = arrays[0].__array_namespace__()
     if xp is jnp:
         return xp.einsum(how, *arrays, precision=_HIGH)
-    return xp.einsum(how, *arrays, optimize=True)
+    return xp.einsum(how, *arrays, optimize=len(arrays) > 2)
 
 
 def _times(M: Array, v: Array) -> Array:

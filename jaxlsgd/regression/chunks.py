@@ -21,6 +21,7 @@ from jaxlsgd.regression.looping import Whitened
 
 FloatArray = NDArray[np.floating[Any]]
 _UNLIKE = 0.5  # a chunk may have that much less or more of a client than the pilot, in its share
+_EIGHT = 8  # numbers that a core multiplies at once
 _ONE_THREAD = 1 << 18  # products of numbers
 _SHUFFLE = "; shuffle its rows, or read it whole with stream=False"
 
@@ -54,11 +55,13 @@ class Chunks:
         self.W = space.W.astype(np.float32)
         # Of few bits, as sorting is then by counting.
         self.kind = np.int16 if len(self.known) < 1 << 15 else np.int64
+        self.filled = _Filled(shape.rows, len(self.W), self.kind)
+        self.A = np.empty((shape.rows + 1, len(self.W)), np.float32)
         self.dropped = self.stub = self.seen = 0
 
     def of(self, blocks: Iterator[Any]) -> Iterator[Chunk]:
         """Chunks of one size; the last has what is left."""
-        filled, first_row = self._empty(), 0
+        filled, first_row = self.filled, 0
         for batch in blocks:
             columns = read_columns(self.plan, batch, first_row)
             first_row += batch.num_rows
@@ -70,18 +73,12 @@ class Chunks:
                 begin += self._fill(filled, columns, place, begin)
                 if filled.count == self.shape.rows:
                     yield self._chunk(filled)
-                    filled = self._empty()
+                    filled.count = 0
         # A last chunk that is short is met in as many steps, of fewer rows; a stub would weigh too much.
         if filled.count >= self.shape.rows // 4:
             yield self._chunk(filled)
         else:
             self.stub = filled.count
-
-    def _empty(self) -> _Filled:
-        n, d = self.shape.rows, len(self.W)
-        return _Filled(
-            np.empty((d, n), np.float32), np.empty(n, np.float32), np.empty(n, self.kind)
-        )
 
     def _fill(self, filled: _Filled, columns: Columns, place: NDArray[Any], begin: int) -> int:
         """Standardises what there is room for; returns how many rows that was."""
@@ -117,7 +114,8 @@ class Chunks:
         self.seen += n
         A = self._whitened(filled.X[:, :n])
         y = np.append(filled.y[:n], np.float32(0))
-        width = running.padded(-(-max(longest, int(sizes.max())) // (rounds * E)))
+        widest = -(-max(longest, int(sizes.max())) // (rounds * E))
+        width = -(-widest // _EIGHT) * _EIGHT
         by_client = np.argsort(filled.place[:n], kind="stable")
         index, weight = running.dealt(self.rng, by_client, sizes, rounds * E, width)
         shape = (rounds, E, *index.shape[1:])
@@ -133,7 +131,7 @@ class Chunks:
     def _whitened(self, X: FloatArray) -> FloatArray:
         """(n + 1, d) rows; the last, of zeros, stands for rows that are not there."""
         d, n = X.shape
-        A = np.empty((n + 1, d), np.float32)
+        A = self.A[: n + 1]
         # Pieces that OpenBLAS multiplies in one thread: two would wait for those of XLA and Arrow.
         size = max(1, _ONE_THREAD // d**2)
         for begin in range(0, n, size):
@@ -156,10 +154,10 @@ class Chunks:
 
 
 class _Filled:
-    """A chunk in the making."""
+    """A chunk in the making, used again for the next."""
 
-    def __init__(self, X: FloatArray, y: FloatArray, place: NDArray[Any]) -> None:
-        self.X = X  # (d, n) standardised
-        self.y = y
-        self.place = place  # of each row's client
+    def __init__(self, rows: int, d: int, kind: Any) -> None:
+        self.X = np.empty((d, rows), np.float32)  # standardised
+        self.y = np.empty(rows, np.float32)
+        self.place = np.empty(rows, kind)  # of each row's client
         self.count = 0
