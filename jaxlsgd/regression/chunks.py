@@ -1,7 +1,7 @@
 """Rows of a file in chunks of one size, whitened, sorted by client and in a random order.
 
-A chunk's columns are standardised in float64, as they may be of any scale, and kept in float32. Whitening is then
-one product of matrices whose numbers are around 1.
+The means of a chunk's columns are taken off in float64, as they may be large, and what is left is kept in
+float32. Scales and whitening are then one product of matrices.
 """
 
 from __future__ import annotations
@@ -39,7 +39,21 @@ class Shape(NamedTuple):
     rows: int  # of a chunk
     rounds: int
     E: int
-    longest: int  # rows of a client, about
+    width: int  # rows of a client that a step has room for
+
+    @classmethod
+    def of(cls, share: FloatArray, rows: int, steps: int, E: int) -> Shape:
+        """For clients with these shares of the rows.
+
+        Sizes differ by chance from chunk to chunk. There is room for that, so that chunks share one program.
+        """
+        longest, rounds = rows * float(np.max(share)), steps // E
+        return cls(rows, rounds, E, cls.wide(longest + 5 * np.sqrt(longest) + 1, rounds * E))
+
+    @staticmethod
+    def wide(longest: float, steps: int) -> int:
+        """The room that a client with that many rows needs."""
+        return -(-int(np.ceil(longest / steps)) // _EIGHT) * _EIGHT
 
 
 class Chunks:
@@ -52,7 +66,10 @@ class Chunks:
         self.share = space.rows.sizes / space.rows.sizes.sum()
         self.known = {label: k for k, label in enumerate(space.rows.labels)}
         self.rng = np.random.default_rng([seed, 2])
-        self.W = space.W.astype(np.float32)
+        scale = space.rows.coordinates.scale
+        # Scales go into W where float32 has room for their inverses and for products with them.
+        self.before = np.where((scale > 1e-15) & (scale < 1e15), 1.0, scale)
+        self.W = (space.W * (self.before / scale)[:, None]).astype(np.float32)
         # Of few bits, as sorting is then by counting.
         self.kind = np.int16 if len(self.known) < 1 << 15 else np.int64
         self.filled = _Filled(shape.rows, len(self.W), self.kind)
@@ -81,18 +98,18 @@ class Chunks:
             self.stub = filled.count
 
     def _fill(self, filled: _Filled, columns: Columns, place: NDArray[Any], begin: int) -> int:
-        """Standardises what there is room for; returns how many rows that was."""
+        """Takes means off what there is room for; returns how many rows that was."""
         frame, at = self.space.rows.coordinates, filled.count
         end = min(len(place), begin + self.shape.rows - at)
         count = end - begin
         taken, room = slice(begin, end), slice(at, at + count)
-        between = np.empty(count)
-        for row, column, center, scale in zip(
-            filled.X, columns.features, frame.center, frame.scale, strict=True
+        for row, column, center, unit in zip(
+            filled.X, columns.features, frame.center, self.before, strict=True
         ):
             values = column[taken] if np.ndim(column) else column
-            np.subtract(values, center, out=between)
-            np.multiply(between, 1 / scale, out=row[room], casting="same_kind")
+            if unit != 1.0:
+                values, center = values / unit, center / unit
+            np.subtract(values, center, out=row[room], dtype=np.float64, casting="same_kind")
         filled.y[room] = frame.response(columns.y[taken])
         filled.place[room] = place[taken]
         filled.count += count
@@ -108,25 +125,17 @@ class Chunks:
         return table[columns.codes]
 
     def _chunk(self, filled: _Filled) -> Chunk:
-        n, (_, rounds, E, longest) = filled.count, self.shape
+        n, (_, rounds, E, width) = filled.count, self.shape
         sizes = np.bincount(filled.place[:n], minlength=len(self.share))
         self._check_alike(sizes)
         self.seen += n
-        A = self._whitened(filled.X[:, :n])
+        steps, A = rounds * E, self._whitened(filled.X[:, :n])
         y = np.append(filled.y[:n], np.float32(0))
-        widest = -(-max(longest, int(sizes.max())) // (rounds * E))
-        width = -(-widest // _EIGHT) * _EIGHT
+        width = max(width, Shape.wide(int(sizes.max()), steps))
         by_client = np.argsort(filled.place[:n], kind="stable")
-        index, weight = running.dealt(self.rng, by_client, sizes, rounds * E, width)
-        shape = (rounds, E, *index.shape[1:])
-        return Chunk(
-            running.Batches(
-                np.take(A, index, axis=0, mode="clip").reshape(*shape, -1),
-                np.take(y, index, mode="clip").reshape(shape),
-                weight,
-            ),
-            sizes,
-        )
+        index, weight = running.dealt(self.rng, by_client, sizes, steps, width)
+        met = (np.take(rows, index, axis=0, mode="clip") for rows in (A, y))
+        return Chunk(running.Batches(*met, weight), sizes)
 
     def _whitened(self, X: FloatArray) -> FloatArray:
         """(n + 1, d) rows; the last, of zeros, stands for rows that are not there."""
@@ -157,7 +166,7 @@ class _Filled:
     """A chunk in the making, used again for the next."""
 
     def __init__(self, rows: int, d: int, kind: Any) -> None:
-        self.X = np.empty((d, rows), np.float32)  # standardised
+        self.X = np.empty((d, rows), np.float32)  # means taken off
         self.y = np.empty(rows, np.float32)
         self.place = np.empty(rows, kind)  # of each row's client
         self.count = 0

@@ -34,7 +34,9 @@ class Coordinates(NamedTuple):
 
     def features(self, X: FloatArray) -> FloatArray:
         """x_s."""
-        return (X - self.center) / self.scale
+        found = X - self.center
+        found /= self.scale
+        return found
 
     def response(self, y: FloatArray) -> FloatArray:
         """y′."""
@@ -69,8 +71,9 @@ def coordinates(
     if intercept is not None:
         slopes[intercept] = False
     center = np.where(slopes & (intercept is not None), X.mean(axis=0), 0.0)
-    spread = np.sqrt(np.mean((X - center) ** 2, axis=0))
-    largest = np.abs(X).max(axis=0)
+    gaps = X - center
+    spread = np.sqrt(np.einsum("ij,ij->j", gaps, gaps) / len(X))
+    largest = np.maximum(X.max(axis=0), -X.min(axis=0))
     for j in np.flatnonzero(slopes & (spread <= _CONSTANT * largest)):
         hint = "; the intercept does that already" if intercept is not None else ""
         raise refusal(f"column {names[j]!r}", "vary", f"{X[0, j]:g} in every row", hint)

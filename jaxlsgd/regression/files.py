@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,13 +50,19 @@ def is_large(path: str | Path) -> bool:
     return packed * path.stat().st_size > memory / 4
 
 
-def rows_of(path: Path, rows: int, frame: Any) -> int:
-    """How many rows a file has: exactly for Parquet, about for CSV, from the length of some of its rows."""
+def rows_of(path: Path, table: Any) -> int:
+    """How many rows a file has: exactly for Parquet, about for CSV, from the length of some of its rows.
+
+    Args:
+      path: of the file.
+      table: its first rows, Arrow's.
+    """
     if is_parquet(path):
         return extra("pyarrow.parquet").read_metadata(path).num_rows
-    sample = frame.head(1000)
-    length = len(sample.to_csv(index=False, header=False).encode()) / len(sample)
-    return max(rows, round(path.stat().st_size / length))
+    csv, sample, written = extra("pyarrow.csv"), table.slice(0, 1000), io.BytesIO()
+    csv.write_csv(sample, written, csv.WriteOptions(include_header=False, quoting_style="none"))
+    length = written.tell() / sample.num_rows
+    return max(table.num_rows, round(path.stat().st_size / length))
 
 
 def is_parquet(path: Path) -> bool:

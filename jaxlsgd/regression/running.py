@@ -49,8 +49,8 @@ class Order(NamedTuple):
 class Batches(NamedTuple):
     """Whitened rows in the order in which they are met; rows of zeros are padding."""
 
-    A: Any  # (rounds, E, K, B, d)
-    y: Any  # (rounds, E, K, B)
+    A: Any  # (steps, K, B, d)
+    y: Any  # (steps, K, B)
     weight: Any  # (K,) of each row in the mean of its step
 
 
@@ -63,7 +63,7 @@ class Carried(NamedTuple):
 
 def start(methods: Sequence[Estimator], x: Any) -> Carried:
     """Before the first pass."""
-    first = jnp.asarray(np.asarray(x, np.float32))
+    first = jnp.asarray(x, jnp.float32)
     return Carried(first, _init(tuple(methods), first))
 
 
@@ -108,11 +108,14 @@ def run_batches(
     carried: Carried,
 ) -> tuple[Carried, Any]:
     """The same over rows that lie in the order of the steps."""
+    A, y, weight = batches
+    rounds = eta.shape[0]
 
     def take(step: Any) -> _Batch:
-        return (*step, batches.weight[:, None])
+        return A[step[0]], y[step[0]], weight[:, None]
 
-    return _rounds(derivatives, methods, setting, take, (batches.A, batches.y), eta, carried)
+    steps = jnp.arange(A.shape[0]).reshape(rounds, -1)
+    return _rounds(derivatives, methods, setting, take, (steps,), eta, carried)
 
 
 def _rounds(

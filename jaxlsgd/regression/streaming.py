@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,24 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.regression import files, running
 from jaxlsgd.regression.assembling import assemble
 from jaxlsgd.regression.chunks import Chunk, Chunks, Shape
-from jaxlsgd.regression.columns import read_block
-from jaxlsgd.regression.design import Design, design, extra
+from jaxlsgd.regression.columns import first_rows
+from jaxlsgd.regression.design import Design, extra
 from jaxlsgd.regression.looping import DIVERGED, Along, Finished, Whitened, etas, plan_of
 from jaxlsgd.regression.options import Options
 from jaxlsgd.regression.reading import Reading, read
 from jaxlsgd.regression.result import TableFit
 from jaxlsgd.regression.rows import by_client, remarks
 from jaxlsgd.regression.starting import start_from
+from jaxlsgd.regression.warming import program
 
 FloatArray = NDArray[np.floating[Any]]
 CHUNK = 1 << 16  # rows
 CHUNK_STEPS = 60
 PILOT_ROWS = 100_000
-_READ_EVERY = 16  # chunks
-_AHEAD = 3  # blocks, and chunks
+_LOOK_EVERY = 16  # chunks
+_RARER = 1.25  # factor from one reading to the next
+_BLOCKS_AHEAD = 3
+_CHUNKS_AHEAD = 1 << 27  # bytes
 
 Fit = Callable[..., TableFit]
 
@@ -59,22 +63,25 @@ def fit_stream(
         raise refusal("target", "be population for a file that is read once", asked.target)
     asked = dataclasses.replace(asked, rows="one pass")
     path = Path(path)
-    source = _ahead(files.blocks(path))
+    source = _ahead(files.blocks(path), _BLOCKS_AHEAD)
     first = _pilot_blocks(source)
     table = extra("pyarrow").Table.from_batches(first)
-    frame = table.to_pandas()
-    plan = design(frame, *how)
-    block = read_block(plan, table)
+    enough = table.num_rows >= PILOT_ROWS
+    warming = threading.Thread(
+        target=program(table, how, asked, CHUNK, CHUNK_STEPS) if enough else None
+    )
+    warming.start()
+    plan, block = first_rows(table, how)
     if len(block.y) < PILOT_ROWS:
         return fit_block(plan, block, asked, progress)
     rows = by_client(plan, block, asked)
     loss, theta, exchanges = start_from(plan, rows, asked)
     space = Whitened(rows, loss, theta)
-    total = files.rows_of(path, len(frame), frame)
+    total = files.rows_of(path, table)
     blocks = itertools.chain(first, source)
     for retry in range(3):
         stream = _Stream(plan, space, asked, total, 4.0**-retry, progress or (lambda text: None))
-        found = stream.go(blocks)
+        found = stream.go(blocks, warming)
         if found is not None:
             notes, chunks = remarks(rows, asked), stream.chunks
             if chunks.stub:
@@ -84,11 +91,11 @@ def fit_stream(
     raise RuntimeError(DIVERGED)
 
 
-def _ahead(source: Iterator[Any]) -> Iterator[Any]:
+def _ahead(source: Iterator[Any], count: int) -> Iterator[Any]:
     """The same, with the next few made in a thread while one is used."""
     pool = concurrent.futures.ThreadPoolExecutor(1)
     try:
-        coming = collections.deque(pool.submit(next, source, None) for _ in range(_AHEAD))
+        coming = collections.deque(pool.submit(next, source, None) for _ in range(count))
         while (one := coming.popleft().result()) is not None:
             coming.append(pool.submit(next, source, None))
             yield one
@@ -128,9 +135,9 @@ class _Stream:
         batches = np.maximum(1.0, share * CHUNK / CHUNK_STEPS)
         rule = space.rule(sizes, batches, chunks * CHUNK_STEPS, asked)
         self.rule = rule._replace(eta=rule.eta * slower)
-        # Sizes differ by chance from chunk to chunk: with room for that they share one program.
-        longest = CHUNK * share.max()
-        shape = Shape(CHUNK, CHUNK_STEPS // rule.E, rule.E, int(longest + 5 * np.sqrt(longest)) + 1)
+        shape = Shape.of(share, CHUNK, CHUNK_STEPS, rule.E)
+        size = 4 * shape.rounds * rule.E * shape.width * len(share) * (len(space.W) + 1)
+        self.ahead = max(2, min(32, _CHUNKS_AHEAD // size))
         self.chunks = Chunks(plan, space, asked.family, shape, asked.seed)
         self.carried = running.start(asked.methods, space.start)
         self.setting = running.on_device(space.setting())
@@ -138,16 +145,20 @@ class _Stream:
         self.rounds = 0
         self.along: list[Along] = []
 
-    def go(self, blocks: Iterator[Any]) -> Finished | None:
+    def go(self, blocks: Iterator[Any], warming: threading.Thread) -> Finished | None:
         """Runs over all rows; None where it diverged."""
-        for number, chunk in enumerate(_ahead(self.chunks.of(blocks)), start=1):
+        due = _LOOK_EVERY
+        for number, chunk in enumerate(_ahead(self.chunks.of(blocks), self.ahead), start=1):
+            warming.join()
             self._run(chunk)
             met = int(self.met.sum())
             self.progress(f"{met:,} of about {max(met, self.total):,} rows")
-            if number % _READ_EVERY == 0:
+            if number % _LOOK_EVERY == 0:
                 if not np.isfinite(self.carried.x).all():
                     return None
-                self.along.append(self.space.along(self._read()[0], self.rounds))
+                if number >= due:
+                    due = _RARER * number
+                    self.along.append(self.space.along(self._read()[0], self.rounds))
         self.progress("")
         readings = self._read()
         if not np.isfinite(readings[0].estimate).all():
@@ -176,7 +187,7 @@ class _Stream:
         setting, sizes = self.setting, chunk.sizes
         if self.asked.weights == "size":
             setting = setting._replace(weights=(sizes / sizes.sum()).astype(np.float32))
-        rounds = len(chunk.batches.A)
+        rounds = len(chunk.batches.A) // self.rule.E
         self.carried, _ = running.run_batches(
             self.space.loss.family.derivatives,
             self.asked.methods,
