@@ -74,6 +74,7 @@ class Chunks:
         self.kind = np.int16 if len(self.known) < 1 << 15 else np.int64
         self.filled = _Filled(shape.rows, len(self.W), self.kind)
         self.A = np.empty((shape.rows + 1, len(self.W)), np.float32)
+        self.spare: list[FloatArray] = []  # arrays of chunks that a run is done with
         self.dropped = self.stub = self.seen = 0
 
     def of(self, blocks: Iterator[Any]) -> Iterator[Chunk]:
@@ -118,11 +119,12 @@ class Chunks:
     def _places(self, columns: Columns) -> NDArray[Any]:
         """Where each row's client stands among those of the first rows; refuses another."""
         table = np.array([self.known.get(label, -1) for label in columns.labels], self.kind)
-        if (table < 0).any():
-            strange = columns.labels[int(np.argmax(table < 0))]
+        places = table[columns.codes]
+        if (table < 0).any() and (places < 0).any():
+            strange = columns.labels[columns.codes[np.argmax(places < 0)]]
             rule = f"be in random order: client {strange!r} is not among the first rows"
             raise refusal("file", rule, f"{self.seen:,} rows without", _SHUFFLE)
-        return table[columns.codes]
+        return places
 
     def _chunk(self, filled: _Filled) -> Chunk:
         n, (_, rounds, E, width) = filled.count, self.shape
@@ -134,8 +136,11 @@ class Chunks:
         width = max(width, Shape.wide(int(sizes.max()), steps))
         by_client = np.argsort(filled.place[:n], kind="stable")
         index, weight = running.dealt(self.rng, by_client, sizes, steps, width)
-        met = (np.take(rows, index, axis=0, mode="clip") for rows in (A, y))
-        return Chunk(running.Batches(*met, weight), sizes)
+        room = self.spare.pop() if self.spare else None
+        if room is None or room.shape[2] != width:
+            room = np.empty((*index.shape, A.shape[1]), np.float32)
+        np.take(A, index, axis=0, mode="clip", out=room)
+        return Chunk(running.Batches(room, np.take(y, index, mode="clip"), weight), sizes)
 
     def _whitened(self, X: FloatArray) -> FloatArray:
         """(n + 1, d) rows; the last, of zeros, stands for rows that are not there."""

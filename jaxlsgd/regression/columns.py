@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from jaxlsgd.regression.design import INTERCEPT, MISSING, Block, Design, design, extra
 
+_NEAR = 1024  # whole numbers within that range are codes already
 FloatArray = NDArray[np.floating[Any]]
 
 
@@ -19,7 +20,7 @@ class Columns(NamedTuple):
     features: Sequence[Any]  # d of them: (n,) numbers, or one number for all rows
     y: NDArray[Any]  # (n,)
     codes: NDArray[np.integer[Any]]  # (n,) which of the labels each row has
-    labels: list[str]  # of clients
+    labels: list[str]  # of clients; some may have no row
     dropped: int  # rows left out, as something was missing
 
 
@@ -101,7 +102,7 @@ def read_columns(plan: Design, batch: Any, first_row: int = 0) -> Columns:
         return found
     block = read_block(plan, arrow.Table.from_batches([batch]), first_row)
     codes, labels = extra("pandas").factorize(block.client)
-    return Columns(block.X.T, block.y, codes, [str(one) for one in labels], block.dropped)
+    return Columns([*block.X.T], block.y, codes, [str(one) for one in labels], block.dropped)
 
 
 def _plain(arrow: Any, plan: Design, batch: Any) -> Columns | None:
@@ -133,11 +134,25 @@ def _numbers(arrow: Any, column: Any) -> NDArray[Any] | None:
         return found if np.isfinite(found.sum()) else None
 
 
+def client_counts(plan: Design, table: Any) -> NDArray[np.integer[Any]] | None:
+    """How many rows each client has, in no order; None where labels need pandas."""
+    found = _clients(extra("pyarrow"), plan, table.combine_chunks().to_batches()[0])
+    if found is None:
+        return None
+    counts = np.bincount(found[0])
+    return counts[counts > 0]
+
+
 def _clients(arrow: Any, plan: Design, batch: Any) -> tuple[NDArray[Any], list[str]] | None:
     """Codes and labels, where Arrow's labels read as NumPy's do."""
     if plan.client is None:
         return np.zeros(batch.num_rows, np.int8), ["0"]
     column, types = batch.column(plan.client), arrow.types
+    if types.is_integer(column.type) and not column.null_count and len(column):
+        values = column.to_numpy(zero_copy_only=True)
+        low, high = int(values.min()), int(values.max())
+        if high - low < _NEAR:
+            return values - low, [str(one) for one in range(low, high + 1)]
     if not types.is_dictionary(column.type):
         column = column.dictionary_encode()
     kind = column.dictionary.type

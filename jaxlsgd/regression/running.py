@@ -64,12 +64,13 @@ class Carried(NamedTuple):
 def start(methods: Sequence[Estimator], x: Any) -> Carried:
     """Before the first pass."""
     first = jnp.asarray(x, jnp.float32)
-    return Carried(first, _init(tuple(methods), first))
+    return Carried(first, init(tuple(methods), first))
 
 
 # One program: operation by operation each would be compiled.
 @functools.partial(jax.jit, static_argnums=0)
-def _init(methods: tuple[Estimator, ...], x: Any) -> tuple[Any, ...]:
+def init(methods: tuple[Estimator, ...], x: Any) -> tuple[Any, ...]:
+    """States of the methods before the first round."""
     return tuple(method.init(x) for method in methods)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,14 +34,15 @@ from jaxlsgd.regression.reading import Reading, read
 from jaxlsgd.regression.result import TableFit
 from jaxlsgd.regression.rows import by_client, remarks
 from jaxlsgd.regression.starting import start_from
-from jaxlsgd.regression.warming import program
+from jaxlsgd.regression.warming import programs
 
 FloatArray = NDArray[np.floating[Any]]
 CHUNK = 1 << 16  # rows
 CHUNK_STEPS = 60
 PILOT_ROWS = 100_000
 _LOOK_EVERY = 16  # chunks
-_RARER = 1.25  # factor from one reading to the next
+_AT_ONCE = 2  # chunks that XLA has, so that it need not wait
+_RARER = 1.5  # factor from one reading to the next
 _BLOCKS_AHEAD = 3
 _CHUNKS_AHEAD = 1 << 27  # bytes
 
@@ -68,7 +70,7 @@ def fit_stream(
     table = extra("pyarrow").Table.from_batches(first)
     enough = table.num_rows >= PILOT_ROWS
     warming = threading.Thread(
-        target=program(table, how, asked, CHUNK, CHUNK_STEPS) if enough else None
+        target=programs(table, how, asked, CHUNK, CHUNK_STEPS) if enough else None
     )
     warming.start()
     plan, block = first_rows(table, how)
@@ -139,9 +141,10 @@ class _Stream:
         size = 4 * shape.rounds * rule.E * shape.width * len(share) * (len(space.W) + 1)
         self.ahead = max(2, min(32, _CHUNKS_AHEAD // size))
         self.chunks = Chunks(plan, space, asked.family, shape, asked.seed)
-        self.carried = running.start(asked.methods, space.start)
+        self.carried = running.Carried(None, ())  # before the first chunk
         self.setting = running.on_device(space.setting())
         self.met = np.zeros(len(share), np.int64)
+        self.running: collections.deque[tuple[Any, Any]] = collections.deque()
         self.rounds = 0
         self.along: list[Along] = []
 
@@ -149,7 +152,9 @@ class _Stream:
         """Runs over all rows; None where it diverged."""
         due = _LOOK_EVERY
         for number, chunk in enumerate(_ahead(self.chunks.of(blocks), self.ahead), start=1):
-            warming.join()
+            if number == 1:  # others are made meanwhile
+                warming.join()
+                self.carried = running.start(self.asked.methods, self.space.start)
             self._run(chunk)
             met = int(self.met.sum())
             self.progress(f"{met:,} of about {max(met, self.total):,} rows")
@@ -198,3 +203,8 @@ class _Stream:
         )
         self.rounds += rounds
         self.met += sizes
+        self.running.append((self.carried.x, chunk.batches.A))
+        if len(self.running) > _AT_ONCE:
+            done, room = self.running.popleft()
+            jax.block_until_ready(done)
+            self.chunks.spare.append(room)
