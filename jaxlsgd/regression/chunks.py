@@ -18,11 +18,11 @@ from jaxlsgd.regression.columns import Columns, read_columns
 from jaxlsgd.regression.design import Design
 from jaxlsgd.regression.families import Family, check_range
 from jaxlsgd.regression.looping import Whitened
+from jaxlsgd.regression.products import times
 
 FloatArray = NDArray[np.floating[Any]]
 _UNLIKE = 0.5  # a chunk may have that much less or more of a client than the pilot, in its share
 _EIGHT = 8  # numbers that a core multiplies at once
-_ONE_THREAD = 1 << 18  # products of numbers
 _SHUFFLE = "; shuffle its rows, or read it whole with stream=False"
 
 
@@ -144,13 +144,9 @@ class Chunks:
 
     def _whitened(self, X: FloatArray) -> FloatArray:
         """(n + 1, d) rows; the last, of zeros, stands for rows that are not there."""
-        d, n = X.shape
+        n = X.shape[1]
         A = self.A[: n + 1]
-        # Pieces that OpenBLAS multiplies in one thread: two would wait for those of XLA and Arrow.
-        size = max(1, _ONE_THREAD // d**2)
-        for begin in range(0, n, size):
-            part = slice(begin, begin + size)
-            np.matmul(X[:, part].T, self.W, out=A[:n][part])
+        times(X.T, self.W, out=A[:n])
         A[n] = 0
         return A
 

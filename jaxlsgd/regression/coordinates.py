@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.regression.products import gram
 
 FloatArray = NDArray[np.floating[Any]]
 _CONSTANT = 1e-10  # standard deviation over largest size of a column that says nothing
@@ -88,9 +89,9 @@ def check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
     if len(X_s) < X_s.shape[1]:
         what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
         raise refusal("frame", "have more rows than coefficients", what)
-    gram = X_s.T @ X_s / len(X_s)
-    root = np.sqrt(np.diagonal(gram))
-    values, vectors = np.linalg.eigh(gram / np.outer(root, root))
+    products = gram(X_s, X_s) / len(X_s)
+    root = np.sqrt(np.diagonal(products))
+    values, vectors = np.linalg.eigh(products / np.outer(root, root))
     if values[0] > _COLLINEAR * values[-1]:
         return
     share = np.abs(vectors[:, 0])

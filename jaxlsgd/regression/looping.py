@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from jaxlsgd.regression import pilot as pilots
 from jaxlsgd.regression import running
 from jaxlsgd.regression.options import STEPS, Options
+from jaxlsgd.regression.products import along, gram, times
 from jaxlsgd.regression.reading import Reading, read
 from jaxlsgd.regression.rows import Rows
 from jaxlsgd.schedules import Plan
@@ -62,13 +63,13 @@ class Whitened:
     ) -> pilots.Rule:
         """Steps and length for clients of these sizes, with these batches in each of the steps."""
         rows, loss = self.rows, self.loss
-        A = rows.X @ self.W
-        second = loss.family.second(np, rows.X @ self.theta, rows.y, loss.tuning)
+        A = times(rows.X, self.W)
+        second = loss.family.second(np, along(rows.X, self.theta), rows.y, loss.tuning)
         root = second * np.sqrt(np.einsum("ij,ij->i", A, A))
         A *= root[:, None]
         ends = np.cumsum(rows.sizes) - rows.sizes
         fourth = np.stack(
-            [A[i : i + n].T @ A[i : i + n] / n for i, n in zip(ends, rows.sizes, strict=True)]
+            [gram(A[i : i + n], A[i : i + n]) / n for i, n in zip(ends, rows.sizes, strict=True)]
         )
         found = self.moments.turned(self.W)
         share = 1.0 if asked.fresh else asked.share
@@ -125,7 +126,7 @@ class Run:
         self.rule = space.rule(sizes, batches, self.steps, asked)
         self.width = running.padded(int(np.ceil(sizes.max() / self.steps)))
         self.data = running.ClientRows(
-            *running.by_client(self.rows.X @ space.W, self.rows.y, sizes, int(sizes.max()))
+            *running.by_client(times(self.rows.X, space.W), self.rows.y, sizes, int(sizes.max()))
         )
 
     def go(self, slower: float) -> Finished | None:
