@@ -44,7 +44,7 @@ def first_rows(table: Any, how: tuple[Any, ...]) -> tuple[Design, Block]:
     X = np.stack([np.broadcast_to(column, n) for column in found.features], axis=1)
     labels = np.asarray(found.labels, object)[found.codes]
     if plan.client is not None and arrow.types.is_integer(table.schema.field(plan.client).type):
-        labels = whole.column(plan.client).to_numpy()
+        labels = np.from_dlpack(whole.column(plan.client))
     return plan, Block(X.astype(np.float64, copy=False), found.y.astype(np.float64), labels, 0)
 
 
@@ -128,7 +128,7 @@ def _numbers(arrow: Any, column: Any) -> NDArray[Any] | None:
         return None
     if column.null_count:
         return None
-    found = column.to_numpy(zero_copy_only=True)
+    found = np.from_dlpack(column)
     # A sum is cheaper than a look at each; one that overflows costs the way by pandas, and no more.
     with np.errstate(over="ignore", invalid="ignore"):
         return found if np.isfinite(found.sum()) else None
@@ -149,7 +149,7 @@ def _clients(arrow: Any, plan: Design, batch: Any) -> tuple[NDArray[Any], list[s
         return np.zeros(batch.num_rows, np.int8), ["0"]
     column, types = batch.column(plan.client), arrow.types
     if types.is_integer(column.type) and not column.null_count and len(column):
-        values = column.to_numpy(zero_copy_only=True)
+        values = np.from_dlpack(column)
         low, high = int(values.min()), int(values.max())
         if high - low < _NEAR:
             return values - low, [str(one) for one in range(low, high + 1)]
@@ -160,4 +160,4 @@ def _clients(arrow: Any, plan: Design, batch: Any) -> tuple[NDArray[Any], list[s
     if not simple or column.null_count or column.dictionary.null_count:
         return None
     labels = [str(one) for one in column.dictionary.to_pylist()]
-    return column.indices.to_numpy(zero_copy_only=True), labels
+    return np.from_dlpack(column.indices), labels

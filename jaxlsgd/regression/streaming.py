@@ -44,7 +44,7 @@ _LOOK_EVERY = 16  # chunks
 _AT_ONCE = 2  # chunks that XLA has, so that it need not wait
 _RARER = 1.5  # factor from one reading to the next
 _BLOCKS_AHEAD = 3
-_CHUNKS_AHEAD = 1 << 27  # bytes
+_CHUNKS_AHEAD = 3 << 26  # bytes
 
 Fit = Callable[..., TableFit]
 
@@ -67,15 +67,13 @@ def fit_stream(
     path = Path(path)
     source = _ahead(files.blocks(path), _BLOCKS_AHEAD)
     first = _pilot_blocks(source)
-    table = extra("pyarrow").Table.from_batches(first)
-    enough = table.num_rows >= PILOT_ROWS
-    warming = threading.Thread(
-        target=programs(table, how, asked, CHUNK, CHUNK_STEPS) if enough else None
-    )
+    table = extra("pyarrow").Table.from_batches(first).slice(0, PILOT_ROWS)
+    if table.num_rows < PILOT_ROWS:
+        plan, block = first_rows(table, how)
+        return fit_block(plan, block, asked, progress)
+    warming = threading.Thread(target=programs(table, how, asked, CHUNK, CHUNK_STEPS))
     warming.start()
     plan, block = first_rows(table, how)
-    if len(block.y) < PILOT_ROWS:
-        return fit_block(plan, block, asked, progress)
     rows = by_client(plan, block, asked)
     loss, theta, exchanges = start_from(plan, rows, asked)
     space = Whitened(rows, loss, theta)
