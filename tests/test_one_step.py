@@ -17,6 +17,7 @@ from one_step_oracle import BLOCK, Path, bins_of, make_path, oracle
 from jaxlsgd import Sync, fit, one_step, plug_in, problems, random_scaling, schedules, simulate
 from jaxlsgd.analysis import measures, verdict
 from jaxlsgd.inference import binned_rounds
+from jaxlsgd.inference.measuring import in_float64
 from jaxlsgd.inference.one_step import multiplier
 
 
@@ -51,6 +52,21 @@ def test_the_stream_agrees_with_the_oracle(num_rounds: int, every: int):
         np.asarray(found.estimate), right.estimate, atol=1e-5 * right.scale.min()
     )
     chex.assert_trees_all_close(np.asarray(found.scale), right.scale, rtol=1e-5)
+    chex.assert_trees_all_close(half, right.half_width, rtol=1e-4)
+
+
+def test_one_run_is_read_in_numpy():
+    """Estimate, matrix and half-widths against the oracle's, with no program compiled for them."""
+    path, method = make_path(700), one_step()
+    with jax.enable_x64(True):
+        states = scanned(path, method)
+    found, matrix = in_float64(method, states, None)
+    right = oracle(path)
+    for leaf in jax.tree.leaves((found, matrix)):
+        assert isinstance(leaf, np.ndarray | np.generic)
+    chex.assert_trees_all_close(found.estimate, right.estimate, atol=1e-5 * right.scale.min())
+    chex.assert_trees_all_close(np.sqrt(np.diagonal(matrix)), right.scale, rtol=1e-5)
+    half = multiplier(0.95, None, found.detail) * found.scale
     chex.assert_trees_all_close(half, right.half_width, rtol=1e-4)
 
 

@@ -140,7 +140,7 @@ class _Stream:
         self.ahead = max(2, min(32, _CHUNKS_AHEAD // size))
         self.chunks = Chunks(plan, space, asked.family, shape, asked.seed)
         self.carried = running.Carried(None, ())  # before the first chunk
-        self.setting = running.on_device(space.setting())
+        self.setting = space.setting()
         self.met = np.zeros(len(share), np.int64)
         self.running: collections.deque[tuple[Any, Any]] = collections.deque()
         self.rounds = 0
