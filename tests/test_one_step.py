@@ -68,6 +68,12 @@ def test_one_run_is_read_in_numpy():
     chex.assert_trees_all_close(np.sqrt(np.diagonal(matrix)), right.scale, rtol=1e-5)
     half = multiplier(0.95, None, found.detail) * found.scale
     chex.assert_trees_all_close(half, right.half_width, rtol=1e-4)
+    # The same sums, rolled into the same bins, where the rounds are met in NumPy as well.
+    (part,), state = method.accumulators, method.accumulators[0].on_host.init(path.x[0])
+    for m, E in enumerate(path.E):
+        sync = Sync(path.x[m + 1], int(E), path.eta[m], None, path.H[m + 1], path.h[m])
+        state = part.on_host.update(state, sync)
+    chex.assert_trees_all_close(state, jax.tree.map(np.asarray, states[0]), rtol=1e-9, atol=1e-12)
 
 
 def test_around_the_average():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet
+import pyarrow.parquet as pq
 import pytest
 from test_table_input import fit, table
 
@@ -97,7 +97,7 @@ def test_a_file_whose_first_rows_have_gaps_is_read_to_its_end(tmp_path: Path):
     frame.loc[10, "age"] = np.nan
     frame.loc[3000, "site"] = pd.NA
     rows = pa.Table.from_pandas(frame).replace_schema_metadata(None)
-    pa.parquet.write_table(rows, tmp_path / "gaps.parquet")
+    pq.write_table(rows, tmp_path / "gaps.parquet")
     found = fit(tmp_path / "gaps.parquet", stream=True, missing="drop")
     assert found.dropped == 2
     assert sum(found.sizes.values()) == 5998

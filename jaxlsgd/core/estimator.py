@@ -68,7 +68,8 @@ class Accumulator(NamedTuple):
     Every leaf of the state belongs to one replication, except those in `shared`: fields of a
     NamedTuple state (round counter, Σ1/E_m) that are functions of the schedule alone, of which the
     engine then keeps one copy for all replications. `any_width` says that on a CPU it is the same to the last
-    bit whether a cell runs alone in a program or beside others, as its tests have shown.
+    bit whether a cell runs alone in a program or beside others, as its tests have shown. `on_host` is the same in
+    NumPy and float64, for one run whose loop would take longer to compile than to run.
     """
 
     init: Callable[[Params], Any]
@@ -79,6 +80,14 @@ class Accumulator(NamedTuple):
     shared: tuple[str, ...] = ()
     rolling: Rolling | None = None
     any_width: bool = False
+    on_host: OnHost | None = None
+
+
+class OnHost(NamedTuple):
+    """`init(x) → state` and `update(state, sync) → state` on NumPy arrays."""
+
+    init: Callable[[np.ndarray], Any]
+    update: Callable[[Any, Sync], Any]
 
 
 class Rolling(NamedTuple):

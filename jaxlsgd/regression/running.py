@@ -99,7 +99,7 @@ def run_pass(
     return _rounds(derivatives, methods, setting, take, tuple(order), eta, carried)
 
 
-@functools.partial(jax.jit, static_argnames=("derivatives", "methods"))
+@functools.partial(jax.jit, static_argnames=("derivatives", "methods", "outside"))
 def run_batches(
     derivatives: Derivatives,
     methods: tuple[Estimator, ...],
@@ -107,8 +107,13 @@ def run_batches(
     setting: Setting,
     eta: Any,
     carried: Carried,
+    outside: bool = False,
 ) -> tuple[Carried, Any]:
-    """The same over rows that lie in the order of the steps."""
+    """The same over rows that lie in the order of the steps.
+
+    With `outside` the states of the methods stay as they are. What they need of each round is returned instead of
+    its average alone: averages, gradients, Hessians and sums of gradients, with None for what nobody needs.
+    """
     A, y, weight = batches
     rounds = eta.shape[0]
 
@@ -116,7 +121,7 @@ def run_batches(
         return A[step[0]], y[step[0]], weight[:, None]
 
     steps = jnp.arange(A.shape[0]).reshape(rounds, -1)
-    return _rounds(derivatives, methods, setting, take, (steps,), eta, carried)
+    return _rounds(derivatives, methods, setting, take, (steps,), eta, carried, outside)
 
 
 def _rounds(
@@ -127,6 +132,7 @@ def _rounds(
     steps: tuple[Any, ...],
     eta: Any,
     carried: Carried,
+    outside: bool = False,
 ) -> tuple[Carried, Any]:
     """Rounds over steps, (rounds, E, …), whose rows `take` gives."""
     first, second = derivatives
@@ -166,6 +172,8 @@ def _rounds(
             gradient = jnp.matmul(p, gradients(spread, fresh), precision=_HIGH)
         bend = curvature(spread, fresh) if hessian else None
         sync = Sync(x, E, size, gradient, bend, -moved / size)
+        if outside:
+            return Carried(x, carried.states), (x, gradient, bend, sync.gradient_sum)
         states = tuple(
             method.update(state, sync)
             for method, state in zip(methods, carried.states, strict=True)

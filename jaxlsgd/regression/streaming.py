@@ -28,6 +28,7 @@ from jaxlsgd.regression.assembling import assemble
 from jaxlsgd.regression.chunks import Chunk, Chunks, Shape
 from jaxlsgd.regression.columns import first_rows
 from jaxlsgd.regression.design import Design, extra
+from jaxlsgd.regression.hosted import Hosted, on_host
 from jaxlsgd.regression.looping import DIVERGED, Along, Finished, Whitened, etas, plan_of
 from jaxlsgd.regression.options import Options
 from jaxlsgd.regression.reading import Reading, read
@@ -140,9 +141,10 @@ class _Stream:
         self.ahead = max(2, min(32, _CHUNKS_AHEAD // size))
         self.chunks = Chunks(plan, space, asked.family, shape, asked.seed)
         self.carried = running.Carried(None, ())  # before the first chunk
+        self.hosted = Hosted(asked.methods, space.start) if on_host(asked.methods) else None
         self.setting = space.setting()
         self.met = np.zeros(len(share), np.int64)
-        self.running: collections.deque[tuple[Any, Any]] = collections.deque()
+        self.running: collections.deque[tuple[Any, Any, Any]] = collections.deque()
         self.rounds = 0
         self.along: list[Along] = []
 
@@ -152,7 +154,8 @@ class _Stream:
         for number, chunk in enumerate(_ahead(self.chunks.of(blocks), self.ahead), start=1):
             if number == 1:  # others are made meanwhile
                 warming.join()
-                self.carried = running.start(self.asked.methods, self.space.start)
+                inside = () if self.hosted else self.asked.methods
+                self.carried = running.start(inside, self.space.start)
             self._run(chunk)
             met = int(self.met.sum())
             self.progress(f"{met:,} of about {max(met, self.total):,} rows")
@@ -182,8 +185,11 @@ class _Stream:
         )
 
     def _read(self) -> list[Reading]:
+        while self.running:
+            self._finish()
         plan = plan_of(self.rule, self.rounds)
-        pairs = zip(self.asked.methods, self.carried.states, strict=True)
+        states = self.hosted.states if self.hosted else self.carried.states
+        pairs = zip(self.asked.methods, states, strict=True)
         return [read(method, state, plan) for method, state in pairs]
 
     def _run(self, chunk: Chunk) -> None:
@@ -191,18 +197,26 @@ class _Stream:
         if self.asked.weights == "size":
             setting = setting._replace(weights=(sizes / sizes.sum()).astype(np.float32))
         rounds = len(chunk.batches.A) // self.rule.E
-        self.carried, _ = running.run_batches(
+        eta = etas(self.rule, self.rounds, rounds)
+        self.carried, told = running.run_batches(
             self.space.loss.family.derivatives,
             self.asked.methods,
             chunk.batches,
             setting,
-            etas(self.rule, self.rounds, rounds),
+            eta,
             self.carried,
+            self.hosted is not None,
         )
         self.rounds += rounds
         self.met += sizes
-        self.running.append((self.carried.x, chunk.batches.A))
+        self.running.append((told, eta, chunk.batches.A))
         if len(self.running) > _AT_ONCE:
-            done, room = self.running.popleft()
-            jax.block_until_ready(done)
-            self.chunks.spare.append(room)
+            self._finish()
+
+    def _finish(self) -> None:
+        """Waits for the first chunk of those that XLA has."""
+        told, eta, room = self.running.popleft()
+        told = jax.block_until_ready(told)
+        self.chunks.spare.append(room)
+        if self.hosted:
+            self.hosted.update(self.rule.E, eta, told)

@@ -15,6 +15,7 @@ import numpy as np
 from jaxlsgd.regression import pilot, running
 from jaxlsgd.regression.chunks import Shape
 from jaxlsgd.regression.columns import client_counts, plain_design
+from jaxlsgd.regression.hosted import on_host
 from jaxlsgd.regression.options import Options
 
 
@@ -43,11 +44,18 @@ def programs(
         _floats(len(counts)), _floats(len(asked.family.in_units)), _floats(d, d)
     )
     # Tracing needs Python, so that only the rest is for a thread.
-    starting = running.init.lower(asked.methods, _floats(d))
+    outside = on_host(asked.methods)
+    inside = () if outside else asked.methods
+    starting = running.init.lower(inside, _floats(d))
     states = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), starting.out_info)
-    carried = running.Carried(_floats(d), states)
     meeting = running.run_batches.lower(
-        asked.family.derivatives, asked.methods, batches, setting, _floats(shape.rounds), carried
+        asked.family.derivatives,
+        asked.methods,
+        batches,
+        setting,
+        _floats(shape.rounds),
+        running.Carried(_floats(d), states),
+        outside,
     )
     return lambda: (meeting.compile(), starting.compile())
 
