@@ -149,7 +149,7 @@ def _clients(arrow: Any, plan: Design, batch: Any) -> tuple[NDArray[Any], list[s
         return np.zeros(batch.num_rows, np.int8), ["0"]
     column, types = batch.column(plan.client), arrow.types
     if types.is_integer(column.type) and not column.null_count and len(column):
-        values = np.from_dlpack(column)
+        values: Any = np.from_dlpack(column)
         low, high = int(values.min()), int(values.max())
         if high - low < _NEAR:
             return values - low, [str(one) for one in range(low, high + 1)]

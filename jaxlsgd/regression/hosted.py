@@ -22,10 +22,11 @@ class Hosted:
     """The states, one per accumulator of each method."""
 
     def __init__(self, methods: tuple[Estimator, ...], x: Any) -> None:
-        self.parts = [[part.on_host for part in method.accumulators] for method in methods]
-        self.states = tuple(
-            tuple(part.init(x) for part in parts if part is not None) for parts in self.parts
-        )
+        self.parts = [
+            [part.on_host for part in method.accumulators if part.on_host is not None]
+            for method in methods
+        ]
+        self.states = tuple(tuple(part.init(x) for part in parts) for parts in self.parts)
 
     def update(self, E: int, eta: Any, told: Any) -> None:
         """Takes in the rounds of a chunk, as `running.run_batches` tells of them."""
