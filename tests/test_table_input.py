@@ -284,6 +284,9 @@ def test_a_stream_finds_what_many_passes_find(
     assert found.communication.passes == 1
     assert told[-1] == ""
     assert "rows" in told[0]
+    rounds = [one.round for one in found.along]  # after 2, 4, 8, 16 and 25 chunks
+    assert len(rounds) == 5 and np.all(np.diff(rounds) > 0)
+    np.testing.assert_array_equal(found.along[-1].estimate, found.coefficients().estimate)
 
 
 @pytest.mark.usefixtures("small_chunks")

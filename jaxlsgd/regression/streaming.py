@@ -43,7 +43,7 @@ CHUNK_STEPS = 60
 PILOT_ROWS = 100_000
 _LOOK_EVERY = 16  # chunks
 _AT_ONCE = 2  # chunks that XLA has, so that it need not wait
-_RARER = 1.5  # factor from one reading to the next
+_FIRST_READING = 2  # chunks; each of the others after twice as many
 _BLOCKS_AHEAD = 3
 _CHUNKS_AHEAD = 3 << 26  # bytes
 
@@ -150,7 +150,7 @@ class _Stream:
 
     def go(self, blocks: Iterator[Any], warming: threading.Thread) -> Finished | None:
         """Runs over all rows; None where it diverged."""
-        due = _LOOK_EVERY
+        due = _FIRST_READING
         for number, chunk in enumerate(_ahead(self.chunks.of(blocks), self.ahead), start=1):
             if number == 1:  # others are made meanwhile
                 warming.join()
@@ -159,17 +159,17 @@ class _Stream:
             self._run(chunk)
             met = int(self.met.sum())
             self.progress(f"{met:,} of about {max(met, self.total):,} rows")
-            if number % _LOOK_EVERY == 0:
-                if not np.isfinite(self.carried.x).all():
-                    return None
-                if number >= due:
-                    due = _RARER * number
-                    self.along.append(self.space.along(self._read()[0], self.rounds))
+            if number % _LOOK_EVERY == 0 and not np.isfinite(self.carried.x).all():
+                return None
+            if number == due:
+                due *= 2
+                self.along.append(self.space.along(self._read()[0], self.rounds))
         self.progress("")
         readings = self._read()
         if not np.isfinite(readings[0].estimate).all():
             return None
-        self.along.append(self.space.along(readings[0], self.rounds))
+        last = self.space.along(readings[0], self.rounds)
+        self.along = [*(one for one in self.along if one.round < last.round), last]
         none = np.zeros((len(self.space.W), len(self.space.W)))
         return Finished(
             readings,
