@@ -24,9 +24,7 @@ def in_float64(method: Estimator, states: Any, plan: Plan | None) -> tuple[Measu
     given = plan if method.needs_plan else None
     horizon = None if given is None else Horizon.of(given, np.float64)
     if method.reads_numpy:
-        # Bins that nothing is in divide by 0, and are left out.
-        with np.errstate(all="ignore"):
-            return _measure(method.measure, method.matrix, wide, horizon)
+        return _measure(method.measure, method.matrix, wide, horizon)
     with jax.enable_x64(True):
         return _compiled(method.measure, method.matrix, wide, horizon)
 

@@ -89,6 +89,7 @@ class _View(NamedTuple):
     lever: Array  # (bins, d) Σ E (h − E K s)
 
 
+@np.errstate(all="ignore")  # bins that nothing is in divide by 0, and are left out
 def read(state: OneStepState, score: Score) -> Reading:
     """x̂ from the tail of bins with the lowest score."""
     bins, center = _bins(*_all_bins(state))
@@ -124,13 +125,17 @@ def _best(bins: _Bins, view: _View, score: Score) -> tuple[Array, Tail]:
     places, least = xp.arange(BINS), _LEAST_TAIL * xp.maximum(bins.after[0], 1)
 
     def one(begin: Array) -> tuple[Tail, Array]:
-        found = _tail(bins, view, bins.used & (places >= begin))
+        found = _tail(bins, view, bins.used & (xp.arange(BINS) >= begin))
         value = xp.where(bins.used[begin] & (bins.after[begin] >= least), score(found), xp.inf)
         return found, xp.where(xp.isnan(value), xp.inf, value)
 
+    if xp is np:  # which of them count is known
+        chosen = np.flatnonzero(bins.used & (bins.after >= least))
+        places = chosen if len(chosen) else places[:1]
     tails, scores = _each(xp, one, places)
     pick = xp.argmin(scores)
-    return pick, jax.tree.map(lambda leaf: leaf[pick], tails)
+    tail = jax.tree.map(lambda leaf: leaf[pick], tails)
+    return (pick if xp is jnp else places[pick]), tail
 
 
 def _each(xp: Any, one: Callable[[Array], Any], places: Array) -> Any:

@@ -18,6 +18,7 @@ from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.floating[Any]]
 ONE_PASS_STEPS = 1000
+_READINGS = 10  # of the estimate, about, along the way
 DIVERGED = (
     "the run diverged, even with steps 64 times smaller than the pilot's; is a row an outlier?"
 )
@@ -139,6 +140,7 @@ class Run:
         data, setting = running.on_device((self.data, self.space.setting()))
         along: list[Along] = []
         limit = 1 if asked.fresh else asked.max_passes
+        every = max(1, min(rule.passes, limit) // _READINGS)
         for number in range(1, limit + 1):
             eta = etas(rule, (number - 1) * rounds, rounds)
             taken = order(rng, self.rows.sizes, rounds * E, E, self.width)
@@ -153,10 +155,13 @@ class Run:
             )
             if not np.isfinite(carried.x).all():
                 return None
+            self.progress(f"pass {number} of about {rule.passes}")
+            enough = number >= min(self.rule.passes, limit)
+            if not enough and number % every:
+                continue
             first = read(asked.methods[0], carried.states[0], plan_of(rule, number * rounds))
             along.append(self.space.along(first, number * rounds))
-            self.progress(f"pass {number} of about {rule.passes}")
-            if number >= min(self.rule.passes, limit):
+            if enough:
                 if not np.isfinite(first.estimate).all():
                     return None
                 found = self._moments(first)
