@@ -130,15 +130,15 @@ def _best(bins: _Bins, view: _View, score: Score) -> tuple[Array, Tail]:
         return found, xp.where(xp.isnan(value), xp.inf, value)
 
     if xp is np:  # which of them count is known
-        chosen = np.flatnonzero(bins.used & (bins.after >= least))
+        chosen: Any = np.flatnonzero(bins.used & (bins.after >= least))
         places = chosen if len(chosen) else places[:1]
     tails, scores = _each(xp, one, places)
     pick = xp.argmin(scores)
     tail = jax.tree.map(lambda leaf: leaf[pick], tails)
-    return (pick if xp is jnp else places[pick]), tail
+    return pick if xp is jnp else places[pick], tail
 
 
-def _each(xp: Any, one: Callable[[Array], Any], places: Array) -> Any:
+def _each(xp: Any, one: Callable[[Array], Any], places: Any) -> Any:
     """What `one` gives at each place, stacked."""
     if xp is jnp:
         return lax.map(one, places)
