@@ -16,8 +16,8 @@ from one_step_oracle import BLOCK, Path, bins_of, make_path, oracle
 
 from jaxlsgd import Sync, fit, one_step, plug_in, problems, random_scaling, schedules, simulate
 from jaxlsgd.analysis import measures, verdict
-from jaxlsgd.core.estimator import compiled
 from jaxlsgd.inference import binned_rounds
+from jaxlsgd.inference.measuring import in_float64
 from jaxlsgd.inference.one_step import multiplier
 
 
@@ -55,12 +55,33 @@ def test_the_stream_agrees_with_the_oracle(num_rounds: int, every: int):
     chex.assert_trees_all_close(half, right.half_width, rtol=1e-4)
 
 
+def test_one_run_is_read_in_numpy():
+    """Estimate, matrix and half-widths against the oracle's, with no program compiled for them."""
+    path, method = make_path(700), one_step()
+    with jax.enable_x64(True):
+        states = scanned(path, method)
+    found, matrix = in_float64(method, states, None)
+    right = oracle(path)
+    for leaf in jax.tree.leaves((found, matrix)):
+        assert isinstance(leaf, np.ndarray | np.generic)
+    chex.assert_trees_all_close(found.estimate, right.estimate, atol=1e-5 * right.scale.min())
+    chex.assert_trees_all_close(np.sqrt(np.diagonal(matrix)), right.scale, rtol=1e-5)
+    half = multiplier(0.95, None, found.detail) * found.scale
+    chex.assert_trees_all_close(half, right.half_width, rtol=1e-4)
+    # The same sums, rolled into the same bins, where the rounds are met in NumPy as well.
+    (part,), state = method.accumulators, method.accumulators[0].on_host.init(path.x[0])
+    for m, E in enumerate(path.E):
+        sync = Sync(path.x[m + 1], int(E), path.eta[m], None, path.H[m + 1], path.h[m])
+        state = part.on_host.update(state, sync)
+    chex.assert_trees_all_close(state, jax.tree.map(np.asarray, states[0]), rtol=1e-9, atol=1e-12)
+
+
 def test_around_the_average():
     """Half-widths by definition: what is within them of ȳ has 95 % of a normal law around x̂."""
     path, method = make_path(700), one_step(center="average")
     with jax.enable_x64(True):
         states = scanned(path, method)
-        found = compiled(method.measure, states, None)
+        found = method.measure_one(states, None)
         inner = stream(path)
     mean = path.x[1:].mean(0)
     chex.assert_trees_all_close(np.asarray(found.estimate), mean, rtol=1e-12)
@@ -85,7 +106,7 @@ def test_hessians_that_are_not_due_may_be_missing():
             H = path.H[m + 1] if given(m + 1) else None
             sync = Sync(path.x[m + 1], path.E[m], path.eta[m], None, H, path.h[m])
             state = update(state, sync)
-        return np.asarray(compiled(method.measure, state, None).estimate)
+        return np.asarray(method.measure_one(state, None).estimate)
 
     chex.assert_trees_all_close(run(lambda m: m % 4 == 0), run(lambda m: True), rtol=1e-7)
     assert np.isnan(run(lambda m: m == 4)).all(), "one that is due shows"

@@ -113,6 +113,17 @@ def test_a_pass_is_the_plain_round_of_local_sgd():
         a, target, weight = batch
         return weight @ family.loss(jnp, a @ x, target, TUNING) + 0.5 * x @ penalty @ x
 
+    # The same rows, laid in the order of the steps: those of zeros are padding.
+    who, index = np.arange(K)[:, None], order.index.reshape(6, K, 3)
+    real = order.weight.reshape(6, K, 3) > 0
+    batches = running.Batches(
+        A[who, index] * real[..., None], y[who, index], order.weight.max((0, 1, 3))
+    )
+    laid, _ = running.run_batches(
+        family.derivatives, (), to32(batches), to32(setting), eta, carried
+    )
+    np.testing.assert_allclose(laid.x, done.x, rtol=2e-6)
+
     rounds = algorithms.plain_rounds(loss, weights=p)
     state = rounds.init(jnp.array([0.5, -0.5]))
     who = np.arange(K)[None, :, None]
@@ -139,6 +150,17 @@ def test_orders_of_rows():
     assert np.all(absent[:, :, 0] == 0)
     again, _ = running.reshuffled(np.random.default_rng(1), sizes, 10, 5, 8)
     assert not np.array_equal(index, again)
+    mixed = np.random.default_rng(2).permutation(37)  # rows of clients, in the order of a file
+    dealt, once = running.dealt(np.random.default_rng(0), mixed, sizes, 10, 8)
+    assert dealt.shape == (10, 3, 8)
+    for k, own in enumerate(np.split(mixed, [23, 27])):
+        met = dealt[:, k][dealt[:, k] < 37]
+        assert sorted(set(met)) == sorted(own)
+        assert k == 1 or len(met) == sizes[k]
+        assert np.ptp((dealt[:, k] < 37).sum(axis=1)) <= 1
+    np.testing.assert_allclose(once, [10 / 23, 1, 1], rtol=1e-6)
+    nobody, none = running.dealt(np.random.default_rng(0), mixed[:10], np.array([0, 10]), 10, 8)
+    assert none[0] == 0 and np.all(nobody[:, 0] == 10)
     drawn, equal = running.with_replacement(np.random.default_rng(0), sizes, 1000, 5, 8)
     np.testing.assert_allclose(equal.sum(axis=-1), 1)
     counts = np.bincount(drawn[:, :, 1, 0].ravel(), minlength=4)

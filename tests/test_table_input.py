@@ -60,7 +60,7 @@ REFUSED = {
     ),
     "a response that is text": (
         lambda: fit(with_column("sick", lambda f: np.where(f["sick"] == 1, "yes", "no"))),
-        "response 'sick': must be numbers, got 'text such as .*recode it",
+        "response 'sick': must be numbers, got 'text such as .*recode it, as in frame\\['sick'\\] == 'yes'",
     ),
     "a response that is no share": (
         lambda: fit(with_column("sick", lambda f: f["sick"] + 1)),
@@ -90,13 +90,17 @@ REFUSED = {
         lambda: fit(with_column("sick", lambda f: (f["age"] > 50).astype(int))),
         "columns: must not separate the responses.* got 'age",
     ),
+    "a column that tells the response": (
+        lambda: fit(with_column("told", lambda f: 2.0 * f["sick"] - 1)),
+        "columns: must not separate the responses.* got 'told'; leave",
+    ),
     "a level of a factor that settles the response": (
         lambda: fit(
             with_column("ward", lambda f: np.where((f["sick"] == 1) & (f["age"] > 55), "x", "y")),
             response=None,
             formula="sick ~ dose + C(ward)",
         ),
-        "columns: must not separate the responses",
+        "columns: must not separate the responses.* got 'C\\(ward\\)\\[T.y\\]'; leave",
     ),
     "missing values": (
         lambda: fit(with_column("dose", lambda f: f["dose"].where(f.index != 7))),
@@ -280,6 +284,9 @@ def test_a_stream_finds_what_many_passes_find(
     assert found.communication.passes == 1
     assert told[-1] == ""
     assert "rows" in told[0]
+    rounds = [one.round for one in found.along]  # after 2, 4, 8, 16 and 25 chunks
+    assert len(rounds) == 5 and np.all(np.diff(rounds) > 0)
+    np.testing.assert_array_equal(found.along[-1].estimate, found.coefficients().estimate)
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -70,7 +70,8 @@ class Accumulator(NamedTuple):
     Every leaf of the state belongs to one replication, except those in `shared`: fields of a
     NamedTuple state (round counter, Σ1/E_m) that are functions of the schedule alone, of which the
     engine then keeps one copy for all replications. `any_width` says that on a CPU it is the same to the last
-    bit whether a cell runs alone in a program or beside others, as its tests have shown.
+    bit whether a cell runs alone in a program or beside others, as its tests have shown. `on_host` is the same in
+    NumPy and float64, for one run whose loop would take longer to compile than to run.
     """
 
     init: Callable[[Params], Any]
@@ -81,6 +82,14 @@ class Accumulator(NamedTuple):
     shared: tuple[str, ...] = ()
     rolling: Rolling | None = None
     any_width: bool = False
+    on_host: OnHost | None = None
+
+
+class OnHost(NamedTuple):
+    """`init(x) → state` and `update(state, sync) → state` on NumPy arrays."""
+
+    init: Callable[[np.ndarray], Any]
+    update: Callable[[Any, Sync], Any]
 
 
 class Rolling(NamedTuple):
@@ -190,6 +199,8 @@ class Estimator:
       contrasts: rows R where the interval is for Rx, or () where it is for x itself.
       label: the name as people write it, for figures; the name itself if "".
       notes: `detail → sentences`, what a person should know of a run, from the detail of its measurement.
+      reads_numpy: whether `measure` and `matrix` compute in NumPy where states and horizon are NumPy's, so that
+        one run is read without compiling anything.
       cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not told.
     """
 
@@ -204,6 +215,7 @@ class Estimator:
     contrasts: tuple[tuple[float, ...], ...] = ()
     label: str = ""
     notes: Callable[[Any], tuple[str, ...]] | None = None
+    reads_numpy: bool = False
     cost: str = ""
 
     @property
@@ -248,6 +260,12 @@ class Estimator:
         if self.needs_plan and plan is None:
             raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
 
+    def measure_one(self, state: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
+        """`measure` of one run that has ended: in NumPy where that can do it, else as one program."""
+        if self.reads_numpy:
+            return self.measure(jax.tree.map(np.asarray, state), horizon)
+        return _compiled(self.measure, state, horizon)
+
     def interval(
         self, state: tuple[Any, ...], level: float, plan: Plan | None = None, side: str = "both"
     ) -> Interval:
@@ -261,15 +279,13 @@ class Estimator:
         """
         checks.level(level)
         self.check_plan(plan)
-        measured = compiled(self.measure, state, None if plan is None else Horizon.of(plan))
+        measured = self.measure_one(state, None if plan is None else Horizon.of(plan))
         half = self.law.half(level, side, plan, measured.detail) * measured.scale
         return Interval.around(measured.estimate, half, side)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def compiled(measure: Any, state: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
-    """`measure(state, horizon)` as one program: one by one, its operations take seconds to compile."""
-    return measure(state, horizon)
+# Operation by operation, a measurement takes seconds to compile.
+_compiled = functools.partial(jax.jit, static_argnums=0)(lambda measure, *given: measure(*given))
 
 
 class Horizon(NamedTuple):

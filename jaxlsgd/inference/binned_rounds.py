@@ -32,7 +32,7 @@ import numpy as np
 from jax import lax
 
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Accumulator, Rolling, Sync
+from jaxlsgd.core.estimator import Accumulator, OnHost, Rolling, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.inference.sums import times, widened
 
@@ -109,6 +109,14 @@ def binned_rounds(hessian_every: int = 1) -> Accumulator:
         due = next_block & _changed(clock, jnp)
         return add(lax.cond(due, roll, lambda same: same, state), sync)
 
+    def update_on_host(state: OneStepState, sync: Sync) -> OneStepState:
+        clock = state.clock
+        next_block = (clock.t + sync.E) // BLOCK > clock.t // BLOCK
+        if next_block and _changed(clock, np):
+            state = roll(state, np)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return _add(state, sync, hessian_every, np)
+
     return Accumulator(
         _init,
         update,
@@ -116,42 +124,47 @@ def binned_rounds(hessian_every: int = 1) -> Accumulator:
         needs_gradient_sum=True,
         shared=("clock",),
         rolling=Rolling(add, roll, roll_before, store=("past",)),
+        on_host=OnHost(lambda x: _begin(np.asarray(x, np.float64), np), update_on_host),
     )
 
 
 def _init(params: Params) -> OneStepState:
-    x = widened(flatten(params))
-    line, square = jnp.zeros_like(x), x[:, None] * jnp.zeros_like(x)[None, :]
-    zero, count = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
+    return _begin(widened(flatten(params)), jnp)
+
+
+def _begin(x: Any, xp: Any) -> OneStepState:
+    line, square = xp.zeros_like(x), x[:, None] * xp.zeros_like(x)[None, :]
+    zero, count = xp.zeros((), x.dtype), xp.zeros((), xp.int32)
     sums = Sums(x, *[line] * 6, *[square] * 4)
-    counts = Counts(zero, zero, zero, zero, jnp.zeros(len(GRID), x.dtype))
-    clock = Clock(count, count, zero, zero, count, zero, zero, count, counts, _bins(counts))
-    return OneStepState(clock, sums, _bins(sums), x, square)
+    counts = Counts(zero, zero, zero, zero, xp.zeros(len(GRID), x.dtype))
+    clock = Clock(count, count, zero, zero, count, zero, zero, count, counts, _bins(counts, xp))
+    return OneStepState(clock, sums, _bins(sums, xp), x, square)
 
 
-def _bins(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros((BINS, *leaf.shape), leaf.dtype), tree)
+def _bins(tree: Any, xp: Any) -> Any:
+    return jax.tree.map(lambda leaf: xp.zeros((BINS, *leaf.shape), leaf.dtype), tree)
 
 
-def _add(state: OneStepState, sync: Sync, every: int) -> OneStepState:
+def _add(state: OneStepState, sync: Sync, every: int, xp: Any = jnp) -> OneStepState:
     if sync.hessian is None and every == 1:
         raise refusal("sync", "have hessian at the average, which one_step needs", None)
     # One that is due and missing must show.
-    missing = jnp.full_like(state.H, jnp.nan)
-    hessian = missing if sync.hessian is None else widened(jnp.asarray(sync.hessian))
-    after = widened(flatten(sync.params))
+    missing = xp.full_like(state.H, xp.nan)
+    hessian = missing if sync.hessian is None else widened(xp.asarray(sync.hessian))
+    vector: Any = flatten if xp is jnp else np.asarray
+    after = widened(vector(sync.params))
     dtype = after.dtype
-    E, eta = jnp.asarray(sync.E, dtype), jnp.asarray(sync.eta, dtype)
+    E, eta = xp.asarray(sync.E, dtype), xp.asarray(sync.eta, dtype)
     # Without the sum of the gradients, what the server moved by tells it for Local SGD.
     total = sync.gradient_sum
-    h = (state.x - after) / eta if total is None else widened(flatten(total))
+    h = (state.x - after) / eta if total is None else widened(vector(total))
     old, empty = state.now, state.clock.now.n == 0
-    c = jnp.where(empty, state.x, old.c)
+    c = xp.where(empty, state.x, old.c)
     s = state.x - c
     Es, EEs = E * s, (E * E) * s
     # The Hessian at x_0 is not among what statistics are fed.
     known = (state.clock.m > 0) & (state.clock.m % every == 0)
-    H = state.H if every == 1 else jnp.where(known, state.H, 0)
+    H = state.H if every == 1 else xp.where(known, state.H, 0)
     now = Sums(
         c,
         old.h + h,
@@ -159,54 +172,59 @@ def _add(state: OneStepState, sync: Sync, every: int) -> OneStepState:
         old.Es + Es,
         old.EEs + EEs,
         old.EHs + E * times(H, s),
-        old.known_Es + jnp.where(known, Es, 0),
+        old.known_Es + xp.where(known, Es, 0),
         old.hh + h[:, None] * h[None, :],
         old.Ehs + h[:, None] * Es[None, :],
         old.EEss + s[:, None] * EEs[None, :],
         old.EH + E * H,
     )
-    clock = _tick(state.clock, E, eta, jnp.asarray(sync.E, jnp.int32), empty, known)
+    clock = _tick(state.clock, E, eta, xp.asarray(sync.E, xp.int32), empty, known, xp)
     return OneStepState(clock, now, state.past, after, hessian)
 
 
 def _tick(
-    clock: Clock, E: Array, eta: Array, steps: Array, empty: Array, hessian_known: Array
+    clock: Clock, E: Array, eta: Array, steps: Array, empty: Array, hessian_known: Array, xp: Any
 ) -> Clock:
     m, now = clock.m + 1, clock.now
-    known = now.known + jnp.where(hessian_known, E, 0)
-    pull = one_minus_power(eta * jnp.asarray(GRID, E.dtype), E) / eta
+    known = now.known + xp.where(hessian_known, E, 0)
+    pull = one_minus_power(eta * xp.asarray(GRID, E.dtype), E, xp) / eta
     counts = Counts(now.n + 1, now.E + E, now.EE + E * E, known, now.pull + pull)
     return Clock(
         m,
         clock.t + steps,
         E,
         eta,
-        jnp.where(empty, m, clock.first_m),
-        jnp.where(empty, E, clock.first_E),
-        jnp.where(empty, eta, clock.first_eta),
+        xp.where(empty, m, clock.first_m),
+        xp.where(empty, E, clock.first_E),
+        xp.where(empty, eta, clock.first_eta),
         clock.bin,
         counts,
         clock.past,
     )
 
 
-def one_minus_power(step: Array, E: Array) -> Array:
+def one_minus_power(step: Array, E: Array, xp: Any = jnp) -> Array:
     """1 − (1 − ηλ)^E, without cancellation for small ηλ; bounded where a step is too long (ηλ > 2)."""
-    rate = jnp.maximum(1 - step, -1.0)
-    size = jnp.exp(E * jnp.log(jnp.maximum(jnp.abs(rate), jnp.finfo(step.dtype).tiny)))
-    power = jnp.where((rate < 0) & (E % 2 == 1), -size, size)
-    return jnp.where(step < 0.5, -jnp.expm1(E * jnp.log1p(-jnp.minimum(step, 0.5))), 1 - power)
+    rate = xp.maximum(1 - step, -1.0)
+    size = xp.exp(E * xp.log(xp.maximum(xp.abs(rate), xp.finfo(step.dtype).tiny)))
+    power = xp.where((rate < 0) & (E % 2 == 1), -size, size)
+    return xp.where(step < 0.5, -xp.expm1(E * xp.log1p(-xp.minimum(step, 0.5))), 1 - power)
 
 
-def roll(state: OneStepState) -> OneStepState:
+def roll(state: OneStepState, xp: Any = jnp) -> OneStepState:
     """Closes the open bin."""
     clock, b = state.clock, state.clock.bin
-    put = lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, b, 0)  # noqa: E731
+
+    def put(all_: Any, one: Any) -> Any:
+        if xp is jnp:
+            return lax.dynamic_update_index_in_dim(all_, one, b, 0)
+        return xp.concatenate([all_[:b], one[None], all_[b + 1 :]])
+
     past, counts = (
         jax.tree.map(put, state.past, state.now),
         jax.tree.map(put, clock.past, clock.now),
     )
-    fresh = jax.tree.map(jnp.zeros_like, (state.now, clock.now))
+    fresh = jax.tree.map(xp.zeros_like, (state.now, clock.now))
     clock = clock._replace(bin=b + 1, now=fresh[1], past=counts)
     return state._replace(clock=clock, now=fresh[0], past=past)
 

@@ -14,7 +14,6 @@ logarithm it is tabulated for q up to 20 (`critical_values.wald_critical_value`)
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,7 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import SIDES, Estimator, Horizon, Interval, JointLaw
+from jaxlsgd.core.estimator import SIDES, Estimator, Interval, JointLaw
+from jaxlsgd.inference.measuring import in_float64
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
@@ -102,10 +102,7 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
         hint = "; random_scaling in mode 'diagonal' has none, in mode 'full' it has"
         raise refusal("method", "have a matrix for joint inference", method.name, hint)
     precision = _precision(states)
-    wide = jax.tree.map(_as_float64, states)
-    with jax.enable_x64(True):
-        horizon = None if plan is None else Horizon.of(plan, np.float64)
-        measured, matrix = _measure(method.measure, method.matrix, wide, horizon)
+    measured, matrix = in_float64(method, states, plan)
     if bool(measured.floored):
         what = "one in which a numerical floor acted, as where Ĝ is singular"
         raise ValueError(f"state: must be regular for {method.name}, got {what}")
@@ -122,21 +119,11 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _measure(measure: Any, matrix: Any, states: Any, horizon: Horizon | None) -> tuple[Any, Any]:
-    return measure(states, horizon), matrix(states, horizon)
-
-
 def _precision(states: Any) -> float:
     """Relative rounding error of the coarsest numbers in a state."""
     dtypes = [np.asarray(leaf).dtype for leaf in jax.tree.leaves(states)]
     floats = [kind for kind in dtypes if np.issubdtype(kind, np.floating)]
     return max((float(np.finfo(kind).eps) for kind in floats), default=_EPS)
-
-
-def _as_float64(leaf: Any) -> Any:
-    leaf = np.asarray(leaf)
-    return leaf.astype(np.float64) if np.issubdtype(leaf.dtype, np.floating) else leaf
 
 
 def _symmetric(matrix: Any) -> FloatArray:

@@ -51,6 +51,7 @@ Score = Callable[[Tail], Array]
 class _Bins(NamedTuple):
     """The bins, and what they have in all views."""
 
+    xp: Any  # NumPy, or JAX's
     sums: Sums
     counts: Counts
     p: Array  # (bins, d) mean place
@@ -90,19 +91,20 @@ class _Look(NamedTuple):
     near: Array  # () the first of the last bins whose Hessians count
 
 
+@np.errstate(all="ignore")  # bins that nothing is in divide by 0, and are left out
 def read(state: OneStepState, score: Score) -> Reading:
     """x̂ from the tail of bins with the lowest score."""
     bins, center = _bins(*_all_bins(state))
+    xp = bins.xp
     near, wide = (_last_share(bins, share) for share in (_FOR_HESSIAN, _FOR_SLOPE))
-    middle = jnp.zeros_like(center)  # where the last bin began: an early explosion is far from it
+    middle = xp.zeros_like(center)  # where the last bin began: an early explosion is far from it
     start = _Look(middle, _mean_hessian(bins, _from(bins, near))._replace(at=middle), near)
 
     def look(begin: _Look, number: Array) -> tuple[_Look, Reading]:
         return _look(bins, wide, score, begin, number == 0)
 
     # As a loop, because three looks would be compiled three times.
-    _, found = lax.scan(look, start, jnp.arange(_LOOKS))
-    last = jax.tree.map(lambda leaf: leaf[-1], found)
+    last = _last_of(look, start, _LOOKS, xp)
     return last._replace(estimate=center + last.estimate)
 
 
@@ -110,26 +112,26 @@ def _look(
     bins: _Bins, wide: Array, score: Score, begin: _Look, first: Array
 ) -> tuple[_Look, Reading]:
     """A Newton step; the first look also finds where the path is calm, and how the Hessian changes."""
-    x, hessians, near = begin
+    xp, (x, hessians, near) = bins.xp, begin
     view = _view(bins, hessians, x)
     # All that is made of a view is made in this loop: a compiler would make the view again for each use outside.
-    tails, scores = lax.map(lambda place: _scored(bins, view, score, place), jnp.arange(BINS))
-    pick = jnp.argmin(scores)
-    near = jnp.where(first, jnp.maximum(near, pick), near)
+    tails, scores = _each(lambda place: _scored(bins, view, score, place), xp)
+    pick = xp.argmin(scores)
+    near = xp.where(first, xp.maximum(near, pick), near)
     best, step = (jax.tree.map(lambda leaf: leaf[place], tails) for place in (pick, near))  # noqa: B023
 
-    def learn(_: Any) -> _Hessians:
+    def learn() -> _Hessians:
         found = _mean_hessian(bins, _from(bins, near))
         return found._replace(slope=_slope(bins, _from(bins, wide), step.V))
 
-    hessians = lax.cond(first, learn, lambda same: same, hessians)
-    se = jnp.sqrt(jnp.diagonal(best.V))
+    hessians = _either(first, learn, lambda: begin.hessians, xp)
+    se = xp.sqrt(xp.diagonal(best.V))
     reading = Reading(
         x + best.move,
         best.V,
         best.df,
-        best.curvature / jnp.where(se > 0, se, 1),
-        1 - bins.after[pick] / jnp.maximum(bins.after[0], 1),
+        best.curvature / xp.where(se > 0, se, 1),
+        1 - bins.after[pick] / xp.maximum(bins.after[0], 1),
         view.floored,
     )
     return _Look(x + step.move, hessians, near), reading
@@ -137,51 +139,88 @@ def _look(
 
 def _scored(bins: _Bins, view: _View, score: Score, begin: Array) -> tuple[Tail, Array]:
     """The tail from a bin on and its score, which is infinite where the tail is too short."""
+    xp = bins.xp
 
     def compute() -> tuple[Tail, Array]:
         found = _tail(bins, view, _from(bins, begin))
         value = score(found)
-        return found, jnp.where(jnp.isnan(value), jnp.inf, value)
+        return found, xp.where(xp.isnan(value), xp.inf, value)
 
     def skip() -> tuple[Tail, Array]:
-        line = jnp.zeros_like(view.Q[0])
-        return Tail(line, jnp.zeros_like(view.Q), line, line), jnp.full_like(line[0], jnp.inf)
+        line = xp.zeros_like(view.Q[0])
+        return Tail(line, xp.zeros_like(view.Q), line, line), xp.full_like(line[0], xp.inf)
 
-    enough = bins.after[begin] >= _LEAST_TAIL * jnp.maximum(bins.after[0], 1)
-    return lax.cond(bins.used[begin] & enough, compute, skip)
+    enough = bins.after[begin] >= _LEAST_TAIL * xp.maximum(bins.after[0], 1)
+    return _either(bins.used[begin] & enough, compute, skip, xp)
+
+
+def _last_of(look: Any, start: Any, count: int, xp: Any) -> Any:
+    """What the last of some looks returned, each of which begins where the one before has ended."""
+    if xp is jnp:
+        _, found = lax.scan(look, start, xp.arange(count))
+        return jax.tree.map(lambda leaf: leaf[-1], found)
+    found = None
+    for number in range(count):
+        start, found = look(start, number)
+    return found
+
+
+def _each(one: Callable[[Any], Any], xp: Any) -> Any:
+    """What a function makes of each bin, stacked."""
+    if xp is jnp:
+        return lax.map(one, xp.arange(BINS))
+    return jax.tree.map(lambda *found: xp.stack(found), *map(one, range(BINS)))
+
+
+def _either(flag: Any, yes: Callable[[], Any], no: Callable[[], Any], xp: Any) -> Any:
+    if xp is jnp:
+        return lax.cond(flag, yes, no)
+    return yes() if flag else no()
+
+
+def _einsum(how: str, *arrays: Array) -> Array:
+    """Einstein's sums, at full precision."""
+    xp = arrays[0].__array_namespace__()
+    if xp is jnp:
+        return xp.einsum(how, *arrays, precision=_HIGH)
+    return xp.einsum(how, *arrays, optimize=len(arrays) > 2)
 
 
 def _from(bins: _Bins, begin: Array) -> Array:
     """Those of the bins that are in the tail from one on, (bins,) bool."""
-    return bins.used & (jnp.arange(BINS) >= begin)
+    xp = bins.xp
+    return bins.used & (xp.arange(BINS) >= begin)
 
 
 def _kept(chosen: Array, values: Array) -> Array:
     """Those of the chosen bins; what has exploded in another must not make a NaN of 0 · ∞."""
-    return jnp.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
+    xp = values.__array_namespace__()
+    return xp.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
 
 
 def _all_bins(state: OneStepState) -> tuple[Sums, Counts]:
     """Closed bins and the open one, which joins the one before where it is a mere stub."""
+    xp = state.x.__array_namespace__()
     clock: Clock = state.clock
-    before = jnp.maximum(clock.bin - 1, 0)
-    stub = (clock.bin > 0) & (clock.now.E < _STUB * (jnp.sum(clock.past.E) + clock.now.E))
-    at = jnp.where(stub, before, clock.bin)
-    c = jnp.where(stub, state.past.c[before], state.now.c)
+    before = xp.maximum(clock.bin - 1, 0)
+    stub = (clock.bin > 0) & (clock.now.E < _STUB * (xp.sum(clock.past.E) + clock.now.E))
+    at = xp.where(stub, before, clock.bin)
+    c = xp.where(stub, state.past.c[before], state.now.c)
     now = _measured_from(c, state.now, clock.now)
-    place = jnp.arange(BINS) == at
+    place = xp.arange(BINS) == at
 
     def put(all_: Array, one: Array) -> Array:
         here = place.reshape(-1, *[1] * one.ndim)
-        return jnp.where(here, one + jnp.where(stub, all_, 0), all_)
+        return xp.where(here, one + xp.where(stub, all_, 0), all_)
 
     joined = jax.tree.map(put, state.past, now)
-    joined = joined._replace(c=jnp.where(place[:, None], c, state.past.c))
+    joined = joined._replace(c=xp.where(place[:, None], c, state.past.c))
     return joined, jax.tree.map(put, clock.past, clock.now)
 
 
 def _measured_from(c: Array, sums: Sums, counts: Counts) -> Sums:
     """The sums of a bin as if it had begun at another place."""
+    xp = c.__array_namespace__()
     d = sums.c - c
     outer = lambda u, v: u[:, None] * v[None, :]  # noqa: E731
     EEss = sums.EEss + outer(sums.EEs, d) + outer(d, sums.EEs) + counts.EE * outer(d, d)
@@ -190,7 +229,7 @@ def _measured_from(c: Array, sums: Sums, counts: Counts) -> Sums:
         Es=sums.Es + counts.E * d,
         known_Es=sums.known_Es + counts.known * d,
         EEs=sums.EEs + counts.EE * d,
-        EHs=sums.EHs + jnp.sum(sums.EH * d[None, :], axis=1),
+        EHs=sums.EHs + xp.sum(sums.EH * d[None, :], axis=1),
         Ehs=sums.Ehs + outer(sums.Eh, d),
         EEss=EEss,
     )
@@ -198,50 +237,55 @@ def _measured_from(c: Array, sums: Sums, counts: Counts) -> Sums:
 
 def _bins(sums: Sums, counts: Counts) -> tuple[_Bins, Array]:
     """The bins measured from where the last began, and that place."""
+    xp = sums.c.__array_namespace__()
     used = counts.n > 0
-    center = sums.c[jnp.max(jnp.where(used, jnp.arange(BINS), 0))]
+    center = sums.c[xp.max(xp.where(used, xp.arange(BINS), 0))]
     sums = sums._replace(c=sums.c - center)
-    E, known = jnp.maximum(counts.E, 1), jnp.maximum(counts.known, 1)
+    E, known = xp.maximum(counts.E, 1), xp.maximum(counts.known, 1)
     p = sums.c + sums.Es / E[:, None]
     G = (sums.EH + sums.EH.mT) / 2 / known[:, None, None]
     seen = counts.known > 0
     # A bin of one round has no Hessian: that of all others stands in.
-    mean = jnp.sum(_kept(seen, E[:, None, None] * G), 0) / jnp.maximum(jnp.sum(E * seen), 1)
-    G = jnp.where(seen[:, None, None], G, mean)
+    mean = xp.sum(_kept(seen, E[:, None, None] * G), 0) / xp.maximum(xp.sum(E * seen), 1)
+    G = xp.where(seen[:, None, None], G, mean)
     bent = (sums.EHs - times(G, sums.known_Es)) * (E / known / 2)[:, None]
-    after = jnp.cumsum(counts.E[::-1])[::-1]
-    unit = jnp.where(after[0] >= 0, 1, after[0])
-    return _Bins(sums, counts, p, G, bent, used, after, unit), center
+    after = xp.cumsum(counts.E[::-1])[::-1]
+    unit = xp.where(after[0] >= 0, 1, after[0])
+    return _Bins(xp, sums, counts, p, G, bent, used, after, unit), center
 
 
 def _last_share(bins: _Bins, share: float) -> Array:
     """Where the fewest last bins with a share of the observations begin."""
+    xp = bins.xp
     enough = bins.used & (bins.after >= share * bins.after[0])
-    return jnp.max(jnp.where(enough, jnp.arange(BINS), 0))
+    return xp.max(xp.where(enough, xp.arange(BINS), 0))
 
 
 def _weights(bins: _Bins, chosen: Array) -> Array:
-    E = jnp.where(chosen, bins.counts.E, 0)
-    return E / jnp.maximum(jnp.sum(E), 1)
+    xp = bins.xp
+    E = xp.where(chosen, bins.counts.E, 0)
+    return E / xp.maximum(xp.sum(E), 1)
 
 
 def _mean_hessian(bins: _Bins, chosen: Array) -> _Hessians:
+    xp = bins.xp
     weight = _weights(bins, chosen)
-    G = jnp.sum(_kept(chosen, weight[:, None, None] * bins.G), 0)
-    at = jnp.sum(_kept(chosen, weight[:, None] * bins.p), 0)
-    return _Hessians(G, at, jnp.zeros((*G.shape, at.shape[0]), G.dtype))
+    G = xp.sum(_kept(chosen, weight[:, None, None] * bins.G), 0)
+    at = xp.sum(_kept(chosen, weight[:, None] * bins.p), 0)
+    return _Hessians(G, at, xp.zeros((*G.shape, at.shape[0]), G.dtype))
 
 
 def _slope(bins: _Bins, chosen: Array, V: Array) -> Array:
     """How the Hessian changes with its place, (d, d, d), by ridge regression over bins."""
-    sizes = jnp.sum(jnp.abs(bins.G), (1, 2)) + jnp.sum(bins.p * bins.p, 1)
-    chosen = chosen & jnp.isfinite(sizes)
+    xp = bins.xp
+    sizes = xp.sum(xp.abs(bins.G), (1, 2)) + xp.sum(bins.p * bins.p, 1)
+    chosen = chosen & xp.isfinite(sizes)
     mean, weight = _mean_hessian(bins, chosen), _weights(bins, chosen)
     dp, dG = _kept(chosen, bins.p - mean.at), _kept(chosen, bins.G - mean.G)
-    scatter = jnp.einsum("b,bi,bj->ij", weight, dp, dp, precision=_HIGH)
-    values, Q, _ = _spectrum(scatter + jnp.sum(chosen) * V)
-    crossed = jnp.einsum("b,bij,bk->ijk", weight, dG, dp, precision=_HIGH)
-    return jnp.einsum("ijk,kl,l,ml->ijm", crossed, Q, 1 / values, Q, precision=_HIGH)
+    scatter = _einsum("b,bi,bj->ij", weight, dp, dp)
+    values, Q, _ = _spectrum(scatter + xp.sum(chosen) * V)
+    crossed = _einsum("b,bij,bk->ijk", weight, dG, dp)
+    return _einsum("ijk,kl,l,ml->ijm", crossed, Q, 1 / values, Q)
 
 
 def _hessian_at(hessians: _Hessians, x: Array) -> Array:
@@ -250,22 +294,24 @@ def _hessian_at(hessians: _Hessians, x: Array) -> Array:
 
 def _spectrum(G: Array) -> tuple[Array, Array, Array]:
     """Eigenvalues with a floor, eigenvectors as columns, and whether the floor acted."""
+    xp = G.__array_namespace__()
     G = (G + G.T) / 2
-    finite = jnp.all(jnp.isfinite(G))
-    values, Q = jnp.linalg.eigh(jnp.where(finite, G, jnp.eye(G.shape[0], dtype=G.dtype)))
-    floor = _FLOOR * jnp.max(jnp.abs(values))
-    low = jnp.any(values < floor)
-    return jnp.where(finite, jnp.maximum(values, floor), jnp.nan), Q, low & finite
+    finite = xp.all(xp.isfinite(G))
+    values, Q = xp.linalg.eigh(xp.where(finite, G, xp.eye(G.shape[0], dtype=G.dtype)))
+    floor = _FLOOR * xp.max(xp.abs(values))
+    low = xp.any(values < floor)
+    return xp.where(finite, xp.maximum(values, floor), xp.nan), Q, low & finite
 
 
 def _pulled(counts: Counts, values: Array) -> Array:
     """λ̃_b, (bins, d): cubic interpolation of λ̃/λ in ln λ."""
+    xp = values.__array_namespace__()
     grid, dtype = np.log(GRID), values.dtype
-    ratio = counts.pull / jnp.maximum(counts.E, 1)[:, None] / jnp.asarray(GRID, dtype)
-    place = (jnp.log(values) - grid[0]) / (grid[1] - grid[0])
-    left = jnp.clip(jnp.floor(jnp.where(jnp.isnan(place), 0, place)), 1, len(GRID) - 3)
-    u = jnp.clip(place - left, -1, 2).astype(dtype)
-    left = left.astype(jnp.int32)
+    ratio = counts.pull / xp.maximum(counts.E, 1)[:, None] / xp.asarray(GRID, dtype)
+    place = (xp.log(values) - grid[0]) / (grid[1] - grid[0])
+    left = xp.clip(xp.floor(xp.where(xp.isnan(place), 0, place)), 1, len(GRID) - 3)
+    u = xp.clip(place - left, -1, 2).astype(dtype)
+    left = left.astype(xp.int32)
     weights = (
         -u * (u - 1) * (u - 2) / 6,
         (u + 1) * (u - 1) * (u - 2) / 2,
@@ -277,6 +323,7 @@ def _pulled(counts: Counts, values: Array) -> Array:
 
 
 def _view(bins: _Bins, hessians: _Hessians, x: Array) -> _View:
+    xp = bins.xp
     here, sums, gaps, unit = _hessian_at(hessians, x), bins.sums, bins.p - x, bins.unit
     values, Q, floored = _spectrum(here)
     pulled, E = _pulled(bins.counts, values), bins.counts.E[:, None]
@@ -287,7 +334,7 @@ def _view(bins: _Bins, hessians: _Hessians, x: Array) -> _View:
     G, hh, Ehs, EEss = (product(Q.T, product(each, Q, unit), unit) for each in squares)
     ratio = pulled / values
     gradient = ratio * slope
-    own = jnp.eye(len(values), dtype=values.dtype) * (2 * pulled - values)[:, None, :]
+    own = xp.eye(len(values), dtype=values.dtype) * (2 * pulled - values)[:, None, :]
     K = (G + own) / (2 * unit)
     # C Kᵀ + K Cᵀ − K S Kᵀ = A Kᵀ + K Aᵀ with A = C − ½ K S
     A = Ehs - product(K, EEss, unit) / 2
@@ -305,14 +352,15 @@ def _view(bins: _Bins, hessians: _Hessians, x: Array) -> _View:
 
 def _tail(bins: _Bins, view: _View, chosen: Array) -> Tail:
     """One Newton step from x with the chosen bins."""
+    xp = bins.xp
     each = (bins.counts.E[:, None] * view.pulled, view.residual, view.linear)
-    D, residual, linear = (jnp.sum(_kept(chosen, one), 0) for one in each)
+    D, residual, linear = (xp.sum(_kept(chosen, one), 0) for one in each)
     left, move, straight = view.Q / D, -residual / D, -linear / D
     residuals = _kept(chosen, _residuals(bins, view, move)) / bins.unit
     half = product(left, residuals, bins.unit)
-    v = jnp.sum(half * left, axis=2)
-    df = jnp.sum(v, 0) ** 2 / jnp.sum(v**2 / jnp.maximum(bins.counts.n, 1)[:, None], 0)
-    V = product(jnp.sum(half, 0), left.T, bins.unit)
+    v = xp.sum(half * left, axis=2)
+    df = xp.sum(v, 0) ** 2 / xp.sum(v**2 / xp.maximum(bins.counts.n, 1)[:, None], 0)
+    V = product(xp.sum(half, 0), left.T, bins.unit)
     return Tail(times(view.Q, move), V, times(view.Q, straight - move), df)
 
 

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from scipy.special import chndtrix, ndtri, stdtrit
 
@@ -122,6 +121,7 @@ def one_step(
         judges=efficient,
         label="one-step" if efficient else "one-step around the average",
         notes=_notes,
+        reads_numpy=True,
     )
 
 
@@ -141,19 +141,21 @@ def _notes(detail: OneStepDetail) -> tuple[str, ...]:
 
 def _measure(states: tuple[OneStepState, ...], horizon: Horizon | None) -> Measurement:
     del horizon
+    xp = states[0].x.__array_namespace__()
     found = _read(states[0])
-    variance = jnp.diagonal(found.V)
-    scale = jnp.sqrt(jnp.where(variance >= 0, variance, jnp.nan))
-    scale = jnp.where(states[0].clock.m < 2, jnp.inf, scale)
-    centered = jnp.zeros_like(scale)
+    variance = xp.diagonal(found.V)
+    scale = xp.sqrt(xp.where(variance >= 0, variance, xp.nan))
+    scale = xp.where(states[0].clock.m < 2, xp.inf, scale)
+    centered = xp.zeros_like(scale)
     detail = OneStepDetail(found.df, found.curvature, found.left_out, centered)
     return Measurement(found.estimate, scale, found.floored, detail)
 
 
 def _measure_average(states: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
     found, path = _measure(states[:1], horizon), states[1]
+    xp = path.mean.__array_namespace__()
     y = path.mean + path.lost
-    offset = (y - found.estimate) / jnp.where(found.scale > 0, found.scale, 1)
+    offset = (y - found.estimate) / xp.where(found.scale > 0, found.scale, 1)
     return found._replace(estimate=y, detail=found.detail._replace(offset=offset))
 
 
@@ -168,18 +170,19 @@ def _read(state: OneStepState) -> newton_step.Reading:
 
 def _score(tail: newton_step.Tail) -> Array:
     """Mean logarithm of the 95 % half-widths."""
-    se = jnp.sqrt(jnp.diagonal(tail.V))
-    folded = _folded(LEFT * jnp.abs(tail.curvature) / se)
-    return jnp.mean(jnp.log(se * _student(tail.df) * folded))
+    xp = tail.move.__array_namespace__()
+    se = xp.sqrt(xp.diagonal(tail.V))
+    folded = _folded(LEFT * xp.abs(tail.curvature) / se, xp)
+    return xp.mean(xp.log(se * _student(tail.df) * folded))
 
 
-def _folded(bias: Array) -> Array:
+def _folded(bias: Array, xp: Any) -> Array:
     """cv at 95 %, by linear interpolation in a table of equal steps."""
-    table, last = jnp.asarray(_FOLDED, bias.dtype), len(_FOLDED) - 2
-    place = jnp.minimum(jnp.where(jnp.isnan(bias), 0, bias) / _BIAS[1], last + 1)
-    left = jnp.minimum(place.astype(jnp.int32), last)
+    table, last = xp.asarray(_FOLDED, bias.dtype), len(_FOLDED) - 2
+    place = xp.minimum(xp.where(xp.isnan(bias), 0, bias) / _BIAS[1], last + 1)
+    left = xp.minimum(place.astype(xp.int32), last)
     share = place - left
-    return jnp.where(jnp.isnan(bias), jnp.nan, (1 - share) * table[left] + share * table[left + 1])
+    return xp.where(xp.isnan(bias), xp.nan, (1 - share) * table[left] + share * table[left + 1])
 
 
 def _student(df: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Array = jax.Array
@@ -27,8 +28,8 @@ def widened(x: Array) -> Array:
 def times(M: Array, v: Array) -> Array:
     """M v, (..., n, d) by (..., d)."""
     d = v.shape[-1]
-    if d > _FEW:
-        return jnp.sum(M * v[..., None, :], axis=-1)
+    if d > _FEW or isinstance(v, np.ndarray):
+        return (M * v[..., None, :]).sum(-1)
     return sum((M[..., j] * v[..., None, j] for j in range(1, d)), M[..., 0] * v[..., None, 0])
 
 
@@ -42,6 +43,8 @@ def product(A: Array, B: Array, unit: Array) -> Array:
         pass that uses the product would make it again.
     """
     d = B.shape[-2]
+    if isinstance(B, np.ndarray):
+        return A @ B
     if d > _FEW_SQUARE:
         return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
     term = lambda j: A[..., :, j, None] * B[..., None, j, :]  # noqa: E731
@@ -51,7 +54,7 @@ def product(A: Array, B: Array, unit: Array) -> Array:
 def symmetric_product(A: Array, B: Array, unit: Array) -> Array:
     """A Bᵀ + B Aᵀ of square matrices; see `product`."""
     d = B.shape[-1]
-    if d > _FEW_SQUARE:
+    if d > _FEW_SQUARE or isinstance(B, np.ndarray):
         half = product(A, B.mT, unit)
         return half + half.mT
     A, outer = A / unit, lambda u, v: u[..., :, None] * v[..., None, :]

@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Estimator, Horizon, Interval, Measurement, Sync, compiled
+from jaxlsgd.core.estimator import Estimator, Horizon, Interval, Measurement, Sync
 from jaxlsgd.core.problem import Params
 from jaxlsgd.core.text import align
 from jaxlsgd.inference import joint
@@ -110,7 +110,7 @@ class Tracker:
         checks.level(level)
         self.estimator.check_plan(plan)
         horizon = None if plan is None else Horizon.of(plan)
-        found = compiled(self.estimator.measure, state, horizon)
+        found = self.estimator.measure_one(state, horizon)
         return found, np.asarray(self.estimator.law.half(level, side, plan, found.detail))
 
     def function(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.regression.products import gram
 
 FloatArray = NDArray[np.floating[Any]]
 _CONSTANT = 1e-10  # standard deviation over largest size of a column that says nothing
@@ -34,7 +35,9 @@ class Coordinates(NamedTuple):
 
     def features(self, X: FloatArray) -> FloatArray:
         """x_s."""
-        return (X - self.center) / self.scale
+        found = X - self.center
+        found /= self.scale
+        return found
 
     def response(self, y: FloatArray) -> FloatArray:
         """y′."""
@@ -69,8 +72,9 @@ def coordinates(
     if intercept is not None:
         slopes[intercept] = False
     center = np.where(slopes & (intercept is not None), X.mean(axis=0), 0.0)
-    spread = np.sqrt(np.mean((X - center) ** 2, axis=0))
-    largest = np.abs(X).max(axis=0)
+    gaps = X - center
+    spread = np.sqrt(np.einsum("ij,ij->j", gaps, gaps) / len(X))
+    largest = np.maximum(X.max(axis=0), -X.min(axis=0))
     for j in np.flatnonzero(slopes & (spread <= _CONSTANT * largest)):
         hint = "; the intercept does that already" if intercept is not None else ""
         raise refusal(f"column {names[j]!r}", "vary", f"{X[0, j]:g} in every row", hint)
@@ -85,9 +89,9 @@ def check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
     if len(X_s) < X_s.shape[1]:
         what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
         raise refusal("frame", "have more rows than coefficients", what)
-    gram = X_s.T @ X_s / len(X_s)
-    root = np.sqrt(np.diagonal(gram))
-    values, vectors = np.linalg.eigh(gram / np.outer(root, root))
+    products = gram(X_s, X_s) / len(X_s)
+    root = np.sqrt(np.diagonal(products))
+    values, vectors = np.linalg.eigh(products / np.outer(root, root))
     if values[0] > _COLLINEAR * values[-1]:
         return
     share = np.abs(vectors[:, 0])

@@ -169,7 +169,7 @@ def _numbers(column: Any, what: str) -> FloatArray:
         levels = column.dropna().unique()
         hint = ""
         if len(levels) == 2:
-            hint = f"; recode it, as in frame[{column.name!r}] == {str(levels[-1])!r}"
+            hint = f"; recode it, as in frame[{column.name!r}] == {max(map(str, levels))!r}"
         raise refusal(what, "be numbers", _some(levels), hint) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,20 +28,18 @@ def read_all(path: str | Path) -> Any:
 
 
 def blocks(path: str | Path) -> Iterator[Any]:
-    """A file as pandas tables of some rows each, in memory that does not grow with the file."""
+    """A file as Arrow batches of some rows each, in memory that does not grow with the file."""
     path = _checked(path)
     with _said(path):
         if is_parquet(path):
             # With a buffer it would keep all that it has read.
             with extra("pyarrow.parquet").ParquetFile(path, pre_buffer=False) as source:
-                for batch in source.iter_batches(BLOCK_ROWS):
-                    yield batch.to_pandas()
+                yield from source.iter_batches(BLOCK_ROWS)
             return
         csv = extra("pyarrow.csv")
         options = csv.ReadOptions(block_size=BLOCK_BYTES)
         with csv.open_csv(path, read_options=options, parse_options=_dialect(csv, path)) as source:
-            for batch in source:
-                yield batch.to_pandas()
+            yield from source
 
 
 def is_large(path: str | Path) -> bool:
@@ -51,13 +50,19 @@ def is_large(path: str | Path) -> bool:
     return packed * path.stat().st_size > memory / 4
 
 
-def rows_of(path: Path, rows: int, frame: Any) -> int:
-    """How many rows a file has: exactly for Parquet, about for CSV, from the length of some of its rows."""
+def rows_of(path: Path, table: Any) -> int:
+    """How many rows a file has: exactly for Parquet, about for CSV, from the length of some of its rows.
+
+    Args:
+      path: of the file.
+      table: its first rows, Arrow's.
+    """
     if is_parquet(path):
         return extra("pyarrow.parquet").read_metadata(path).num_rows
-    sample = frame.head(1000)
-    length = len(sample.to_csv(index=False, header=False).encode()) / len(sample)
-    return max(rows, round(path.stat().st_size / length))
+    csv, sample, written = extra("pyarrow.csv"), table.slice(0, 1000), io.BytesIO()
+    csv.write_csv(sample, written, csv.WriteOptions(include_header=False, quoting_style="none"))
+    length = written.tell() / sample.num_rows
+    return max(table.num_rows, round(path.stat().st_size / length))
 
 
 def is_parquet(path: Path) -> bool:

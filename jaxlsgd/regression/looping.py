@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,12 +11,14 @@ from numpy.typing import NDArray
 from jaxlsgd.regression import pilot as pilots
 from jaxlsgd.regression import running
 from jaxlsgd.regression.options import STEPS, Options
+from jaxlsgd.regression.products import along, gram, times
 from jaxlsgd.regression.reading import Reading, read
 from jaxlsgd.regression.rows import Rows
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.floating[Any]]
 ONE_PASS_STEPS = 1000
+_READINGS = 10  # of the estimate, about, along the way
 DIVERGED = (
     "the run diverged, even with steps 64 times smaller than the pilot's; is a row an outlier?"
 )
@@ -51,8 +52,9 @@ class Whitened:
 
     def __init__(self, rows: Rows, loss: pilots.Loss, theta: FloatArray) -> None:
         self.rows, self.loss = rows, loss
-        before = pilots.moments(loss, rows.X, rows.y, rows.client, rows.p, theta)
-        self.W = pilots.whitening(before.G)
+        self.theta = theta
+        self.moments = pilots.moments(loss, rows.X, rows.y, rows.client, rows.p, theta)
+        self.W = pilots.whitening(self.moments.G)
         self.start = np.linalg.solve(self.W, theta)
         self.back = rows.coordinates.back @ self.W
         self.penalty = self.W.T @ np.diag(loss.ridge) @ self.W
@@ -62,19 +64,15 @@ class Whitened:
     ) -> pilots.Rule:
         """Steps and length for clients of these sizes, with these batches in each of the steps."""
         rows, loss = self.rows, self.loss
-        A = rows.X @ self.W
-        plain = loss._replace(ridge=np.zeros(len(self.W)))
-        found = pilots.moments(plain, A, rows.y, rows.client, rows.p, self.start)
-        found = found._replace(
-            hessians=found.hessians + self.penalty,
-            gradients=found.gradients + self.penalty @ self.start,
-        )
-        second = loss.family.second(np, A @ self.start, rows.y, loss.tuning)
-        lever = second**2 * np.sum(A**2, axis=1)
-        ends = np.searchsorted(rows.client, np.arange(len(rows.p) + 1))
+        A = times(rows.X, self.W)
+        second = loss.family.second(np, along(rows.X, self.theta), rows.y, loss.tuning)
+        root = second * np.sqrt(np.einsum("ij,ij->i", A, A))
+        A *= root[:, None]
+        ends = np.cumsum(rows.sizes) - rows.sizes
         fourth = np.stack(
-            [(A[i:j].T * lever[i:j]) @ A[i:j] / (j - i) for i, j in itertools.pairwise(ends)]
+            [gram(A[i : i + n], A[i : i + n]) / n for i, n in zip(ends, rows.sizes, strict=True)]
         )
+        found = self.moments.turned(self.W)
         share = 1.0 if asked.fresh else asked.share
         asks = pilots.Asks(rows.p, sizes, batches, self.back, steps, share, asked.local_steps)
         chosen = pilots.rule(found, fourth, asks)
@@ -129,7 +127,7 @@ class Run:
         self.rule = space.rule(sizes, batches, self.steps, asked)
         self.width = running.padded(int(np.ceil(sizes.max() / self.steps)))
         self.data = running.ClientRows(
-            *running.by_client(self.rows.X @ space.W, self.rows.y, sizes, int(sizes.max()))
+            *running.by_client(times(self.rows.X, space.W), self.rows.y, sizes, int(sizes.max()))
         )
 
     def go(self, slower: float) -> Finished | None:
@@ -142,6 +140,7 @@ class Run:
         data, setting = running.on_device((self.data, self.space.setting()))
         along: list[Along] = []
         limit = 1 if asked.fresh else asked.max_passes
+        every = max(1, min(rule.passes, limit) // _READINGS)
         for number in range(1, limit + 1):
             eta = etas(rule, (number - 1) * rounds, rounds)
             taken = order(rng, self.rows.sizes, rounds * E, E, self.width)
@@ -156,10 +155,13 @@ class Run:
             )
             if not np.isfinite(carried.x).all():
                 return None
+            self.progress(f"pass {number} of about {rule.passes}")
+            enough = number >= min(self.rule.passes, limit)
+            if not enough and number % every:
+                continue
             first = read(asked.methods[0], carried.states[0], plan_of(rule, number * rounds))
             along.append(self.space.along(first, number * rounds))
-            self.progress(f"pass {number} of about {rule.passes}")
-            if number >= min(self.rule.passes, limit):
+            if enough:
                 if not np.isfinite(first.estimate).all():
                     return None
                 found = self._moments(first)

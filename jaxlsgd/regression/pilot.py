@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.regression.families import Family
+from jaxlsgd.regression.products import across, along, gram
 
 FloatArray = NDArray[np.floating[Any]]
 ALPHA = 0.505  # the paper's
@@ -59,6 +60,11 @@ class Moments(NamedTuple):
         each = self.raw if pooled else self.S
         return np.einsum("k,kij->ij", p**2 / self.sizes, each)
 
+    def turned(self, W: FloatArray) -> Moments:
+        """The same in the coordinates u of θ = W u."""
+        G, H, S, raw = (W.T @ each @ W for each in (self.G, self.hessians, self.S, self.raw))
+        return Moments(G, self.gradients @ W, H, S, raw, self.sizes)
+
 
 class Rule(NamedTuple):
     """Steps and lengths that the pilot asks for."""
@@ -80,11 +86,11 @@ def minimise(
     count = 0
     while count < _NEWTON:
         count += 1
-        z = X @ theta
+        z = along(X, theta)
         first = family.first(np, z, y, tuning) * row_weights
         second = family.second(np, z, y, tuning) * row_weights
-        gradient = X.T @ first + ridge * theta
-        H = (X.T * second) @ X + np.diag(ridge)
+        gradient = across(X, first) + ridge * theta
+        H = gram(second[:, None] * X, X) + np.diag(ridge)
         H += 1e-9 * np.trace(H) / len(H) * np.eye(len(H)) + 1e-12 * np.eye(len(H))
         step = scipy.linalg.solve(H, gradient, assume_a="pos")
         decrement = float(gradient @ step)
@@ -100,7 +106,7 @@ def _value(
     loss: Loss, X: FloatArray, y: FloatArray, weights: FloatArray, theta: FloatArray
 ) -> float:
     with np.errstate(over="ignore"):
-        rows = loss.family.loss(np, X @ theta, y, loss.tuning)
+        rows = loss.family.loss(np, along(X, theta), y, loss.tuning)
     return float(weights @ rows + 0.5 * np.sum(loss.ridge * theta**2))
 
 
@@ -129,13 +135,14 @@ def _check_separated(
     if not loss.family.separable or loss.ridge.any():
         return
     # Where f'' has vanished in some direction: fitted means run off to an end of their range.
-    second = loss.family.second(np, X @ theta, y, loss.tuning)
+    second = loss.family.second(np, along(X, theta), y, loss.tuning)
     base = np.mean(second)
-    H = (X.T * second) @ X / len(X)
-    values, vectors = scipy.linalg.eigh(H, X.T @ X / len(X))
+    H = gram(second[:, None] * X, X) / len(X)
+    values = scipy.linalg.eigh(H, gram(X, X) / len(X), eigvals_only=True)
     if values[0] > 1e-6 * max(base, 1e-4):
         return
-    share = np.abs(vectors[:, 0]) * X.std(axis=0)
+    # Coefficients of what separates have run off; where f'' has vanished in all rows, all directions look alike.
+    share = np.abs(theta) * X.std(axis=0)
     involved = [names[j] for j in np.argsort(-share) if share[j] > 0.1 * share.max()][:3]
     raise refusal(
         "columns",
@@ -155,7 +162,7 @@ def moments(
 ) -> Moments:
     """Hessians and gradients by client at θ; rows must be sorted by client."""
     family, tuning, ridge = loss
-    z = X @ theta
+    z = along(X, theta)
     first, second = family.first(np, z, y, tuning), family.second(np, z, y, tuning)
     ends = np.searchsorted(client, np.arange(len(p) + 1))
     d = X.shape[1]
@@ -165,11 +172,11 @@ def moments(
         A, n = X[start:end], end - start
         g = first[start:end, None] * A
         mean[k] = g.mean(axis=0)
-        raw[k] = g.T @ g / n
+        raw[k] = gram(g, g) / n
         # One row has no spread of its own: its square bounds it.
         centred = g - mean[k] if n > 1 else g
-        S[k] = centred.T @ centred / max(n - 1, 1)
-        H[k] = (A.T * second[start:end]) @ A / n + np.diag(ridge)
+        S[k] = gram(centred, centred) / max(n - 1, 1)
+        H[k] = gram(second[start:end, None] * A, A) / n + np.diag(ridge)
     G = np.einsum("k,kij->ij", p, H)
     return Moments(G, mean + ridge * theta, H, S, raw, np.diff(ends))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Estimator, Horizon
+from jaxlsgd.core.estimator import Estimator
+from jaxlsgd.inference.measuring import in_float64
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.floating[Any]]
@@ -57,21 +57,8 @@ def read(method: Estimator, states: Any, plan: Plan) -> Reading:
     """
     if method.matrix is None:
         raise refusal("methods", "have a matrix, to go back to the scale of the table", method.name)
-    wide = jax.tree.map(_as_float64, states)
-    with jax.enable_x64(True):
-        horizon = Horizon.of(plan, np.float64) if method.needs_plan else None
-        found, matrix = _measure(method.measure, method.matrix, wide, horizon)
+    found, matrix = in_float64(method, states, plan)
     matrix = np.asarray(matrix, np.float64)
     detail = jax.tree.map(np.asarray, found.detail)
     estimate = np.asarray(found.estimate, np.float64)
     return Reading(method, estimate, (matrix + matrix.T) / 2, detail, plan, bool(found.floored))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _measure(measure: Any, matrix: Any, states: Any, horizon: Any) -> tuple[Any, Any]:
-    return measure(states, horizon), matrix(states, horizon)
-
-
-def _as_float64(leaf: Any) -> Any:
-    leaf = np.asarray(leaf)
-    return leaf.astype(np.float64) if np.issubdtype(leaf.dtype, np.floating) else leaf

@@ -34,7 +34,9 @@ def by_client(plan: Design, block: Block, asked: Options) -> Rows:
         raise refusal("frame", "have rows in which nothing is missing", "none")
     check_response(asked.family, plan.response, block.y)
     labels, client = np.unique(_comparable(block.client), return_inverse=True)
-    order = np.argsort(client, kind="stable")
+    # Of few bits, as sorting is then by counting.
+    few = np.uint16 if len(labels) < 1 << 16 else np.int64
+    order = np.argsort(client.astype(few), kind="stable")
     sizes = np.bincount(client)
     p = sizes / sizes.sum() if asked.weights == "size" else np.full(len(sizes), 1 / len(sizes))
     where = plan.names.index(INTERCEPT) if plan.intercept else None

@@ -21,6 +21,7 @@ from jaxlsgd.core.estimator import Estimator, Sync
 
 _HIGH = lax.Precision.HIGHEST
 Derivatives = tuple[Callable[..., Any], Callable[..., Any]]
+_Batch = tuple[Any, Any, Any]  # A (K, B, d), y (K, B), weights (K, B) or (K, 1)
 
 
 class ClientRows(NamedTuple):
@@ -45,6 +46,14 @@ class Order(NamedTuple):
     weight: Any
 
 
+class Batches(NamedTuple):
+    """Whitened rows in the order in which they are met; rows of zeros are padding."""
+
+    A: Any  # (steps, K, B, d)
+    y: Any  # (steps, K, B)
+    weight: Any  # (K,) of each row in the mean of its step
+
+
 class Carried(NamedTuple):
     """Between passes."""
 
@@ -55,7 +64,14 @@ class Carried(NamedTuple):
 def start(methods: Sequence[Estimator], x: Any) -> Carried:
     """Before the first pass."""
     first = jnp.asarray(x, jnp.float32)
-    return Carried(first, tuple(method.init(first) for method in methods))
+    return Carried(first, init(tuple(methods), first))
+
+
+# One program: operation by operation each would be compiled.
+@functools.partial(jax.jit, static_argnums=0)
+def init(methods: tuple[Estimator, ...], x: Any) -> tuple[Any, ...]:
+    """States of the methods before the first round."""
+    return tuple(method.init(x) for method in methods)
 
 
 def on_device(tree: Any) -> Any:
@@ -74,48 +90,90 @@ def run_pass(
     carried: Carried,
 ) -> tuple[Carried, Any]:
     """Rounds over the rows of an order; returns what is carried on, and the averages (rounds, d)."""
-    first, second = derivatives
-    E = order.index.shape[1]
-    p = setting.weights
-    hessian = any(method.needs_hessian for method in methods)
 
-    def batch(index: Any, weight: Any) -> tuple[Any, Any, Any]:
+    def take(step: Any) -> _Batch:
+        index, weight = step
         who = jnp.arange(index.shape[0])[:, None]
         return rows.A[who, index], rows.y[who, index], weight
 
-    def gradients(x: Any, taken: tuple[Any, Any, Any]) -> Any:
-        A, y, weight = taken  # (K, B, d), (K, B), (K, B); x (K, d)
-        z = jnp.sum(A * x[:, None, :], axis=-1)
-        slope = weight * first(jnp, z, y, setting.tuning)
-        penalty = jnp.matmul(x, setting.penalty, precision=_HIGH)
-        return jnp.sum(slope[..., None] * A, axis=1) + penalty
+    return _rounds(derivatives, methods, setting, take, tuple(order), eta, carried)
 
-    def curvature(x: Any, taken: tuple[Any, Any, Any]) -> Any:
-        A, y, weight = taken
-        z = jnp.sum(A * x, axis=-1)
-        bend = p[:, None] * weight * second(jnp, z, y, setting.tuning)
+
+@functools.partial(jax.jit, static_argnames=("derivatives", "methods", "outside"))
+def run_batches(
+    derivatives: Derivatives,
+    methods: tuple[Estimator, ...],
+    batches: Batches,
+    setting: Setting,
+    eta: Any,
+    carried: Carried,
+    outside: bool = False,
+) -> tuple[Carried, Any]:
+    """The same over rows that lie in the order of the steps.
+
+    With `outside` the states of the methods stay as they are. What they need of each round is returned instead of
+    its average alone: averages, gradients, Hessians and sums of gradients, with None for what nobody needs.
+    """
+    A, y, weight = batches
+    rounds = eta.shape[0]
+
+    def take(step: Any) -> _Batch:
+        return A[step[0]], y[step[0]], weight[:, None]
+
+    steps = jnp.arange(A.shape[0]).reshape(rounds, -1)
+    return _rounds(derivatives, methods, setting, take, (steps,), eta, carried, outside)
+
+
+def _rounds(
+    derivatives: Derivatives,
+    methods: tuple[Estimator, ...],
+    setting: Setting,
+    take: Callable[[Any], _Batch],
+    steps: tuple[Any, ...],
+    eta: Any,
+    carried: Carried,
+    outside: bool = False,
+) -> tuple[Carried, Any]:
+    """Rounds over steps, (rounds, E, …), whose rows `take` gives."""
+    first, second = derivatives
+    E = steps[0].shape[1]
+    p = setting.weights
+    hessian = any(method.needs_hessian for method in methods)
+
+    def predictors(x: Any, A: Any) -> Any:
+        return jnp.einsum("kbd,kd->kb", A, x, precision=_HIGH)
+
+    def gradients(x: Any, batch: _Batch) -> Any:
+        A, y, weight = batch  # x (K, d)
+        slope = weight * first(jnp, predictors(x, A), y, setting.tuning)
+        penalty = jnp.matmul(x, setting.penalty, precision=_HIGH)
+        return jnp.einsum("kb,kbd->kd", slope, A, precision=_HIGH) + penalty
+
+    def curvature(x: Any, batch: _Batch) -> Any:
+        A, y, weight = batch
+        bend = p[:, None] * weight * second(jnp, predictors(x, A), y, setting.tuning)
         flat = A.reshape(-1, A.shape[-1])
         scaled = bend.reshape(-1, 1) * flat
         return jnp.matmul(scaled.T, flat, precision=_HIGH) + setting.penalty
 
-    def local_step(x: Any, step: Any) -> tuple[Any, None]:
-        taken, size = batch(*step[:2]), step[2]
-        return x - size * gradients(x, taken), None
-
     def one_round(carried: Carried, this: Any) -> tuple[Carried, Any]:
-        index, weight, size, ahead = this
-        clients = jnp.broadcast_to(carried.x, (p.shape[0], carried.x.shape[0]))
-        sizes = jnp.broadcast_to(size, (E,))
-        clients, _ = lax.scan(local_step, clients, (index, weight, sizes))
+        inside, size, ahead = this
+        every = (p.shape[0], carried.x.shape[0])
+
+        def local_step(x: Any, step: Any) -> tuple[Any, None]:
+            return x - size * gradients(x, take(step)), None
+
+        clients, _ = lax.scan(local_step, jnp.broadcast_to(carried.x, every), inside)
         moved = jnp.matmul(p, clients - carried.x, precision=_HIGH)
         x = carried.x + moved
-        fresh = batch(*ahead)
+        fresh, spread = take(ahead), jnp.broadcast_to(x, every)
         gradient = None
         if any(method.needs_gradient for method in methods):
-            every = jnp.broadcast_to(x, clients.shape)
-            gradient = jnp.matmul(p, gradients(every, fresh), precision=_HIGH)
-        bend = curvature(x, fresh) if hessian else None
+            gradient = jnp.matmul(p, gradients(spread, fresh), precision=_HIGH)
+        bend = curvature(spread, fresh) if hessian else None
         sync = Sync(x, E, size, gradient, bend, -moved / size)
+        if outside:
+            return Carried(x, carried.states), (x, gradient, bend, sync.gradient_sum)
         states = tuple(
             method.update(state, sync)
             for method, state in zip(methods, carried.states, strict=True)
@@ -123,8 +181,8 @@ def run_pass(
         return Carried(x, states), x
 
     # Curvature and noise at an average are measured on rows of the round to come.
-    ahead = tuple(jnp.roll(part[:, 0], -1, axis=0) for part in order)
-    return lax.scan(one_round, carried, (order.index, order.weight, eta, ahead))
+    ahead = tuple(jnp.roll(part[:, 0], -1, axis=0) for part in steps)
+    return lax.scan(one_round, carried, (steps, eta, ahead))
 
 
 def by_client(
@@ -160,6 +218,46 @@ def reshuffled(
         index[:, k] = np.where(taken, rng.permutation(n).astype(np.int32)[place], 0)
         weight[:, k] = np.where(taken, steps / n, 0)
     return _in_rounds(index, weight, E)
+
+
+def dealt(
+    rng: np.random.Generator,
+    by_client: NDArray[np.intp],
+    sizes: NDArray[np.int64],
+    steps: int,
+    width: int,
+) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """`reshuffled` for rows that are not sorted yet: the same order of steps, as numbers of rows.
+
+    Args:
+      rng: of the orders.
+      by_client: (n,) the rows of the first client, of the second, and so on.
+      sizes: (K,) of clients.
+      steps: in which all rows are met once.
+      width: rows that a step has room for.
+
+    Returns:
+      Which row, (steps, K, width), n where there is none, and the weight of each, (K,).
+    """
+    index = np.full((steps, len(sizes), width), len(by_client))
+    weight = np.zeros(len(sizes), np.float32)
+    ends = np.cumsum(sizes)
+    for k, (end, n) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
+        own = by_client[end - n : end]
+        if n == 0:
+            continue
+        if n < steps:
+            times = -(-steps // n)
+            index[:, k, 0] = np.concatenate([rng.permutation(own) for _ in range(times)])[:steps]
+            weight[k] = 1.0
+            continue
+        each = n // steps
+        mixed = rng.permutation(own)
+        index[:, k, :each] = mixed[: each * steps].reshape(steps, each)
+        more = np.flatnonzero(np.diff(np.arange(steps + 1) * n // steps) > each)
+        index[more, k, each] = mixed[each * steps :]
+        weight[k] = steps / n
+    return index, weight
 
 
 def with_replacement(

@@ -1,0 +1,118 @@
+"""Files that are read once: columns of Arrow's, chunks, and what a stream finds in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_table_input import fit, table
+
+from jaxlsgd.regression import columns, streaming
+from jaxlsgd.regression.design import design
+
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streaming, "CHUNK", 1200)
+    monkeypatch.setattr(streaming, "PILOT_ROWS", 2000)
+    monkeypatch.setattr("jaxlsgd.regression.files.BLOCK_ROWS", 2000)
+
+
+def mixed_kinds() -> pd.DataFrame:
+    frame = table(50, seed=1).assign(visits=np.arange(50) % 7, smokes=np.arange(50) % 3 == 0)
+    return frame.assign(small=frame["age"].astype(np.float32))
+
+
+CLIENTS = {
+    "text": lambda frame: frame["site"],
+    "a category": lambda frame: frame["site"].astype("category"),
+    "whole numbers": lambda frame: np.arange(50) % 4 - 1,
+    "whole numbers far apart": lambda frame: np.arange(50) % 4 * 10**9,
+    "no numbers": lambda frame: np.arange(50) % 4 / 2,
+    "nobody": None,
+}
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_columns_of_arrow_are_those_of_pandas(kind: str, monkeypatch: pytest.MonkeyPatch):
+    frame, who = mixed_kinds(), CLIENTS[kind]
+    if who is None:
+        frame, client = frame.drop(columns="site"), None
+    else:
+        frame["site"], client = who(frame), "site"
+    batch = pa.Table.from_pandas(frame).combine_chunks().to_batches()[0]
+    plan = design(frame, "sick", client)
+    direct = columns.read_columns(plan, batch)
+    monkeypatch.setattr(columns, "_plain", lambda *given: None)
+    by_pandas = columns.read_columns(plan, batch)
+    assert direct.dropped == by_pandas.dropped == 0
+    np.testing.assert_array_equal(direct.y, by_pandas.y)
+    for one, other in zip(direct.features, by_pandas.features, strict=True):
+        np.testing.assert_array_equal(np.broadcast_to(one, 50), other)
+    ours, theirs = (np.asarray(one.labels)[one.codes] for one in (direct, by_pandas))
+    np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(theirs, [str(one) for one in np.asarray(plan.read(frame).client)])
+
+
+def test_the_first_rows_are_those_of_pandas(monkeypatch: pytest.MonkeyPatch):
+    frame = mixed_kinds().drop(columns="smokes")
+    frame["site"] = np.arange(50) % 12  # sorted as numbers: 2 before 10
+    how, rows = ("sick", "site", None, None, True, "refuse"), pa.Table.from_pandas(frame)
+    plan, block = columns.first_rows(rows, how)
+    monkeypatch.setattr(columns, "plain_design", lambda *given: None)
+    same, by_pandas = columns.first_rows(rows, how)
+    assert plan == same
+    for one, other in zip(block, by_pandas, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.asarray(one).dtype == np.asarray(other).dtype
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"age": np.nan}, "no missing values, got \"1 of 'age'\", the first in row 5000"),
+        ({"dose": np.inf}, "column 'dose': must be finite in every row, got inf"),
+    ],
+)
+def test_what_is_wrong_in_a_later_block_is_refused(tmp_path: Path, change: Any, words: str):
+    frame = table(6000, seed=5)
+    for name, value in change.items():
+        frame.loc[5000, name] = value
+    frame.to_parquet(tmp_path / "late.parquet")
+    with pytest.raises(ValueError, match=words):
+        fit(tmp_path / "late.parquet", stream=True)
+
+
+def test_a_file_whose_first_rows_have_gaps_is_read_to_its_end(tmp_path: Path):
+    """Also where clients are whole numbers, which with a gap among them pandas reads as 1.0."""
+    frame = table(6000, seed=5)
+    frame["site"] = pd.array(frame["site"].str[1:].astype(int), dtype="Int64")
+    frame.loc[10, "age"] = np.nan
+    frame.loc[3000, "site"] = pd.NA
+    rows = pa.Table.from_pandas(frame).replace_schema_metadata(None)
+    pq.write_table(rows, tmp_path / "gaps.parquet")
+    found = fit(tmp_path / "gaps.parquet", stream=True, missing="drop")
+    assert found.dropped == 2
+    assert sum(found.sizes.values()) == 5998
+    assert list(found.sizes) == ["0", "1", "2"]
+
+
+def test_columns_of_any_scale(tmp_path: Path):
+    """A column in other units, and far from 0: the same fit to a thousandth of a standard error."""
+    frame = table(6000, seed=6)
+    other = frame.assign(age=5e8 + 1e6 * frame["age"], dose=1e-22 * frame["dose"])
+    frame.to_parquet(tmp_path / "one.parquet")
+    other.to_parquet(tmp_path / "other.parquet")
+    one, two = (fit(tmp_path / f"{name}.parquet", stream=True) for name in ("one", "other"))
+    error = one.coefficients().std_error[1:]
+    scale = np.array([1e6, 1e-22])
+    gap = two.coefficients().estimate[1:] * scale - one.coefficients().estimate[1:]
+    assert np.all(np.abs(gap) < 1e-3 * error)
+    np.testing.assert_allclose(two.coefficients().std_error[1:] * scale, error, rtol=1e-3)
