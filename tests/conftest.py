@@ -25,6 +25,7 @@ COMPILED_QUICKLY = {
     *("test_algorithms", "test_bad_input", "test_burn_in", "test_contracts", "test_estimators"),
     *("test_failures", "test_field_algorithms", "test_field_methods", "test_field_problems"),
     *("test_functions", "test_joint", "test_notebook", "test_observation_average"),
+    *("test_participation",),
     *("test_own_method", "test_own_problems", "test_problems", "test_solution", "test_tracking"),
 }
 

@@ -47,7 +47,7 @@ def supply(program: Program, data: ProblemData, keys: Array, first: int) -> Supp
 def _samples_ahead(program: Program, data: ProblemData) -> bool:
     """Whether a problem's own samples are made before the block: if few, as `sample` is then compiled once."""
     sample = program.structure.functions[1]
-    if sample is None:
+    if sample is None or program.algorithm.participation is not None:
         return False
     leaves, treedef = jax.tree.flatten(data.clients)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves)
@@ -81,7 +81,8 @@ def make_source(
     start = first // np.uint32(2)
     if functions.observe is None or spec is None:
         return _sampled_source(functions, data, given, start)
-    observe = jax.vmap(xla.over_replications(functions.observe, in_axes=(-1, None)))
+    axes = (-1, -1 if data.each else None)
+    observe = jax.vmap(xla.over_replications(functions.observe, in_axes=axes))
 
     def observe_one(one: Draws) -> Any:
         return observe(jax.tree.map(lambda x: x.astype(program.dtype), one), data.clients)
@@ -123,7 +124,8 @@ def _sampled_pair(functions: FlatFunctions, data: ProblemData, keys: Array, pair
     """
     assert functions.sample is not None
     words = VaryingKeys(*draws_lib.stream_keys(keys))
-    sample = sampling.over_replications(functions.sample, data.unit)
+    axes = (-1, -1 if data.each else None)
+    sample = sampling.over_replications(functions.sample, data.unit, axes)
 
     def one(t: Array) -> Any:
         at_t = sampling.fold_in(words, t, data.unit)

@@ -74,7 +74,7 @@ class Cell:
 
     @property
     def _rooms(self) -> tuple[int, ...]:
-        return loop_for("cpu", self.problem).rooms
+        return loop_for("cpu", self.problem, self.algorithm).rooms
 
     def laid_out(self, rooms: tuple[int, ...]) -> Layout:
         """The plan as calls of programs with such rooms."""
