@@ -29,6 +29,13 @@ LABELS = {
 }
 
 
+_COSTS = {
+    "full": "no gradients, no communication; memory d² + 3d",
+    "diagonal": "no gradients, no communication; memory 4d",
+    "contrasts": "no gradients, no communication; memory q² + 3q for q contrasts",
+}
+
+
 class RandomScalingState(NamedTuple):
     """The paper's four accumulators, centred at the running mean ȳ_m.
 
@@ -195,6 +202,7 @@ def _by_rounds(
         matrix=None if mode == "diagonal" else matrix,
         contrasts=rows,
         label=LABELS[critical],
+        cost=_COSTS[mode],
     )
 
 
@@ -222,6 +230,7 @@ def _by_observations(
         matrix=None if mode == "diagonal" else observation_matrix,
         contrasts=rows,
         label=f"random scaling, {given}",
+        cost=_COSTS[mode],
     )
 
 

@@ -108,6 +108,7 @@ class Cell:
             labels={method.name: method.label or method.name for method in self.methods},
             judge=next((method.name for method in self.methods if method.judges), ""),
             methods=rows,
+            costs={method.name: method.cost for method in self.methods if method.cost},
         )
 
 
