@@ -189,6 +189,9 @@ class Estimator:
       label: the name as people write it, for figures; the name itself if "".
       notes: `detail → sentences`, what a person should know of a run, from the detail of its measurement.
       cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not told.
+      within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
+        for an algorithm outside the paper's theory.
+      least_rounds: how many rounds a plan must have.
     """
 
     name: str
@@ -203,6 +206,8 @@ class Estimator:
     label: str = ""
     notes: Callable[[Any], tuple[str, ...]] | None = None
     cost: str = ""
+    within_theory: bool = False
+    least_rounds: int = 1
 
     @property
     def needs_gradient(self) -> bool:
@@ -242,9 +247,12 @@ class Estimator:
         return tuple(part.update(old, sync) for part, old in pairs)
 
     def check_plan(self, plan: Plan | None) -> None:
-        """Refuses to do without a plan that the method needs."""
+        """Refuses to do without a plan that the method needs, and one with too few rounds."""
         if self.needs_plan and plan is None:
             raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
+        if plan is not None and plan.num_rounds < self.least_rounds:
+            rule = f"have at least {self.least_rounds} rounds for {self.name}"
+            raise refusal("plan", rule, plan.num_rounds)
 
     def interval(
         self, state: tuple[Any, ...], level: float, plan: Plan | None = None, side: str = "both"

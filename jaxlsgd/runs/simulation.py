@@ -285,6 +285,7 @@ def simulate(
     key = check_key(key)
     save = None if save_at is None else as_tuple(save_at)
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
+    cell.check_plan()
     checks.count("replications", replications, 1)
     if mesh is not None and devices is not None:
         raise ValueError("devices: must be None where a mesh is given, which has its own")
