@@ -34,6 +34,7 @@ from jaxlsgd.core.registry import register
 from jaxlsgd.inference.copies import stacked, stacked_problem
 
 
+@register("problem")
 def split_clients(problem: Problem, leaves: int) -> Problem:
     """A problem with a row of parameters for each of so many groups of neighbouring clients.
 
