@@ -113,7 +113,8 @@ def drifting(
         truth=truth,
         clients=DriftingClient(
             people.truths,
-            *axes,
+            axes[0],
+            axes[1],
             np.full(num_clients, noise),
             np.full(num_clients, period, np.uint32),
         ),
