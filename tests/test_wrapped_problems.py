@@ -13,6 +13,7 @@ import pytest
 from jaxlsgd import problems, simulate
 from jaxlsgd.inference.bootstrap import bootstrap, perturbed
 from jaxlsgd.inference.parallel_runs import parallel_runs, split
+from jaxlsgd.report.page.question import question
 from jaxlsgd.report.page.study_file import study_file
 from jaxlsgd.schedules import paper, power_decay
 from jaxlsgd.study import Results, Study
@@ -79,6 +80,9 @@ def test_what_is_kept_of_it_is_the_same_study():
     assert kept.problems[0].built().made.dim == 2
     written = Study.from_dict(tomllib.loads(study_file(asked)))
     assert written.problems == asked.problems
+    assert "(minibatch): 2 parameters, 4 clients, problem linear, size 3" in str(
+        question(asked, {}, ())
+    )
     assert asked.problems[0].plain()["arguments"]["problem"]["num_clients"] == 4
 
 
