@@ -22,7 +22,9 @@ _WHERE = {
     "JointLaw": "jaxlsgd.core.estimator",
     "Law": "jaxlsgd.core.estimator",
     "Measurement": "jaxlsgd.core.estimator",
+    "Moment": "jaxlsgd.core.problem",
     "OuterProduct": "jaxlsgd.core.forms",
+    "Participation": "jaxlsgd.core.algorithm",
     "Problem": "jaxlsgd.core.problem",
     "Scaled": "jaxlsgd.core.forms",
     "Sync": "jaxlsgd.core.estimator",
@@ -72,7 +74,7 @@ if TYPE_CHECKING:
         study,
     )
     from jaxlsgd.analysis import measures
-    from jaxlsgd.core.algorithm import Algorithm
+    from jaxlsgd.core.algorithm import Algorithm, Participation
     from jaxlsgd.core.cell_file import load_cell
     from jaxlsgd.core.estimator import (
         Accumulator,
@@ -84,7 +86,7 @@ if TYPE_CHECKING:
         Sync,
     )
     from jaxlsgd.core.forms import OuterProduct, Scaled
-    from jaxlsgd.core.problem import Draws, Problem, flatten
+    from jaxlsgd.core.problem import Draws, Moment, Problem, flatten
     from jaxlsgd.core.registry import register
     from jaxlsgd.core.rows import CellRows, MethodRows
     from jaxlsgd.engine import distributed

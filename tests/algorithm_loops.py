@@ -23,8 +23,7 @@ class Data(NamedTuple):
     E: np.ndarray  # (T,)
     eta: np.ndarray  # (T,)
     own: np.ndarray  # (T, K) a uniform number for each client and round
-    words: np.ndarray  # (T, K) a uniform word for each client and round
-    shared: np.ndarray  # (T, n) uniform numbers that everybody sees in a round
+    words: np.ndarray  # (T, n) words that everybody sees in a round
 
     def rounds(self) -> Iterator[tuple[int, int, float]]:
         """First observation, local steps and step size of each round."""
@@ -173,11 +172,20 @@ def client_dropout(data: Data, probability: float) -> np.ndarray:
     return np.array(path)
 
 
+def floyd(words: list[int], K: int) -> list[int]:
+    """Bentley and Floyd (1987): different numbers below K, from words of 32 bits."""
+    chosen: list[int] = []
+    for j, word in enumerate(words, start=K - len(words)):
+        drawn = word * (j + 1) // 2**32
+        chosen.append(j if drawn in chosen else drawn)
+    return chosen
+
+
 def participation(data: Data, n: int) -> np.ndarray:
     """Li and others (2020), scheme II: n different clients, weighed by K/n."""
     x, path, K = data.init, [], len(data.weights)
     for (t, E, eta), words in zip(data.rounds(), data.words, strict=True):
-        chosen = sorted(range(K), key=lambda k, words=words: -int(words[k]))[:n]
+        chosen = floyd([int(word) for word in words[:n]], K)
         moves = [data.weights[k] * (walk(data, k, t, E, eta, x) - x) for k in chosen]
         x = x + K / n * sum(moves)
         path.append(x)
@@ -185,11 +193,11 @@ def participation(data: Data, n: int) -> np.ndarray:
 
 
 def participation_by_weight(data: Data) -> np.ndarray:
-    """Li and others (2020), scheme I: a draw for each number that everybody sees, then the plain mean."""
+    """Li and others (2020), scheme I: a draw for each word that everybody sees, then the plain mean."""
     x, path = data.init, []
-    for (t, E, eta), luck in zip(data.rounds(), data.shared, strict=True):
+    for (t, E, eta), words in zip(data.rounds(), data.words, strict=True):
         below = np.cumsum(data.weights)
-        drawn = [int(np.sum(below <= u)) for u in luck]
+        drawn = [int(np.sum(below <= word / 2**32)) for word in words]
         x = np.mean([walk(data, k, t, E, eta, x) for k in drawn], axis=0)
         path.append(x)
     return np.array(path)

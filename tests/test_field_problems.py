@@ -20,6 +20,7 @@ from scipy import special, stats
 
 from jaxlsgd import Draws, Problem, problems, random_scaling, simulate
 from jaxlsgd.core.forms import dense
+from jaxlsgd.core.problem import at_time
 from jaxlsgd.problems import _families as families
 from jaxlsgd.problems import _gaussian_moments as moments
 from jaxlsgd.problems import instrumental, minibatch, multinomial, regression
@@ -47,12 +48,17 @@ CASES: dict[str, Callable[[], Problem]] = {
         lambda: instrumental(3, 3, heterogeneity=0.7, strength=1.5, weights=WEIGHTS)
     ),
     "minibatch": functools.cache(lambda: minibatch(CASES["huber"](), 4)),
+    "drifting": functools.cache(lambda: problems.drifting(3, 3, period=50, weights=WEIGHTS)),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
 
 def flat(problem: Problem) -> Any:
     return problem.structure().flat_functions()
+
+
+def observed(problem: Problem, draws: Draws, client: Any, t: Any = 7) -> Any:
+    return at_time(flat(problem).observe, problem.drifts, jnp.uint32(t))(draws, client)
 
 
 def numpy_draws(problem: Problem, *shape: int) -> Draws:
@@ -88,7 +94,7 @@ def test_derivatives_are_those_of_the_loss(case: str) -> None:
         return dense(functions.gradient(x, seen))
 
     def each(draws: Draws, client: Any) -> Any:
-        seen = functions.observe(draws, client)
+        seen = observed(problem, draws, client)
         second = slope(gradient, seen)
         ours = gradient(x, seen), dense(functions.hessian(x, seen))
         return *ours, slope(functions.loss, seen), (second + second.T) / 2
@@ -122,13 +128,17 @@ def batch_means(case: str) -> tuple[np.ndarray, ...]:
     truth = jnp.asarray(problem.true_vector)
     clients = jax.tree.map(jnp.asarray, problem.clients)
 
-    def one(draws: Draws, client: Any) -> Any:
-        seen = functions.observe(draws, client)
+    def one(draws: Draws, client: Any, t: Any) -> Any:
+        seen = observed(problem, draws, client, t)
         return dense(functions.gradient(truth, seen)), dense(functions.hessian(truth, seen))
 
-    over = jax.vmap(jax.vmap(jax.vmap(one), (0, None)), (0, None))
-    g, H = map(np.asarray, jax.jit(over)(numpy_draws(problem, BATCHES, BATCH, 3), clients))
+    over = jax.vmap(jax.vmap(jax.vmap(one, (0, 0, None)), (0, None, 0)), (0, None, None))
+    drawn, t = numpy_draws(problem, BATCHES, BATCH, 3), np.arange(BATCH)
+    g, H = map(np.asarray, jax.jit(over)(drawn, clients, t))
     centred = g - g.mean(axis=(0, 1))
+    if problem.drifts:  # around means that are other ones at every time of the period
+        times = g.reshape(BATCHES, -1, 50, *g.shape[2:])
+        centred = (times - times.mean(axis=(0, 1))).reshape(g.shape)
     own = np.einsum("bnki,bnkj->bkij", centred, centred) / (BATCH - 1)
     return (
         np.einsum("k,bnki->bi", p, g) / BATCH,

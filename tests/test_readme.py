@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from processes import environment
@@ -148,6 +148,7 @@ def test_no_python_block_is_forgotten() -> None:
         "Your own problem, method, algorithm or loop",
         "A table whose rows belong to clients",
         "Intervals in a training loop",
+        "Problems made of others",
         "Rows for pandas and xarray",
         "How it runs",
         "Many machines",
@@ -159,6 +160,12 @@ def test_no_python_block_is_forgotten() -> None:
         for language in re.findall(r"^```(\w+)$", path.read_text("utf-8"), re.M)
     ]
     assert set(languages) == {"bash", "python"}
+
+
+def test_problems_made_of_others() -> None:
+    names: dict[str, Any] = {}
+    exec(section("Problems made of others"), names)
+    assert [part.fact("dim") for part in names["study"].problems] == [5, 201 * 5, 6 * 5]
 
 
 def test_ten_lines(tmp_path) -> None:

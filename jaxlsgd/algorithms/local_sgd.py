@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, Client, Round
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.cohort import Cohort, first_cohort, next_cohort, weight_bounds
 from jaxlsgd.core.estimator import Sync
 from jaxlsgd.core.keys import algorithm_words, check_key
 from jaxlsgd.core.problem import Array, Observation, Params
@@ -46,12 +47,14 @@ class RoundState(NamedTuple):
     params: Params  # x̄_{t_m}
     server: Any = None  # what the server keeps
     memory: Any = None  # what the clients keep; leaves (K, ...)
+    cohort: Cohort | None = None  # who takes part in the next round, where not all do
 
 
 class Rounds(NamedTuple):
     """An algorithm ready for your own loop over data: `init(params)`, `round(state, observations, eta)`.
 
-    One that draws needs a key: `init(params, jax.random.key(0))`.
+    One that draws needs a key: `init(params, jax.random.key(0))`. Where n clients take part, `state.cohort.clients`
+    says who they are in the next round, and observations have leaves (E_m, n, ...) of these, in that order.
     """
 
     init: Callable[..., RoundState]
@@ -99,9 +102,14 @@ def _init(
     check_algorithm(algorithm, x.size, x.dtype, len(weights))
     clients = jnp.arange(len(weights), dtype=jnp.uint32)
     chance: tuple[Any, ...] = ()
-    if algorithm.random:
-        words = algorithm_words(jax.random.key_data(check_key(key)))
-        chance = words, jnp.asarray(weights, x.dtype)
+    cohort, how = None, algorithm.participation
+    if algorithm.random or how is not None:
+        words, p = (
+            algorithm_words(jax.random.key_data(check_key(key))),
+            jnp.asarray(weights, x.dtype),
+        )
+        chance = (words, p) if algorithm.random else ()
+        cohort = None if how is None else first_cohort(how, words, p, weight_bounds(weights))
 
     def first(k: Array) -> Any:
         return (
@@ -109,7 +117,7 @@ def _init(
         )
 
     server = algorithm.init_server(x, *chance) if algorithm.init_server else None
-    return RoundState(params, server, jax.vmap(first)(clients))
+    return RoundState(params, server, jax.vmap(first)(clients), cohort)
 
 
 def _round(
@@ -122,8 +130,10 @@ def _round(
 ) -> tuple[RoundState, Sync]:
     """Round m of Algorithm 1."""
     x_bar, unravel = ravel_pytree(state.params)
-    E = _steps(observations, len(weights))
-    p, eta = (jnp.asarray(value, x_bar.dtype) for value in (weights, eta))
+    n = algorithm.stepping(len(weights))
+    E = _steps(observations, n)
+    all_, eta = (jnp.asarray(value, x_bar.dtype) for value in (weights, eta))
+    p = all_ if state.cohort is None else state.cohort.weights
     round = Round(x_bar, state.server, jnp.asarray(E, x_bar.dtype), eta)
     gradient = jax.grad(lambda x, xi: loss(unravel(x), xi))
 
@@ -138,9 +148,9 @@ def _round(
     def send(client: Client) -> tuple[Any, Any]:
         return algorithm.send(client, round) if algorithm.send else (None, client.memory)
 
-    clients = jax.vmap(start, axis_size=len(weights))(state.memory)
+    clients = jax.vmap(start, axis_size=n)(state.memory)
     clients, _ = lax.scan(
-        lambda all_, xi: (jax.vmap(local_step)(all_, xi), None), clients, observations
+        lambda each, xi: (jax.vmap(local_step)(each, xi), None), clients, observations
     )
     messages, memory = jax.vmap(send)(clients)
     moved, message = _mean(p, (clients.x - x_bar, messages))
@@ -148,8 +158,10 @@ def _round(
         x_bar, server = algorithm.receive(moved, message, round)
     else:
         x_bar, server = x_bar + moved, state.server
-    params = unravel(x_bar)
-    return RoundState(params, server, memory), Sync(params, E, eta)
+    params, cohort, how = unravel(x_bar), state.cohort, algorithm.participation
+    if how is not None and cohort is not None:
+        cohort = next_cohort(how, cohort, all_, weight_bounds(weights))
+    return RoundState(params, server, memory, cohort), Sync(params, E, eta)
 
 
 def _mean(p: Array, tree: Any) -> Any:

@@ -8,6 +8,7 @@ square follows from that of the mean square by the delta method.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from jaxlsgd.core import html
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.html import Shown
 from jaxlsgd.core.rows import CellRows, MethodRows
-from jaxlsgd.core.text import align, percent, with_error
+from jaxlsgd.core.text import WIDTH, align, percent, with_error
 
 __all__ = ["coverage_table", "differences", "paired_difference", "summarise", "wilson"]
 
@@ -98,7 +99,7 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
       `replications` for `coverage_all`. `n_floored` counts completed ones where a floor acted;
     - `n_failed`, and of those `n_non_finite`, `n_exploded`, `n_loss` and `n_undefined`, by `Cause`;
       `same_replications`, whether all methods of the cell completed in the same ones;
-    - `label`, the method's name as people write it.
+    - `label`, the method's name as people write it, and `cost`, what it costs beyond the run, in words.
 
     What cannot be known is None: bias and coverage without a truth, anything with no completed
     replication, a standard deviation or a standard error of one.
@@ -108,7 +109,7 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
       last_only: only the last saved round, not all.
 
     Returns:
-      Rows of plain Python numbers with the keys `IDENTITY`, `COUNTS`, the measures and `label`.
+      Rows of plain Python numbers with the keys `IDENTITY`, `COUNTS`, the measures, `label` and `cost`.
 
     Example::
 
@@ -135,6 +136,7 @@ def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
     for i, save in enumerate(saves):
         at, steps = cell.save_at[save], cell.steps_at[save]
         facts = {"acf": at / steps, "label": cell.labels[name], **_counts(rows, save)}
+        facts["cost"] = cell.costs.get(name, "")
         facts["same_replications"] = failures.same_replications(cell, save)
         for j, level in enumerate(cell.levels):
             for k, coordinate in enumerate(cell.coordinates[name]):
@@ -262,8 +264,8 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> Shown:
       Text: coverage in per cent and mean length, each with its Monte-Carlo standard error in
       parentheses (the 95 % Wilson interval in brackets where that is 0), and how many replications
       completed. The algorithm is shown where it is not Local SGD. Where replications failed, coverage
-      is also given with failures as misses, and lines below say how many failed, and why. A notebook
-      shows it as a table.
+      is also given with failures as misses, and lines below say how many failed, and why. The last
+      lines say what the methods cost. A notebook shows it as a table.
 
     Example::
 
@@ -281,7 +283,8 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> Shown:
         lines.append([*(str(row[key]) for key in shown), *shares, length, _share_text(row)])
     left = [i for i, key in enumerate(shown) if key not in NUMBERS]
     notes = list(_table_notes(cells, rows))
-    text = "\n".join([align(lines, left), *([""] if notes else []), *notes])
+    told = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes]
+    text = "\n".join([align(lines, left), *([""] if notes else []), *told])
     return Shown.of(text, html.table(lines[0], lines[1:], left, notes=notes))
 
 
@@ -297,6 +300,16 @@ def _table_notes(cells: Sequence[CellRows], rows: Sequence[Row]) -> Iterator[str
         yield BRACKETS
     if no_truth(rows):
         yield NO_TRUTH
+    yield from cost_notes(rows)
+
+
+def cost_notes(rows: Iterable[Row]) -> list[str]:
+    """What methods cost beyond the run itself, a line for all that cost the same."""
+    methods: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if cost := row.get("cost"):
+            methods.setdefault(cost, {})[row["method"]] = None
+    return [f"Cost of {', '.join(names)}: {cost}." for cost, names in methods.items()]
 
 
 def no_truth(rows: Iterable[Row]) -> bool:

@@ -7,6 +7,9 @@ Local SGD is the algorithm that adds nothing. In round m, from the server's x̄ 
 and the server makes the next x̄ of how far the clients moved on average, Σ_k p_k (x_k − x̄), and of what
 else they send. As steps add up, Σ_k p_k x_k can be carried along with one sum over clients per step: that
 holds for every algorithm of this form, and no algorithm has to say so.
+
+Where an algorithm declares a `Participation`, only n clients take part in a round, chosen anew each time, with
+weights that make every Σ right on average. The others do nothing, and nothing is computed for them.
 """
 
 from __future__ import annotations
@@ -15,7 +18,25 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxlsgd.core import checks
 from jaxlsgd.core.problem import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation:
+    """How many clients take part in a round, and how they are chosen.
+
+    Attributes:
+      clients: n. The chosen ones are `core.cohort.Cohort`.
+      by_weight: if so, n are drawn by p_k, with replacement, and each counts for 1/n. If not, n different
+        ones, all sets equally likely, and client k counts for p_k K/n.
+    """
+
+    clients: int
+    by_weight: bool = False
+
+    def __post_init__(self) -> None:
+        checks.count("clients", self.clients, 1)
 
 
 class Round(NamedTuple):
@@ -65,8 +86,10 @@ class Algorithm:
         not promised.
       random: whether it draws. `init_server` is then called as `(x_0, key, weights)`, with the two words of a
         threefry2x32 key of the replication's own, (2,) uint32, and with p_k, (K,); `init_client` as
-        `(x_0, k)`, with the client's number, () uint32. `algorithms.participation` is an example.
+        `(x_0, k)`, with the client's number, () uint32. `algorithms.client_dropout` is an example.
       least_clients: how many clients a problem must have.
+      participation: who takes part in a round; all clients if None. Clients that are asked now and then
+        keep nothing between rounds: there is no `init_client` then.
     """
 
     name: str
@@ -79,8 +102,20 @@ class Algorithm:
     within_theory: bool = False
     random: bool = False
     least_clients: int = 1
+    participation: Participation | None = None
 
     @property
     def averages(self) -> bool:
         """Whether a round ends as in Local SGD: every client goes to Σ_k p_k x_k, and that is all."""
         return self.send is None and self.receive is None
+
+    def among(self, num_clients: int) -> Algorithm:
+        """The algorithm for K clients: to ask K different ones is to ask all of them, in their order."""
+        how = self.participation
+        everybody = how is not None and how.clients == num_clients and not how.by_weight
+        return dataclasses.replace(self, participation=None) if everybody else self
+
+    def stepping(self, num_clients: int) -> int:
+        """How many of K clients step in a round."""
+        how = self.participation
+        return num_clients if how is None else how.clients

@@ -131,6 +131,8 @@ def about_to_json(about: CellRows) -> dict[str, Any]:
 def about_from_json(content: Any, methods: list[str]) -> CellRows:
     """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
     names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
+    if isinstance(content, dict):
+        content = {"costs": {}, **content}  # which cells of version 0.1 do not tell
     if not isinstance(content, dict) or set(content) != set(names):
         raise Unfit("it has other fields than a cell")
     if not all(_name(content[key]) for key in ("problem", "algorithm", "schedule")):
@@ -153,7 +155,12 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     errors, shown = content["standard_error"], content["labels"]
     if not (_by_method(errors, methods, bool) and _by_method(shown, methods, str)):
         raise Unfit("it does not say of each method what it is")
-    if not all(text.isprintable() for text in shown.values()):
+    costs = content["costs"]
+    if not isinstance(costs, dict) or not _by_method(
+        costs, [x for x in methods if x in costs], str
+    ):
+        raise Unfit("it does not say of its methods what they cost")
+    if not all(text.isprintable() for text in (*shown.values(), *costs.values())):
         raise Unfit("its methods' names are not printable")
     lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels")}
     named = {name: tuple(x) for name, x in labels.items()}

@@ -202,6 +202,9 @@ class Estimator:
       reads_numpy: whether `measure` and `matrix` compute in NumPy where states and horizon are NumPy's, so that
         one run is read without compiling anything.
       cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not told.
+      within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
+        for an algorithm outside the paper's theory.
+      least_rounds: how many rounds a plan must have.
     """
 
     name: str
@@ -217,6 +220,8 @@ class Estimator:
     notes: Callable[[Any], tuple[str, ...]] | None = None
     reads_numpy: bool = False
     cost: str = ""
+    within_theory: bool = False
+    least_rounds: int = 1
 
     @property
     def needs_gradient(self) -> bool:
@@ -256,9 +261,12 @@ class Estimator:
         return tuple(part.update(old, sync) for part, old in pairs)
 
     def check_plan(self, plan: Plan | None) -> None:
-        """Refuses to do without a plan that the method needs."""
+        """Refuses to do without a plan that the method needs, and one with too few rounds."""
         if self.needs_plan and plan is None:
             raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
+        if plan is not None and plan.num_rounds < self.least_rounds:
+            rule = f"have at least {self.least_rounds} rounds for {self.name}"
+            raise refusal("plan", rule, plan.num_rounds)
 
     def measure_one(self, state: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
         """`measure` of one run that has ended: in NumPy where that can do it, else as one program."""

@@ -33,6 +33,13 @@ class Draws(NamedTuple):
     uniform: Any = 0  # (uniforms,) float in (0, 1), or the count
 
 
+class Moment(NamedTuple):
+    """A client of a problem that drifts, at the time of an observation."""
+
+    client: Any
+    t: Any  # () uint32, the number of the observation, from 0 on
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """A federated estimation problem: minimise Σ_k p_k E f(x; ξ_k) over x.
@@ -75,6 +82,8 @@ class Problem:
         give none.
       about: what intervals are about, where that is not the population behind the observations; printed
         with them.
+      drifts: whether observations depend on when they are made; what `sample` and `observe` get for a client is
+        then a `Moment`. `problems.drifting` is an example.
     """
 
     init: Params
@@ -93,6 +102,7 @@ class Problem:
     name: str = ""
     gamma0: float | None = None
     about: str = ""
+    drifts: bool = False
 
     def __post_init__(self) -> None:
         checks.count("num_clients", self.num_clients, 1)
@@ -152,7 +162,7 @@ class Problem:
         """What decides the compiled program, apart from array shapes: functions and counts."""
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(self.init))
         functions = (self.loss, self.sample, self.observe, self.gradient, self.hessian)
-        return Structure(functions, self.draws, jax.tree.structure(self.init), shapes)
+        return Structure(functions, self.draws, jax.tree.structure(self.init), shapes, self.drifts)
 
 
 class Structure(NamedTuple):
@@ -162,6 +172,7 @@ class Structure(NamedTuple):
     draws: Draws | None
     treedef: Any
     shapes: tuple[Any, ...]
+    drifts: bool = False
 
     def flat_functions(self) -> FlatFunctions:
         """Returns the problem's functions on flat parameter vectors."""
@@ -270,10 +281,17 @@ def _check_source(problem: Problem) -> None:
 def abstract_source(problem: Problem) -> tuple[Callable[..., Any], Any]:
     """Returns the observation's source and the abstract value of its first argument."""
     if problem.sample is not None:
-        return problem.sample, jax.eval_shape(lambda: jax.random.key(0))
-    assert problem.observe is not None and problem.draws is not None
-    shapes = [jax.ShapeDtypeStruct((count,), jnp.float32) for count in problem.draws]
-    return problem.observe, Draws(*shapes)
+        source, argument = problem.sample, jax.eval_shape(lambda: jax.random.key(0))
+    else:
+        assert problem.observe is not None and problem.draws is not None
+        shapes = [jax.ShapeDtypeStruct((count,), jnp.float32) for count in problem.draws]
+        source, argument = problem.observe, Draws(*shapes)
+    return at_time(source, problem.drifts, np.uint32(0)), argument
+
+
+def at_time(source: Callable[..., Any], drifts: bool, t: Any) -> Callable[..., Any]:
+    """`sample` or `observe` as a function of the client alone, at observation t."""
+    return (lambda given, client: source(given, Moment(client, t))) if drifts else source
 
 
 def _observation_shape(problem: Problem, k: int) -> Any:

@@ -94,6 +94,7 @@ class CellRows:
     labels: dict[str, str]  # by method: as people write it
     judge: str  # the method whose estimate and standard error judge the others, or ""
     methods: dict[str, MethodRows]
+    costs: dict[str, str] = dataclasses.field(default_factory=dict)  # by method, where it tells
 
     @property
     def acf(self) -> float:

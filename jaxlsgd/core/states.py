@@ -31,9 +31,15 @@ def check_algorithm(algorithm: Any, dim: int, dtype: Any, num_clients: int) -> N
       num_clients: K.
     """
     algorithm = an_algorithm(algorithm)
-    if num_clients < algorithm.least_clients:
-        rule = f"have at least {algorithm.least_clients} clients for {algorithm.name}"
+    how, least = algorithm.participation, algorithm.least_clients
+    if how is not None and not how.by_weight:
+        least = max(least, how.clients)
+    if num_clients < least:
+        rule = f"have at least {least} clients for {algorithm.name}"
         raise refusal("problem", rule, num_clients)
+    if how is not None and algorithm.init_client is not None:
+        rule = "be None where only some clients take part in a round"
+        raise refusal(f"algorithm ({algorithm.name}).init_client", rule, algorithm.init_client)
     abstract: Any = jax.ShapeDtypeStruct
     x, number = abstract((dim,), jnp.dtype(dtype)), abstract((), jnp.dtype(dtype))
     key, weights = abstract((2,), jnp.uint32), abstract((num_clients,), jnp.dtype(dtype))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
+WIDTH = 100  # of a table as text
+
 
 def fraction(value: Any) -> Any:
     """1/3 from "1/3", which TOML does not have; anything else as it is.

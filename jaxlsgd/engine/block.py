@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxlsgd.core.problem import Array, FlatFunctions
-from jaxlsgd.engine import federation, statistics, xla
+from jaxlsgd.engine import cohorts, federation, statistics, xla
 from jaxlsgd.engine.federation import Federation, Step
 from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Syncs
 from jaxlsgd.engine.program import Loop, ProblemData, Program, cast_floats
@@ -32,7 +32,7 @@ class TileState(NamedTuple):
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def start_tile(program: Program, data: ProblemData, replications: int) -> TileState:
     """All replications at x_0, all statistics empty."""
-    clients = data.weights.shape[0]
+    clients = program.algorithm.stepping(data.weights.shape[0])
     begun = federation.start(
         data.init, clients, replications, program.algorithm, program.needs_gradient_sum
     )
@@ -55,6 +55,10 @@ def run_block(
     """
     functions = program.structure.flat_functions()
     block = cast_floats(block, program.dtype)
+    if program.algorithm.participation is not None:
+        assert given.keys is not None
+        rows = rows_of(program, block, block.syncs)
+        return cohorts.run(program, functions, data, state, rows, given.keys, block.first)
     source = make_source(program, functions, data, given, block.first)
     run = _run_dense if slots == BLOCK_STEPS else _run_sparse
     return run(program, functions, data, state, block, source)

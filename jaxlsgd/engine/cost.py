@@ -55,7 +55,7 @@ def tile_bytes(
         state (K·d + d + statistics + own)·R   +   draws 3·2·K·n·R   +   met 2·(B + 1)·d·R
                                                +   passes (2·K·d + 3·K + statistics + own)·R
 
-    where `own` is what the algorithm keeps, and draws come for two steps at once, and are there as they
+    where `own` is what the algorithm keeps, K counts those who take part in a round, and draws come for two steps at once, and are there as they
     are used, made and handed on. Hessians by automatic differentiation are counted once per client,
     twice over. It does not count what a user's own loss or `sample` keeps inside.
 
@@ -173,6 +173,8 @@ def lane_widths(
     """
     widths, most_bytes, most_replications = LANES.get(platform, ((), 0, 0))
     methods, on_cpu = tuple(methods), platform == "cpu"
+    if algorithm is not None and algorithm.among(problem.num_clients).participation is not None:
+        return ()
     if not (
         _alike_at_any_width(problem, methods, algorithm)
         if on_cpu
@@ -215,13 +217,14 @@ def replication_bytes(
     """Predicted peak bytes per replication of a tile; see `tile_bytes` and `own_bytes`."""
     how: dict[str, Any] = {"sublanes": sublanes, "client_shards": client_shards}
     own = own_bytes(problem, methods, dtype, algorithm=algorithm, **how, stored=stored)
-    return draws_bytes(problem, dtype, **how) + own
+    return draws_bytes(problem, dtype, algorithm=algorithm, **how) + own
 
 
 def draws_bytes(
     problem: Problem,
     dtype: str = "float32",
     *,
+    algorithm: Algorithm | None = None,
     sublanes: int = 1,
     client_shards: int = 1,
     ahead: bool = False,
@@ -231,7 +234,7 @@ def draws_bytes(
     Those of two steps: as they are used, made and handed on. With `ahead`, those of a block as well,
     where they are few enough to be made before it.
     """
-    K = -(-problem.num_clients // client_shards)
+    K = _stepping(problem, algorithm, client_shards)
     item = jnp.dtype(dtype).itemsize if problem.draws is None else 4
     step = sum(item * _padded(shape, sublanes) for shape in _observed(problem, K))
     block = BLOCK_STEPS * step if ahead and problem.draws is not None else 0
@@ -253,7 +256,7 @@ def own_bytes(
     Without `stored`, only of what the loop over steps touches.
     """
     item, d = jnp.dtype(dtype).itemsize, problem.dim
-    K = -(-problem.num_clients // client_shards)
+    K = _stepping(problem, algorithm, client_shards)
     parts = tuple(dict.fromkeys(part for method in methods for part in method.accumulators))
 
     def size(shapes: Iterable[Shape]) -> int:
@@ -262,7 +265,7 @@ def own_bytes(
     clients: list[Shape] = [(K, d)]
     kept = [shape for part in parts for shape in _state_shapes(part, d, dtype, stored=False)]
     store = [shape for part in parts for shape in _state_shapes(part, d, dtype, stored=True)]
-    kept += _algorithm_shapes(algorithm, K, d, dtype)
+    kept += _algorithm_shapes(algorithm, K, d, dtype) + _gathered_shapes(problem, algorithm, K)
     if any(part.needs_gradient_sum for part in parts):
         kept.append((d,))
     hessians = 0
@@ -272,6 +275,20 @@ def own_bytes(
     met = 2 * size([(max(SLOTS) + 1, d)])
     passes = size([*clients, *clients, (3, K), *kept])
     return state + met + passes + hessians
+
+
+def _stepping(problem: Problem, algorithm: Algorithm | None, client_shards: int) -> int:
+    """Clients that step on one device."""
+    K = problem.num_clients
+    return -(-(K if algorithm is None else algorithm.stepping(K)) // client_shards)
+
+
+def _gathered_shapes(problem: Problem, algorithm: Algorithm | None, n: int) -> list[Shape]:
+    """Shapes of what is gathered of those who take part: index, weights and constants."""
+    if algorithm is None or algorithm.among(problem.num_clients).participation is None:
+        return []
+    constants = [(n, *leaf.shape[1:]) for leaf in jax.tree.leaves(problem.clients)]
+    return [(n,), (n,), *constants]
 
 
 def _writes_hessians(problem: Problem) -> bool:

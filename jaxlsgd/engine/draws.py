@@ -11,25 +11,15 @@ pair share one logarithm and one square root. Its functions are short polynomial
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxlsgd.core.problem import Array, Draws
+from jaxlsgd.core.threefry import StreamKeys, threefry2x32
 
 _DATA_STREAM = 0  # keys: root → replication → purpose
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = np.uint32(0x1BD11BDA)
-
-
-class StreamKeys(NamedTuple):
-    """The two key words of every replication's data stream."""
-
-    high: Array  # (replications,) uint32
-    low: Array  # (replications,) uint32
 
 
 def replication_keys(root: Array, replications: Array) -> Array:
@@ -45,23 +35,6 @@ def stream_keys(keys: Array) -> StreamKeys:
     """Splits typed keys (replications,) into arrays of key words."""
     words = jax.random.key_data(keys)
     return StreamKeys(words[:, 0], words[:, 1])
-
-
-def threefry2x32(keys: StreamKeys, high: Array, low: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds, unrolled, elementwise over keys and counters.
-
-    Reference: Salmon, Moraes, Dror, Shaw (2011), Parallel random numbers: as easy as 1, 2, 3.
-    """
-    schedule = (keys.high, keys.low, keys.high ^ keys.low ^ _PARITY)
-    x0, x1 = high + schedule[0], low + schedule[1]
-    for group in range(5):
-        for rotation in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = (x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))
-            x1 = x0 ^ x1
-        x0 = x0 + schedule[(group + 1) % 3]
-        x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
-    return x0, x1
 
 
 def uniform(bits: Array) -> Array:
@@ -159,14 +132,16 @@ def draw_pair(keys: StreamKeys, pair: Array, client_index: Array, spec: Draws) -
     Args:
       keys: key words of the replications.
       pair: t // 2, () uint32.
-      client_index: (K,) uint32, the clients' numbers in the whole federation.
+      client_index: (K,) uint32, the clients' numbers in the whole federation; (K, replications) where
+        every replication has other clients.
       spec: how many normals and uniforms an observation needs.
 
     Returns:
       Draws of complex64 arrays (K, count, replications).
     """
     counts = (int(spec.normal), int(spec.uniform))
-    base = client_index.astype(jnp.uint32)[:, None, None] * np.uint32(sum(counts))
+    index = client_index if client_index.ndim == 2 else client_index[:, None]
+    base = index.astype(jnp.uint32)[:, None] * np.uint32(sum(counts))
 
     def words(start: int, count: int) -> tuple[Array, Array]:
         low = base + jnp.arange(start, start + count, dtype=jnp.uint32)[None, :, None]

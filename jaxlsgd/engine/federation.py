@@ -34,6 +34,7 @@ class Federation(NamedTuple):
     memory: Any = None  # leaves (K, ..., R)
     server: Any = None  # leaves (..., R)
     total: Any = None  # (d, R) mean gradients of the round so far added up, if a statistic asks
+    members: Any = None  # those who take part, `cohorts.Members`; K is then their number
 
 
 class Step(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from jaxlsgd.core.problem import Array, Draws, FlatFunctions, Problem, Structure
+from jaxlsgd.core.problem import Array, Draws, FlatFunctions, Problem, Structure, at_time
 from jaxlsgd.engine.program import cast_floats, make_data
 
 OBSERVATIONS = 32
@@ -73,10 +73,11 @@ def _observation(
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), i)
     if functions.observe is None or structure.draws is None:
         assert functions.sample is not None
-        return functions.sample(key, client)
+        return at_time(functions.sample, structure.drifts, i.astype(jnp.uint32))(key, client)
     one, two = jax.random.split(key)
     normal = jax.random.normal(one, (structure.draws.normal,), jnp.float32)
     uniform = jax.random.uniform(
         two, (structure.draws.uniform,), jnp.float32, minval=jnp.finfo(jnp.float32).tiny
     )
-    return functions.observe(cast_floats(Draws(normal, uniform), dtype), client)
+    observe = at_time(functions.observe, structure.drifts, i.astype(jnp.uint32))
+    return observe(cast_floats(Draws(normal, uniform), dtype), client)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.cohort import weight_bounds
 from jaxlsgd.core.estimator import Accumulator, Estimator
 from jaxlsgd.core.problem import Problem, Structure, flatten
 from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
@@ -74,6 +75,12 @@ class ProblemData(NamedTuple):
     clients: Any  # leaves (K, ...)
     client_index: Any  # (K,) uint32
     unit: Any  # () 1, see `xla.once`
+    bounds: Any = None  # (K,) uint32, `cohort.weight_bounds` where clients are drawn by weight
+
+    @property
+    def each(self) -> bool:
+        """Whether every replication has clients of its own: weights (n, R), and so on."""
+        return self.client_index.ndim == 2
 
 
 def make_program(
@@ -90,26 +97,31 @@ def make_program(
     more than it saves, or the platform would rather make them where they are used.
     """
     parts = dict.fromkeys(part for method in methods for part in method.accumulators)
-    loop = loop_for(platform, problem)
+    algorithm = algorithm.among(problem.num_clients)
+    loop = loop_for(platform, problem, algorithm)
     few = problem.draws is not None and block_draws_bytes(problem) <= AHEAD_BYTES
     ahead = shared_draws and few and loop.ahead
     return Program(problem.structure(), tuple(parts), algorithm, dtype, ahead, loop)
 
 
-def loop_for(platform: str, problem: Problem) -> Loop:
+def loop_for(platform: str, problem: Problem, algorithm: Algorithm | None = None) -> Loop:
     """The loop that a platform wants for a problem.
 
     Statistics in the step loop launch little, but write their d × d matrices at every step: more than the
     step itself writes, unless there are as many clients as parameters.
     """
     loop = LOOPS.get(platform, OTHER_LOOP)
+    if algorithm is not None and algorithm.among(problem.num_clients).participation is not None:
+        # Who takes part is known in the step loop alone, which feeds the statistics where rounds begin.
+        return loop._replace(dense=True, ahead=False, rooms=())
     d, K = problem.dim, problem.num_clients
     rooms = SLOTS[:1] if d <= FEW_PARAMETERS and K <= FEW_CLIENTS else SLOTS
     return loop._replace(dense=loop.dense and d <= K, rooms=rooms)
 
 
-def make_data(problem: Problem, dtype: str) -> ProblemData:
-    """Casts a problem's numbers to the dtype of the run."""
+def make_data(problem: Problem, dtype: str, algorithm: Algorithm | None = None) -> ProblemData:
+    """Casts a problem's numbers to the dtype of the run; adds what the algorithm chooses clients by."""
+    how = None if algorithm is None else algorithm.participation
 
     def cast(leaf: Any) -> np.ndarray:
         leaf = np.asarray(leaf)
@@ -121,6 +133,7 @@ def make_data(problem: Problem, dtype: str) -> ProblemData:
         jax.tree.map(cast, problem.clients),
         np.arange(problem.num_clients, dtype=np.uint32),
         np.ones((), dtype),
+        weight_bounds(problem.weights) if how is not None and how.by_weight else None,
     )
 
 

@@ -16,6 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.engine import client_rounds, distributed, federation, statistics
@@ -29,7 +31,7 @@ from jaxlsgd.schedules import Plan
 REPLICATIONS = "replications"
 
 
-def check_mesh(mesh: Any, num_clients: int) -> Mesh:
+def check_mesh(mesh: Any, num_clients: int, algorithm: Algorithm | None = None) -> Mesh:
     """Refuses a mesh that a simulation cannot use; adds the axis that is missing."""
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh: must be a jax.sharding.Mesh, got {mesh!r}")
@@ -41,6 +43,10 @@ def check_mesh(mesh: Any, num_clients: int) -> Mesh:
         raise ValueError(
             f"mesh: must have at most as many client shards as clients ({num_clients}), got {shards}"
         )
+    if shards > 1 and algorithm and algorithm.among(num_clients).participation is not None:
+        # Nothing is gained: each replication steps few clients, and replications fill the devices.
+        rule = f"spread replications and not clients where only some take part ({algorithm.name})"
+        raise refusal("mesh", rule, dict(mesh.shape))
     devices = mesh.devices if names[0] == REPLICATIONS else mesh.devices.T
     return Mesh(devices.reshape(-1, shards), (REPLICATIONS, CLIENTS))
 
@@ -137,7 +143,7 @@ def pad_clients(data: ProblemData, shards: int) -> ProblemData:
 
 
 # How a problem's numbers lie on a mesh.
-_DATA = ProblemData(P(), P(CLIENTS), P(CLIENTS), P(CLIENTS), P())
+_DATA = ProblemData(P(), P(CLIENTS), P(CLIENTS), P(CLIENTS), P())  # no `bounds`: all take part
 
 
 def _place(mesh: Mesh, tree: Any, specs: Any) -> Any:

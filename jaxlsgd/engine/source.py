@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxlsgd.core.problem import Array, Draws, FlatFunctions
+from jaxlsgd.core.problem import Array, Draws, FlatFunctions, at_time
 from jaxlsgd.engine import draws as draws_lib
 from jaxlsgd.engine import sampling, xla
 from jaxlsgd.engine.innermost import KEY_KIND, VaryingKeys
@@ -47,17 +47,18 @@ def supply(program: Program, data: ProblemData, keys: Array, first: int) -> Supp
 def _samples_ahead(program: Program, data: ProblemData) -> bool:
     """Whether a problem's own samples are made before the block: if few, as `sample` is then compiled once."""
     sample = program.structure.functions[1]
-    if sample is None:
+    if sample is None or program.algorithm.participation is not None:
         return False
     leaves, treedef = jax.tree.flatten(data.clients)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves)
-    each = _sample_bytes(sample, treedef, shapes)
+    each = _sample_bytes(sample, program.structure.drifts, treedef, shapes)
     return BLOCK_STEPS * data.client_index.shape[0] * each <= AHEAD_BYTES
 
 
 @functools.cache
-def _sample_bytes(sample: Any, treedef: Any, shapes: tuple[Any, ...]) -> int:
+def _sample_bytes(sample: Any, drifts: bool, treedef: Any, shapes: tuple[Any, ...]) -> int:
     key = jax.eval_shape(lambda: jax.random.key(0, impl=KEY_KIND))
+    sample = at_time(sample, drifts, np.uint32(0))
     leaves = jax.tree.leaves(jax.eval_shape(sample, key, treedef.unflatten(shapes)))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
@@ -67,8 +68,7 @@ def _draw_block(program: Program, data: ProblemData, keys: Array, first: Array) 
     pairs = first // np.uint32(2) + jnp.arange(BLOCK_STEPS // 2, dtype=jnp.uint32)
     spec = program.structure.draws
     if spec is None:
-        functions = program.structure.flat_functions()
-        return lax.map(lambda pair: _sampled_pair(functions, data, keys, pair), pairs)
+        return lax.map(lambda pair: _sampled_pair(program, data, keys, pair), pairs)
     words = draws_lib.stream_keys(keys)
     return draws_lib.draw_pair(words, pairs[:, None, None, None], data.client_index, spec)
 
@@ -80,30 +80,36 @@ def make_source(
     spec = program.structure.draws
     start = first // np.uint32(2)
     if functions.observe is None or spec is None:
-        return _sampled_source(functions, data, given, start)
-    observe = jax.vmap(xla.over_replications(functions.observe, in_axes=(-1, None)))
+        return _sampled_source(program, data, given, start)
+    axes, drifts = (-1, -1 if data.each else None), program.structure.drifts
+    observe_at = functools.partial(at_time, functions.observe, drifts)
 
-    def observe_one(one: Draws) -> Any:
+    def observe_one(one: Draws, t: Any) -> Any:
+        observe = jax.vmap(xla.over_replications(observe_at(t), in_axes=axes))
         return observe(jax.tree.map(lambda x: x.astype(program.dtype), one), data.clients)
 
-    def observe_both(pair: Draws) -> tuple[Any, Any]:
+    def observe_both(pair: Any) -> tuple[Any, Any]:
+        pair, t = pair if drifts else (pair, np.uint32(0))
         even, odd = draws_lib.split_pair(pair)
-        return observe_one(even), observe_one(odd)
+        return observe_one(even, t), observe_one(odd, t + np.uint32(1))
+
+    def timed(draw: Callable[[Array], Draws]) -> Callable[[Array], Any]:
+        """With the time of the first of the two, where that matters."""
+        times = lambda i: np.uint32(2) * (start + i.astype(jnp.uint32))  # noqa: E731
+        return (lambda i: (draw(i), times(i))) if drifts else draw
 
     if given.ahead is not None:
-        return Source(functools.partial(xla.element, given.ahead), observe_both)
+        return Source(timed(functools.partial(xla.element, given.ahead)), observe_both)
     assert given.keys is not None
     words = draws_lib.stream_keys(given.keys)
 
     def draw(i: Array) -> Draws:
         return draws_lib.draw_pair(words, start + i.astype(jnp.uint32), data.client_index, spec)
 
-    return Source(draw, observe_both)
+    return Source(timed(draw), observe_both)
 
 
-def _sampled_source(
-    functions: FlatFunctions, data: ProblemData, given: Supply, start: Array
-) -> Source:
+def _sampled_source(program: Program, data: ProblemData, given: Supply, start: Array) -> Source:
     def split(pair: Any) -> tuple[Any, Any]:
         return tuple(jax.tree.map(lambda x, half=half: x[half], pair) for half in (0, 1))
 
@@ -111,21 +117,21 @@ def _sampled_source(
         return Source(functools.partial(xla.element, given.ahead), split)
     assert given.keys is not None
     keys = given.keys
-    return Source(
-        lambda i: _sampled_pair(functions, data, keys, start + i.astype(jnp.uint32)), split
-    )
+    return Source(lambda i: _sampled_pair(program, data, keys, start + i.astype(jnp.uint32)), split)
 
 
-def _sampled_pair(functions: FlatFunctions, data: ProblemData, keys: Array, pair: Array) -> Any:
+def _sampled_pair(program: Program, data: ProblemData, keys: Array, pair: Array) -> Any:
     """Two observations of every client by the user's `sample`, (2, K, ..., R).
 
     The key of an observation is that of replication → t → client.
     """
-    assert functions.sample is not None
+    own, drifts = program.structure.flat_functions().sample, program.structure.drifts
+    assert own is not None
     words = VaryingKeys(*draws_lib.stream_keys(keys))
-    sample = sampling.over_replications(functions.sample, data.unit)
+    axes = (-1, -1 if data.each else None)
 
     def one(t: Array) -> Any:
+        sample = sampling.over_replications(at_time(own, drifts, t), data.unit, axes)
         at_t = sampling.fold_in(words, t, data.unit)
 
         def of(index: Array, client: Any) -> Any:

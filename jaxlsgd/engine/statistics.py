@@ -101,7 +101,7 @@ def mean_hessian(
     found = jax.vmap(xla.over_replications(functions.hessian))(clients, seen)
     if not isinstance(found, OuterProduct):
         return xla.weighted_sum(data.weights, found)
-    vector, scale = found.vector, data.weights[:, None]
+    vector, scale = found.vector, data.weights if data.each else data.weights[:, None]
     if found.weight is not None:
         scale = xla.once(scale * found.weight, data.unit)
     outer = lambda s, v: (s * v)[:, None, :] * v[None, :, :]  # noqa: E731

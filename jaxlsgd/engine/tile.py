@@ -14,7 +14,7 @@ import jax
 
 from jaxlsgd.core.estimator import Accumulator
 from jaxlsgd.core.problem import Array
-from jaxlsgd.engine import federation
+from jaxlsgd.engine import cohorts, federation
 from jaxlsgd.engine.block import TileState, run_block, start_tile
 from jaxlsgd.engine.layout import BLOCK_STEPS, Call, Layout
 from jaxlsgd.engine.program import ProblemData, Program
@@ -73,10 +73,11 @@ def run_tile(
 def fresh_tile(program: Program, data: ProblemData, keys: Array) -> TileState:
     """All replications at x_0, with what their algorithm draws from."""
     state, algorithm = start_tile(program, data, keys.shape[0]), program.algorithm
-    if not algorithm.random:
-        return state
-    words = jax.random.key_data(keys)
-    begun = federation.dealt(algorithm, state.federation, words, data.weights, data.client_index)
+    words, begun = jax.random.key_data(keys), state.federation
+    if algorithm.random:
+        begun = federation.dealt(algorithm, begun, words, data.weights, data.client_index)
+    if algorithm.participation is not None:
+        begun = begun._replace(members=cohorts.first_members(algorithm, data, words))
     return state._replace(federation=begun)
 
 

@@ -45,6 +45,7 @@ _GOLDEN = np.uint32(0x9E3779B9)
 
 
 @functools.lru_cache(maxsize=64)
+@register("problem")
 def perturbed(problem: Problem, copies: int = 200, weights: str = "exponential") -> Problem:
     """A problem with B further copies of its parameters, which see its observations with random weights.
 

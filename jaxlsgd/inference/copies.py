@@ -34,6 +34,7 @@ def stacked_problem(
         gradient=gradient,
         name=f"{problem.name}-x{copies}" if problem.name else "",
         gamma0=problem.gamma0,
+        drifts=problem.drifts,
         **{"clients": problem.clients, **source},
     )
 

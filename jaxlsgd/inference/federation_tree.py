@@ -29,11 +29,12 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, Round
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import dense
-from jaxlsgd.core.problem import Array, Problem
+from jaxlsgd.core.problem import Array, Moment, Problem
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference.copies import stacked, stacked_problem
 
 
+@register("problem")
 def split_clients(problem: Problem, leaves: int) -> Problem:
     """A problem with a row of parameters for each of so many groups of neighbouring clients.
 
@@ -67,13 +68,22 @@ def _split(problem: Problem, leaves: int) -> Problem:
         # Not a product with 0: another federation may have diverged.
         return jnp.sum(jnp.where(own(leaf), x, 0), axis=0)
 
+    def one_of(client: Any) -> tuple[Any, Any]:
+        """The client as the problem knows it, and its leaf."""
+        if problem.drifts:
+            (inner, leaf), t = client
+            return Moment(inner, t), leaf
+        return client
+
     def observe(draws: Any, client: Any) -> Any:
         assert functions.observe is not None
-        return functions.observe(draws, client[0]), client[1]
+        inner, leaf = one_of(client)
+        return functions.observe(draws, inner), leaf
 
     def sample(key: Array, client: Any) -> Any:
         assert functions.sample is not None
-        return functions.sample(key, client[0]), client[1]
+        inner, leaf = one_of(client)
+        return functions.sample(key, inner), leaf
 
     def loss(x: Array, observation: Any) -> Array:
         seen, leaf = observation

@@ -115,6 +115,7 @@ def plug_in_estimator(name: str, part: Accumulator) -> Estimator:
         standard_error=True,
         needs_plan=True,
         label="plug-in, finite horizon",
+        cost=plug_in_lib.COST,
     )
 
 
@@ -202,6 +203,8 @@ def random_scaling_estimator(
         needs_plan=True,
         contrasts=rows,
         label=random_scaling_lib.LABELS["finite_horizon"],
+        cost="a Hessian per client and round to the server; memory 3d² + 6d",
+        within_theory=True,
     )
 
 

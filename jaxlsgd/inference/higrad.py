@@ -93,7 +93,7 @@ def higrad(
     Args:
       dim: d of one federation.
       branches: how many federations one splits into, at each split.
-      splits: the rounds after which they split, increasing.
+      splits: the rounds after which they split, increasing; a plan must have more rounds than the last.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -116,6 +116,7 @@ def higrad(
         contrasts=rows_of_copies(leaves, dim),
         label="HiGrad",
         cost=f"no gradients, no communication; {leaves} × the server's memory",
+        least_rounds=splits[-1] + 1,
     )
 
 

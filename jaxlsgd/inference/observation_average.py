@@ -30,6 +30,7 @@ def plug_in_estimator(name: str, finite: bool) -> Estimator:
         standard_error=True,
         needs_plan=finite,
         label="plug-in, observations" + (", finite horizon" if finite else ""),
+        cost=plug_in_lib.COST,
     )
 
 

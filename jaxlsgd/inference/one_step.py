@@ -110,6 +110,7 @@ def one_step(
     efficient = center == "estimate"
     given = [] if efficient else [center]
     given += [f"every {hessian_every}"] if hessian_every > 1 else []
+    often = "and round" if hessian_every == 1 else f"in every {hessian_every} rounds"
     part = binned_rounds(hessian_every)
     return Estimator(
         name=name or "one_step" + (f"[{', '.join(given)}]" if given else ""),
@@ -122,6 +123,7 @@ def one_step(
         label="one-step" if efficient else "one-step around the average",
         notes=_notes,
         reads_numpy=True,
+        cost=f"a Hessian per client {often} to the server; memory about 56d²",
     )
 
 

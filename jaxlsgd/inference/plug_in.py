@@ -19,6 +19,7 @@ from jaxlsgd.inference.sums import compensated_add, widened
 
 HORIZONS = ("asymptotic", "finite")
 AVERAGES = ("rounds", "observations")
+COST = "a Hessian per client and round to the server; memory 2d² + 3d"
 _FLOOR = 1e-6  # smallest eigenvalue of Ĝ allowed, as a share of the largest
 
 
@@ -179,6 +180,7 @@ def _plug_in(horizon: str, average: str, name: str | None) -> Estimator:
         matrix=_matrix,
         standard_error=True,
         label="plug-in",
+        cost=COST,
     )
 
 

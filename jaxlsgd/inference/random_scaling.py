@@ -29,6 +29,13 @@ LABELS = {
 }
 
 
+_COSTS = {
+    "full": "no gradients, no communication; memory d² + 3d",
+    "diagonal": "no gradients, no communication; memory 4d",
+    "contrasts": "no gradients, no communication; memory q² + 3q for q contrasts",
+}
+
+
 class RandomScalingState(NamedTuple):
     """The paper's four accumulators, centred at the running mean ȳ_m.
 
@@ -133,7 +140,8 @@ def random_scaling(
       contrasts: R, (number, d); only with (and then required by) mode "contrasts".
       critical: where q comes from: "asymptotic" (t*(β) of the schedule's family, or the plan's own E_m
         where it has none), "schedule" (the plan's own E_m), "paper" (the paper's simulated Table 2),
-        "finite_horizon" (the Gaussian process of the plan with the estimated G and S; needs Hessians).
+        "finite_horizon" (the Gaussian process of the plan with the estimated G and S; needs Hessians,
+        and an algorithm that the paper's theory covers).
       beta: growth exponent of E_m for "asymptotic" and "paper"; taken from the plan if None.
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T with
         V̂ = t_T⁻³ Σ E_n t_n² (ȳ_n − ȳ_T)(ȳ_n − ȳ_T)ᵀ, whose law is t*(0) under every schedule. A limit
@@ -195,6 +203,7 @@ def _by_rounds(
         matrix=None if mode == "diagonal" else matrix,
         contrasts=rows,
         label=LABELS[critical],
+        cost=_COSTS[mode],
     )
 
 
@@ -222,6 +231,7 @@ def _by_observations(
         matrix=None if mode == "diagonal" else observation_matrix,
         contrasts=rows,
         label=f"random scaling, {given}",
+        cost=_COSTS[mode],
     )
 
 

@@ -1,6 +1,7 @@
 """Data-generating processes: where the clients' observations come from. One file each."""
 
 from jaxlsgd.problems.dataset import dataset
+from jaxlsgd.problems.drifting import drifting
 from jaxlsgd.problems.instrumental import instrumental
 from jaxlsgd.problems.linear import linear
 from jaxlsgd.problems.logistic import logistic
@@ -13,6 +14,7 @@ from jaxlsgd.problems.solution import Solution, solve
 __all__ = [
     "Solution",
     "dataset",
+    "drifting",
     "instrumental",
     "linear",
     "logistic",

@@ -15,8 +15,10 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import dense
 from jaxlsgd.core.problem import Array, Draws, Problem, flatten
+from jaxlsgd.core.registry import register
 
 
+@register("problem")
 def minibatch(problem: Problem, size: int) -> Problem:
     """The same problem with `size` observations a step: means of their losses and derivatives.
 
@@ -30,6 +32,7 @@ def minibatch(problem: Problem, size: int) -> Problem:
     Example::
 
         simulate(key, minibatch(problems.logistic(5, 10), 8), plan, replications=100)
+        # study.toml:  problems = [{kind = "minibatch", problem = "paper-logistic", size = 8}]
     """
     if not isinstance(problem, Problem):
         raise refusal("problem", "be a jaxlsgd.Problem", problem)

@@ -58,6 +58,8 @@ def solve(problem: Problem, observations: int = 100_000, seed: int = 0) -> Solut
         found = jaxlsgd.problems.solve(problem)
         jaxlsgd.simulate(jax.random.key(0), found.problem, plan)
     """
+    if problem.drifts:
+        raise refusal("problem", "not drift, as a sample has no time", problem.name)
     count = checks.count("observations", observations, 2)
     checks.count("seed", seed, 0)
     with jax.enable_x64(True):

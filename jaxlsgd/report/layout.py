@@ -6,9 +6,8 @@ import re
 import textwrap
 from typing import NamedTuple
 
-from jaxlsgd.core.text import align
+from jaxlsgd.core.text import WIDTH, align
 
-WIDTH = 100  # of text
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",

@@ -155,8 +155,9 @@ def render(
     if not people:
         return _machine(rows, _plain_columns(measures), format)
     if format == "text" and measures is None:
-        return "\n".join(map(layout.text, _narrow(rows)))
-    return _LAYOUTS[format](for_people(rows, measures))
+        *parts, last = _narrow(rows)
+        return "\n".join(map(layout.text, (*parts, with_costs(last, rows))))
+    return _LAYOUTS[format](with_costs(for_people(rows, measures), rows))
 
 
 def _for_format(selection: Selection, people: bool) -> Selection:
@@ -217,7 +218,7 @@ def _plain_columns(measures: Sequence[str] | None) -> list[str]:
         suffixes = ["", "_mcse"] if name != "acf" else [""]
         suffixes += ["_low", "_high"] if name.startswith("coverage") else []
         names += [name + suffix for suffix in suffixes]
-    return names
+    return [*names, "cost"]
 
 
 def _machine(rows: Iterable[Row], columns: Sequence[str], format: str) -> str:
@@ -257,6 +258,11 @@ def for_people(
     columns = measures_lib.columns_for_people(rows), shown, ("n_ok", "n_failed", *why, *floored)
     where, shown, counts = (tuple(x for x in part if x not in without) for part in columns)
     return tabulate(told, where, shown, counts)
+
+
+def with_costs(table: layout.Table, rows: Sequence[Row]) -> layout.Table:
+    """A table with what its methods cost below it."""
+    return table._replace(notes=(*table.notes, *measures_lib.cost_notes(rows)))
 
 
 def _narrow(rows: Sequence[Row]) -> list[layout.Table]:

@@ -17,6 +17,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Sync
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.core.second_derivative import has_curvature
 from jaxlsgd.core.states import an_algorithm, check_algorithm, check_same
 from jaxlsgd.engine.layout import Layout, Whole, lay_out, lay_out_whole
 from jaxlsgd.engine.program import loop_for
@@ -65,6 +66,12 @@ class Cell:
         facts = self.problem.dim, self.problem.num_clients, self.dtype
         _check_functions(an_algorithm(self.algorithm), *facts)
         object.__setattr__(self, "methods", check_methods(self.methods, self.problem, self.dtype))
+        for method in self.methods:
+            if method.within_theory and not self.algorithm.within_theory:
+                rule = (
+                    f"be within the paper's theory for {method.name}, whose law follows Local SGD"
+                )
+                raise refusal("algorithm", rule, self.algorithm.name)
         levels = as_tuple(self.levels)
         if not levels:
             raise refusal("levels", "have at least one level in (0, 1)", levels)
@@ -74,7 +81,12 @@ class Cell:
 
     @property
     def _rooms(self) -> tuple[int, ...]:
-        return loop_for("cpu", self.problem).rooms
+        return loop_for("cpu", self.problem, self.algorithm).rooms
+
+    def check_plan(self) -> None:
+        """Refuses a plan that a method cannot do with."""
+        for method in self.methods:
+            method.check_plan(self.plan)
 
     def laid_out(self, rooms: tuple[int, ...]) -> Layout:
         """The plan as calls of programs with such rooms."""
@@ -108,6 +120,7 @@ class Cell:
             labels={method.name: method.label or method.name for method in self.methods},
             judge=next((method.name for method in self.methods if method.judges), ""),
             methods=rows,
+            costs={method.name: method.cost for method in self.methods if method.cost},
         )
 
 
@@ -125,6 +138,9 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
     if len(set(names)) < len(names):
         raise ValueError(f"methods: names must differ, got {names}; give one a name=...")
     for method in methods:
+        if method.needs_hessian and not has_curvature(problem):
+            rule = "need no second derivative, which this loss does not have (random_scaling() needs none)"
+            raise refusal("methods", rule, method.name)
         for part in method.accumulators:
             needs = method.needs_gradient, method.needs_hessian, method.needs_gradient_sum
             _check_statistic(f"methods ({method.name})", part, problem.dim, dtype, *needs)

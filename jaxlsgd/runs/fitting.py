@@ -235,6 +235,7 @@ def fit(
     checks.count("replication", replication, 0)
     save = None if save_at is None else as_tuple(save_at)
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
+    cell.check_plan()
     events = read_cells(key, [cell], replication, 1, shared_draws=False)
     readings, done = [], 0
     with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as tell:

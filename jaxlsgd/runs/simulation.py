@@ -92,7 +92,7 @@ def read_cells(
     def start() -> tuple[Any, Any, Iterator[Any]]:
         platform = (device or jax.local_devices()[0]).platform
         program = make_program(problem, methods, algorithm, dtype, shared_draws, platform)
-        data = jax.device_put(make_data(problem, dtype), device)
+        data = jax.device_put(make_data(problem, dtype, algorithm), device)
         keys = _keys(jax.device_put(key, device), np.uint32(first), count)
         widths = lanes
         if widths is None and shared_draws:
@@ -285,12 +285,13 @@ def simulate(
     key = check_key(key)
     save = None if save_at is None else as_tuple(save_at)
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
+    cell.check_plan()
     checks.count("replications", replications, 1)
     if mesh is not None and devices is not None:
         raise ValueError("devices: must be None where a mesh is given, which has its own")
     places, shards = list(devices or jax.local_devices()), 1
     if mesh is not None:
-        mesh = sharded.check_mesh(mesh, problem.num_clients)
+        mesh = sharded.check_mesh(mesh, problem.num_clients, algorithm)
         places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
     if tile_size is None:
         platform = places[0].platform

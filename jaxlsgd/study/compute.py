@@ -146,4 +146,5 @@ def _check_path(spec: CellSpec) -> None:
     for method in spec.methods:
         # A critical value that does not exist (missing from the paper's table, a schedule without an
         # exponent) would otherwise come to light after the run.
+        method.built().made.check_plan(plan)
         method.built().made.law.check(spec.levels, plan)

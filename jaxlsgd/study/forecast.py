@@ -41,7 +41,7 @@ def forecast(study: Study) -> Forecast:
         plan = cell.plan()
         total += tiles * work(cell)
         kind = program_kind(cell)
-        rooms = loop_for("cpu", cell.problem.built().made).rooms
+        rooms = loop_for("cpu", cell.problem.built().made, cell.algorithm.built().made).rooms
         programs |= {(kind, room) for room in _rooms(plan, rooms)}
     jobs = grouped((Tile(cell, 0) for cell in study.cells), workers=1)
     largest = max(job_bytes(job) for job in jobs)

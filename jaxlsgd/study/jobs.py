@@ -93,12 +93,19 @@ def _program_kind(problem: Part, algorithm: Part, methods: tuple[Part, ...]) -> 
 
 def work(cell: CellSpec) -> int:
     """Client-steps of one tile."""
-    return cell.num_steps * cell.problem.fact("num_clients") * cell.tile_size
+    return cell.num_steps * stepping(cell.problem, cell.algorithm) * cell.tile_size
+
+
+@functools.lru_cache(maxsize=4096)
+def stepping(problem: Part, algorithm: Part) -> int:
+    """How many clients step in a round."""
+    return algorithm.built().made.stepping(problem.fact("num_clients"))
 
 
 def draw_bytes(cell: CellSpec) -> int:
     """Memory of the draws, which cells that run together share."""
-    return cell.tile_size * cost.draws_bytes(cell.problem.built().made, cell.dtype, ahead=True)
+    made, own = cell.problem.built().made, cell.algorithm.built().made
+    return cell.tile_size * cost.draws_bytes(made, cell.dtype, algorithm=own, ahead=True)
 
 
 def state_bytes(cell: CellSpec) -> int:

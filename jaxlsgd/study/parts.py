@@ -19,6 +19,7 @@ from jaxlsgd.core.text import fraction
 from jaxlsgd.study.errors import SpecError, refusing
 
 MOST_STEPS = 10**8
+_DEEPEST = 4  # problems that wrap one another
 _OBJECTS = {"problem": "Problem", "method": "Estimator", "algorithm": "Algorithm"}
 
 
@@ -194,7 +195,7 @@ def _is_object(role: str, value: Any) -> bool:
 
 
 def _of_table(role: str, table: dict[str, Any], where: str) -> Part:
-    if role in table:
+    if role in table and "kind" not in table:
         return _of_object(role, table, where)
     return _of_kind(role, table, where)
 
@@ -221,13 +222,45 @@ def _of_kind(role: str, table: dict[str, Any], where: str) -> Part:
             raise SpecError(f"{where}: {kind.name} takes no brackets, got [{option}]")
         table[kind.brief] = _number(option)
     name = table.pop("name", None)
+    inner = {
+        key: _wrapped(table.pop(key), f"{where}.{key}")
+        for key, parameter in kind.parameters.items()
+        if key in table and _takes_problem(parameter)
+    }
     given = {key: _data(f"{where}.{key}", value, kind, key) for key, value in table.items()}
-    made = kinds.make(kind, {key: thawed(value) for key, value in given.items()}, where)
+    plain = {key: thawed(value) for key, value in given.items()}
+    made = kinds.make(kind, plain | {key: part.made for key, part in inner.items()}, where)
+    given |= {key: _nested(part) for key, part in inner.items()}
     if not _is_object(role, made):
         raise refusal(where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made)
     arguments = tuple(sorted(given.items()))
     name = name or made.name or kind.name
-    return _finished(role, made, name, kind.name, arguments, where, own=kind.own)
+    own = kind.own or any(part.identity for part in inner.values())
+    return _finished(role, made, name, kind.name, arguments, where, own=own)
+
+
+class Nested(tuple[tuple[str, Any], ...]):
+    """A table among arguments, as sorted pairs: a problem that another one wraps."""
+
+
+def _wrapped(value: Any, where: str) -> Part:
+    """A problem that is an argument of another: a kind's name, or a table of a kind and its arguments."""
+    if where.count(".") > _DEEPEST:
+        raise SpecError(f"{where}: problems must not wrap one another more than {_DEEPEST} times")
+    table = _as_table("problem", value, where)
+    if "kind" not in table:
+        raise refusal(
+            where, "be a kind's name or a table with `kind`; wrap objects in Python", value
+        )
+    return _of_kind("problem", table, where)
+
+
+def _nested(part: Part) -> Nested:
+    return Nested(sorted((("kind", part.kind), ("name", part.name), *part.arguments)))
+
+
+def _takes_problem(parameter: inspect.Parameter) -> bool:
+    return "Problem" in str(parameter.annotation)
 
 
 def _finished(
@@ -312,13 +345,17 @@ def frozen(table: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     """A table of plain data as sorted pairs, lists as tuples."""
 
     def freeze(value: Any) -> Any:
+        if isinstance(value, dict):
+            return Nested(frozen(value))
         return tuple(freeze(part) for part in value) if isinstance(value, list) else value
 
     return tuple(sorted((key, freeze(value)) for key, value in table.items()))
 
 
 def thawed(value: Any) -> Any:
-    """Nested tuples as nested lists, for JSON."""
+    """Nested tuples as nested lists and tables, for JSON."""
+    if isinstance(value, Nested):
+        return {key: thawed(part) for key, part in value}
     return [thawed(part) for part in value] if isinstance(value, tuple) else value
 
 

@@ -17,7 +17,7 @@ from jaxlsgd.study.compute import Done, Tabulated, Worked
 from jaxlsgd.study.executors.base import Event, Events, Executor, Failed
 from jaxlsgd.study.executors.threads import Threads
 from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.jobs import Job, planned, program_kind, work
+from jaxlsgd.study.jobs import Job, planned, program_kind, stepping, work
 from jaxlsgd.study.journal import Journal, Noted, started
 from jaxlsgd.study.progress import Silent, Totals
 from jaxlsgd.study.spec import Study
@@ -254,7 +254,7 @@ class _Run:
     def _take(self, event: Event) -> None:
         if isinstance(event, Worked):
             cell, done = event.tile.cell, event.tile.cell.tile_size * event.steps
-            clients = cell.problem.fact("num_clients")
+            clients = stepping(cell.problem, cell.algorithm)
             if (kind := program_kind(cell)) not in self._kinds:
                 self._kinds.add(kind)
                 self.progress.begin()

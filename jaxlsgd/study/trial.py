@@ -17,7 +17,7 @@ from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.study import compute, jobs
 from jaxlsgd.study.compute import Tabulated
 from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.jobs import Job, Tile
+from jaxlsgd.study.jobs import Job, Tile, stepping
 from jaxlsgd.study.parts import Extent
 from jaxlsgd.study.spec import Study
 
@@ -108,7 +108,8 @@ def _lengths(cell: CellSpec) -> set[int]:
 
 
 def _trial(job: Job, devices: Sequence[Any]) -> Trial:
-    per_step = job[0].cell.problem.fact("num_clients") * job[0].cell.tile_size
+    cell = job[0].cell
+    per_step = stepping(cell.problem, cell.algorithm) * cell.tile_size
     job = job[: max(1, _MOST_WORK // (_STEPS * per_step))]
     longest = max(tile.cell.num_steps - 1 for tile in job)
     short, used = _shortened(job, min(_STEPS, longest)), tables.Rows()

@@ -74,7 +74,10 @@ def collect(results: Results) -> dict[str, Any]:
         for collector in (findings, failures):
             collector.add(cell)
         digest.add(cell_id, cell)
-    table, labels = tables.for_people(columns.rows), unambiguous(labels)
+    table, labels = (
+        tables.with_costs(tables.for_people(columns.rows), columns.rows),
+        unambiguous(labels),
+    )
     state = _state(results)
     return {
         "name": shown_path(results.directory),

@@ -97,5 +97,5 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = str(value["kind"] if isinstance(value, dict) else value)  # a problem within a problem
     return text if len(text) <= 40 else text[:37] + "..."

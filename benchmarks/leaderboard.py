@@ -1,0 +1,358 @@
+"""Which interval to use when: methods x schedules x problems x algorithms as one ordinary study.
+
+Four problems (the paper's logistic regression; Huber's loss under heavy tails; clients with Hessians of their own;
+clients that drift) under five algorithms, and clients that are all alike for methods that need copies of a run or
+federations that split. Every cell has the same draws. A number is the mean over coordinates: coverage of 95 %
+intervals, and length over that of an efficient interval from the true G and S with all clients' observations.
+`leaderboard.csv` has a row per cell and method, `leaderboard.md` two tables, `leaderboard.png` all of it at a glance.
+
+  python -m benchmarks.leaderboard quick --out look       100 runs of t_T = 1,000, C5 and P(1/2): does it work?
+  python -m benchmarks.leaderboard full --out results     400 runs of t_T = 5,000 and 20,000, also C1 and E = 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Row = dict[str, Any]
+LEVEL, DIM, ALIKE, COPIES, RUNS = 0.95, 5, 12, 30, 6
+SIZES = {
+    "quick": (100, (1_000,), ("C5", "P(1/2)")),
+    "full": (400, (5_000, 20_000), ("C1", "C5", "P(1/2)", "E = 50")),
+}
+METHODS: tuple[Any, ...] = (
+    "one_step",
+    "plug_in[finite]",
+    "random_scaling",
+    {"kind": "growing_batches", "name": "batch_means"},
+    {"kind": "equal_batches", "name": "equal_batches"},
+)
+PATH = tuple(x if isinstance(x, str) else x["name"] for x in METHODS)
+ALGORITHMS: tuple[Any, ...] = (
+    "local_sgd",
+    {"kind": "participation", "clients": 5, "name": "5 of 10 clients"},
+    {"kind": "client_dropout", "probability": 0.2, "name": "dropout"},
+    "scaffold",
+    {"kind": "server_adam", "name": "FedAdam"},
+)
+# A method keeps its level in a cell whose coverage is so near, in points, up to three standard errors.
+NEAR = 1.5
+
+
+def problems() -> list[dict[str, Any]]:
+    """The problems of the grid."""
+    huber = {"kind": "regression", "family": "huber", "degrees": 2.5, "name": "heavy tails"}
+    own = {"kind": "regression", "spread": 0.9, "heterogeneity": 3, "name": "own Hessians"}
+    moving = {"kind": "drifting", "gamma0": 0.5, "name": "drifting"}
+    sizes = {"dim": DIM, "num_clients": 10}
+    return [
+        {"kind": "paper-logistic", "name": "logistic"},
+        *(x | sizes for x in (huber, own, moving)),
+    ]
+
+
+class Apart(NamedTuple):
+    """What is not crossed: a problem, an algorithm, and methods that need just these."""
+
+    problem: dict[str, Any]
+    algorithm: Any
+    methods: tuple[Any, ...]
+
+
+def apart(schedule: str, steps: int) -> list[Apart]:
+    """Clients that are alike: methods of one path, of copies, of parallel runs and of a tree."""
+    plain = {"kind": "linear", "dim": DIM, "num_clients": ALIKE, "heterogeneity": 0.0}
+    rounds = _schedule(schedule).plan(_decay(), num_steps=steps).num_rounds
+    tree = {"dim": DIM, "branches": [2, 2], "splits": [rounds // 3, 2 * (rounds // 3)]}
+
+    def wrapped(kind: str, **more: Any) -> dict[str, Any]:
+        return {"kind": kind, "problem": plain, "gamma0": 0.5, **more}
+
+    return [
+        Apart(plain | {"name": "alike", "gamma0": 0.5}, "local_sgd", METHODS),
+        Apart(
+            wrapped("perturbed", copies=COPIES, name="alike, copies"),
+            "local_sgd",
+            ({"kind": "bootstrap", "copies": COPIES, "dim": DIM, "name": "bootstrap"},),
+        ),
+        Apart(
+            wrapped("split_clients", leaves=RUNS, name="alike, six"),
+            {
+                "kind": "federation_tree",
+                "dim": DIM,
+                "branches": [RUNS],
+                "splits": [0],
+                "name": "six",
+            },
+            tuple({"kind": kind, "runs": RUNS, "dim": DIM} for kind in ("parallel_runs", "hulc")),
+        ),
+        Apart(
+            wrapped("split_clients", leaves=4, name="alike, tree"),
+            {"kind": "federation_tree", **tree, "name": f"tree {schedule} {steps}"},
+            ({"kind": "higrad", **tree, "name": f"higrad {schedule} {steps}"},),
+        ),
+    ]
+
+
+def study(size: str) -> Any:
+    """The study of a size."""
+    from jaxlsgd.study import Study
+
+    replications, horizons, names = SIZES[size]
+    grid = [
+        {"problem": problem["name"], "algorithm": _name(algorithm), "methods": list(PATH)}
+        for problem in problems()
+        for algorithm in ALGORITHMS
+    ]
+    # Copies cost as much as all else together, so that these run for the shorter horizon alone.
+    alone = [part for name in names for part in apart(name, horizons[0])]
+    extra = [
+        {**cell, "schedule": name, "num_steps": steps}
+        for cell in grid
+        for name in names
+        for steps in horizons
+    ]
+    for name in names:
+        extra += [
+            {
+                "problem": part.problem["name"],
+                "algorithm": _name(part.algorithm),
+                "methods": [_name(method) for method in part.methods],
+                "schedule": name,
+                "num_steps": horizons[0],
+            }
+            for part in apart(name, horizons[0])
+        ]
+    return Study(
+        problems=_distinct([*problems(), *(part.problem for part in alone)]),
+        algorithms=_distinct([*ALGORITHMS, *(part.algorithm for part in alone)]),
+        methods=_distinct([*METHODS, *(method for part in alone for method in part.methods)]),
+        schedules=[{"family": "constant", "E": 50, "name": n} if "=" in n else n for n in names],
+        warmup=0.05,
+        levels=[LEVEL],
+        replications=replications,
+        tile_size=min(200, replications),
+        cross=False,
+        extra=extra,
+    )
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) else value.get("name", value["kind"])
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return list({_name(value): value for value in values}.values())
+
+
+def _schedule(name: str) -> Any:
+    from jaxlsgd import schedules
+
+    plain = schedules.constant(50) if "=" in name else schedules.paper(name)
+    return plain.with_warmup(0.05)
+
+
+def _decay() -> Any:
+    from jaxlsgd.schedules import power_decay
+
+    return power_decay(0.5)
+
+
+def rows_of(asked: Any, cells: Iterable[Any]) -> list[Row]:
+    """Coverage, length over the efficient one, and cost, of every cell and method."""
+    made = {part.name: part.built().made for part in asked.problems}
+    found = []
+    for cell in cells:
+        base = made[cell.problem.partition(",")[0]]
+        inverse = np.linalg.inv(base.G)
+        variance = np.diagonal(inverse @ base.S @ inverse.T) / cell.num_steps
+        efficient = 2 * 1.959964 * np.sqrt(variance)
+        for name, rows in cell.methods.items():
+            where = {
+                "problem": cell.problem,
+                "algorithm": cell.algorithm,
+                "schedule": cell.schedule,
+            }
+            numbers = _numbers(rows, cell.truth[name], efficient)
+            shown = "higrad" if name.startswith("higrad ") else name
+            found.append(
+                {
+                    **where,
+                    "num_steps": cell.num_steps,
+                    "method": shown,
+                    **numbers,
+                    "cost": cell.costs.get(name, ""),
+                }
+            )
+    return found
+
+
+def _numbers(rows: Any, truth: np.ndarray, efficient: np.ndarray) -> Row:
+    ok, half = rows.ok[-1], rows.half_width[-1, 0]
+    if not ok.any():
+        nothing = dict.fromkeys(("coverage", "mcse", "over_efficient"), math.nan)
+        return {"n_ok": 0, "n_failed": int((~ok).sum()), **nothing}
+    each = (np.abs(rows.estimate[-1] - truth) <= half)[ok].mean(1)
+    return {
+        "n_ok": int(ok.sum()),
+        "n_failed": int((~ok).sum()),
+        "coverage": 100 * float(each.mean()),
+        "mcse": 100 * float(each.std(ddof=1)) / math.sqrt(len(each)),
+        "over_efficient": float((2 * half[ok] / efficient).mean()),
+    }
+
+
+def keeps(row: Row) -> bool:
+    """Whether a method's coverage in a cell is near its level."""
+    return abs(row["coverage"] - 100 * LEVEL) <= NEAR + 3 * row["mcse"]
+
+
+def report(rows: Sequence[Row], size: str) -> str:
+    """The tables as Markdown."""
+    horizons = ", ".join(f"{t:,}" for t in sorted({row["num_steps"] for row in rows}))
+    runs = max(row["n_ok"] + row["n_failed"] for row in rows)
+    lines = [
+        "# Which interval to use when",
+        "",
+        f"Made by `scripts/leaderboard {size}` on {datetime.date.today()}: {runs:,} runs of each cell, t_T = {horizons}, "
+        f"schedules {', '.join(_unique(rows, 'schedule'))}. Means over coordinates; × is length over that of an efficient "
+        "interval from the true G and S with all clients' observations. A method keeps its level in a cell whose coverage "
+        f"is within {NEAR} points of 95 %, up to three Monte-Carlo standard errors.",
+        "",
+        "## At a glance",
+        "",
+        "Cells in which a method keeps its level, its lowest coverage, and its median length, by algorithm.",
+        "",
+    ]
+    algorithms = [name for name in _unique(rows, "algorithm") if name in map(_name, ALGORITHMS)]
+    lines += _markdown(["method", *algorithms, "cost"], _glance(rows, algorithms))
+    lines += [
+        "",
+        "In the engine `one_step` is also given the gradients of clients that drop out, which no server has.",
+    ]
+    lines += ["", "## The shortest that keeps its level", ""]
+    lines += _markdown(["problem", *algorithms], _shortest(rows, algorithms))
+    lines += ["", "## Clients that are alike", ""]
+    lines += _markdown(["method", *_unique(rows, "schedule"), "cost"], _alike(rows))
+    return "\n".join(lines) + "\n"
+
+
+def _glance(rows: Sequence[Row], algorithms: Sequence[str]) -> Iterable[list[str]]:
+    for method in PATH:
+        own = [row for row in rows if row["method"] == method and "alike" not in row["problem"]]
+        cells = [[row for row in own if row["algorithm"] == name] for name in algorithms]
+        yield [f"`{method}`", *map(_kept, cells), own[0]["cost"]]
+
+
+def _kept(cells: Sequence[Row]) -> str:
+    lowest = min(row["coverage"] for row in cells)
+    median = np.median([row["over_efficient"] for row in cells])
+    return f"{sum(map(keeps, cells))} of {len(cells)}, ≥ {lowest:.1f} %, {median:.2f} ×"
+
+
+def _shortest(rows: Sequence[Row], algorithms: Sequence[str]) -> Iterable[list[str]]:
+    for problem in (x["name"] for x in problems()):
+        line = [problem]
+        for algorithm in algorithms:
+            here = [r for r in rows if (r["problem"], r["algorithm"]) == (problem, algorithm)]
+            right = {
+                method: np.median([r["over_efficient"] for r in here if r["method"] == method])
+                for method in PATH
+                if all(keeps(r) for r in here if r["method"] == method)
+            }
+            best = min(right, key=right.__getitem__, default="")
+            line.append(f"`{best}` {right[best]:.2f} ×" if best else "none")
+        yield line
+
+
+def _alike(rows: Sequence[Row]) -> Iterable[list[str]]:
+    own = [row for row in rows if "alike" in row["problem"]]
+    for method in _unique(own, "method"):
+        mine = [row for row in own if row["method"] == method]
+        yield [
+            f"`{method}`",
+            *(f"{r['coverage']:.1f} ({r['mcse']:.1f}), {r['over_efficient']:.2f} ×" for r in mine),
+            mine[0]["cost"],
+        ]
+
+
+def _unique(rows: Iterable[Row], key: str) -> list[str]:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    table = [header, ["---"] * len(header), *lines]
+    return [f"| {' | '.join(line)} |" for line in table]
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """A square for each method, problem and algorithm: the lowest coverage as colour and number, and the length."""
+    from matplotlib.figure import Figure
+
+    algorithms = [_name(x) for x in ALGORITHMS]
+    figure = Figure(figsize=(2.75 * len(algorithms) + 1.8, 3.7), layout="constrained")
+    axes = figure.subplots(1, len(algorithms), sharey=True)
+    images = [_panel(axis, rows, name) for axis, name in zip(axes, algorithms, strict=True)]
+    figure.colorbar(images[-1], ax=list(axes), label="lowest coverage, %", pad=0.01, fraction=0.02)
+    horizons = " and ".join(f"{t:,}" for t in sorted({row["num_steps"] for row in rows}))
+    figure.suptitle(
+        f"95 % intervals: lowest coverage over {', '.join(_unique(rows, 'schedule'))} at t_T = {horizons}, and median length "
+        f"over an efficient one's. Bold: within {NEAR} points of 95 % everywhere, up to three standard errors.",
+        x=0.01,
+        ha="left",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=150)
+
+
+def _panel(axis: Any, rows: Sequence[Row], algorithm: str) -> Any:
+    names = [x["name"] for x in problems()]
+    lowest = np.full((len(PATH), len(names)), np.nan)
+    for i, j in np.ndindex(*lowest.shape):
+        at = (PATH[i], names[j], algorithm)
+        here = [row for row in rows if (row["method"], row["problem"], row["algorithm"]) == at]
+        lowest[i, j] = min(row["coverage"] for row in here)
+        length = np.median([row["over_efficient"] for row in here])
+        kind = {"ha": "center", "va": "center", "fontsize": 8.5}
+        kind |= {"color": "white" if lowest[i, j] < 75 else "black"}
+        kind |= {"fontweight": "bold" if all(map(keeps, here)) else "normal"}
+        axis.text(j, i, f"{lowest[i, j]:.0f} %\n{length:.2f} ×", **kind)
+    image = axis.imshow(lowest, cmap="cividis", vmin=50, vmax=95, aspect="auto")
+    axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axis.set_yticks(range(len(PATH)), PATH)
+    axis.set_title(algorithm, loc="left")
+    axis.tick_params(length=0)
+    return image
+
+
+def main() -> None:
+    """Runs what is missing of the study, and writes table and figure."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("size", choices=SIZES)
+    parser.add_argument("--out", type=Path, default=Path("leaderboard-results"))
+    arguments = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from jaxlsgd.report.tables import to_csv
+    from jaxlsgd.study import Results
+
+    asked, out = study(arguments.size), arguments.out
+    outcome = asked.run(out / arguments.size)
+    if outcome.exit_code:
+        raise SystemExit(outcome.exit_code)
+    rows = rows_of(asked, Results(out / arguments.size).read_all())
+    (out / "leaderboard.csv").write_text(to_csv(rows, list(rows[0])), encoding="utf-8")
+    (out / "leaderboard.md").write_text(report(rows, arguments.size), encoding="utf-8")
+    draw(rows, out / "leaderboard.png")
+    print(report(rows, arguments.size))
+
+
+if __name__ == "__main__":
+    main()
