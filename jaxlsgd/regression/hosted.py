@@ -1,6 +1,6 @@
 """States of methods that are updated in NumPy, after the rounds of a chunk, and not compiled with its steps.
 
-The loop of a stream is then compiled in a third of the time. A round has thousands of rows, so that what NumPy
+The loop of a stream is then compiled without them, which is most of its compiling. A round has thousands of rows, so that what NumPy
 takes for one (0.1 ms for `one_step`) does not matter.
 """
 
