@@ -45,7 +45,8 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     model = Machine()
     monkeypatch.setattr(trial, "_run", model.run)
-    monkeypatch.setattr(trial, "_COMMIT", 0.0)
+    monkeypatch.setattr(trial, "_commit", lambda: 0.0)
+    monkeypatch.setattr(trial, "_start", lambda: 1.5)
     monkeypatch.setattr("jax.clear_caches", model.loaded.clear)
     monkeypatch.setattr(trial.tables, "forget", model.tables.difference_update)
     return model

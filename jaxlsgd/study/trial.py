@@ -8,8 +8,12 @@ its tables forgotten. What a trial compiles is kept for the study.
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlsgd.core import tables
@@ -20,9 +24,11 @@ from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.jobs import Job, Tile, stepping
 from jaxlsgd.study.parts import Extent
 from jaxlsgd.study.spec import Study
+from jaxlsgd.study.store import codec
 
-START = 3.0  # seconds: the interpreter, JAX and the package
-_COMMIT = 0.02  # seconds per tile: checked, written, and on the disk
+START = 3.0  # seconds: the interpreter, JAX and the package, where they cannot be measured
+_START = "import jax, jaxlsgd.cli, jaxlsgd.study.compute; jax.local_devices()"
+_COMMITS, _TILE = 5, bytes(50_000)
 _STEPS = 128  # of the first trial
 _MOST_WORK = 100_000_000  # client-steps of it: a few seconds on one core
 _LONG = 1.0  # seconds that the longer one should take
@@ -68,12 +74,28 @@ def measured(study: Study, devices: Sequence[Any], count: int) -> Times:
     trials += [typical] * (len(order) - len(trials))
     busy = min(count, len(study.cells) * study.tiles_per_cell)
     return Times(
-        START + checked,
+        _start() + checked,
         sum(map(_programs, trials, order)),
-        _COMMIT * len(study.cells) * study.tiles_per_cell
+        _commit() * len(study.cells) * study.tiles_per_cell
         + study.tiles_per_cell * sum(map(_seconds, trials, order)) / busy,
         sum(trial.table * _readings(group) for trial, group in zip(trials, order, strict=True)),
     )
+
+
+def _start() -> float:
+    """What the interpreter, JAX and the package take to start, in a process that does nothing else."""
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", _START], capture_output=True, timeout=60)
+    return time.perf_counter() - began if done.returncode == 0 else START
+
+
+def _commit() -> float:
+    """What it takes to put a tile on a disk."""
+    with tempfile.TemporaryDirectory() as directory:
+        began = time.perf_counter()
+        for number in range(_COMMITS):
+            codec.write_whole(Path(directory) / str(number), _TILE)
+        return (time.perf_counter() - began) / _COMMITS
 
 
 def _seconds(trial: Trial, group: list[Job]) -> float:
