@@ -116,7 +116,8 @@ def _look(
     view = _view(bins, hessians, x)
     # All that is made of a view is made in this loop: a compiler would make the view again for each use outside.
     tails, scores = _each(lambda place: _scored(bins, view, score, place), xp)
-    pick = xp.argmin(scores)
+    # Not `argmin`, which compares in bfloat16 on a TPU.
+    pick = xp.min(xp.where(scores <= xp.min(scores), xp.arange(BINS), BINS - 1))
     near = xp.where(first, xp.maximum(near, pick), near)
     best, step = (jax.tree.map(lambda leaf: leaf[place], tails) for place in (pick, near))  # noqa: B023
 

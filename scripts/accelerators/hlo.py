@@ -86,7 +86,8 @@ def low_precision(text: str) -> list[str]:
     for line in text.splitlines():
         named = _INSTRUCTION.match(line)
         if named and _PRODUCT.search(line) and "f32[" in line and not _HIGHEST.search(line):
-            if named[3] == "fusion":  # what it calls is a line of its own
+            # What a fusion calls is a line of its own, and what is free only names a product.
+            if named[3] == "fusion" or named[3] in _FREE:
                 continue
             found.append(f"{named[3]} {named[1]} without full precision")
     return found
