@@ -10,6 +10,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "scripts" / "accelerators")]
 
+import hlo  # noqa: E402
 import interpret  # noqa: E402
 import ptx  # noqa: E402
 
@@ -130,3 +131,12 @@ condition:
     )
     assert places == {("x.1", ""): (256, 300), ("while.1", "3"): (256 + 512 + 16, 4)}
     assert size == 256 + 512 + 256
+
+
+def test_products_of_less_than_full_precision_are_told_and_their_names_are_not() -> None:
+    full = "  %dot.1 = f32[8]{0} dot(%a, %b), operand_precision={highest,highest}"
+    name = "  %bitcast.2 = f32[8]{0} bitcast(%gemm_fusion_dot.1)"
+    assert hlo.low_precision(f"{full}\n{name}\n") == []
+    less = hlo.low_precision("  %dot.3 = f32[8]{0} dot(%a, %b)\n")
+    assert less == ["dot dot.3 without full precision"]
+    assert hlo.low_precision("  %x = bf16[8]{0} add(%a, %b)\n") == ["bf16[8]"]
