@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import compiling
 import jax
 import pytest
 
@@ -13,7 +14,7 @@ import pytest
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _CACHE = Path(tempfile.gettempdir()) / f"jaxlsgd-test-cache-{os.getuid()}" / "tests"
     jax.config.update("jax_compilation_cache_dir", str(_CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # A key that is used twice is an error.
 jax.config.update("jax_debug_key_reuse", True)
@@ -27,28 +28,14 @@ ON_ALL_DEVICES = {
 _all_devices = jax.local_devices
 
 
+compiling.install()
+
+
 def _first_device(*arguments: Any, **options: Any) -> list[jax.Device]:
     return _all_devices(*arguments, **options)[:1]
-
-
-# Compiling is most of the tests' time, and what most of them ask does not depend on how well LLVM optimises. Compiled
-# as for users are those that ask whether programs of different shape give the same bits, or how large they are,
-# and those marked `many_steps`, where running is what costs.
-COMPILED_FULLY = {
-    *("test_benchmarks", "test_client_sums", "test_engine", "test_golden_rows", "test_jobs"),
-    *("test_lanes", "test_memory", "test_mesh", "test_together"),
-}
-
-
-_quickly: list[bool] = [False]  # how the programs were compiled that this process has
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     jax.local_devices = _all_devices if item.path.stem in ON_ALL_DEVICES else _first_device
-    fully = item.path.stem in COMPILED_FULLY or item.get_closest_marker("many_steps") is not None
-    if _quickly[-1] == fully:
-        # Rows are compared with those of other processes, to the bit: no program of the other kind may stay.
-        jax.clear_caches()
-        jax.config.update("jax_disable_most_optimizations", not fully)
-        _quickly[-1] = not fully
+    compiling.compile_as_asked(item)

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import compiling
+
 TESTS = Path(__file__).parent
 CACHE = Path(tempfile.gettempdir()) / f"jaxlsgd-test-cache-{os.getuid()}" / "meshes"
 
@@ -25,18 +27,20 @@ class Ended(NamedTuple):
     seconds: float
 
 
-def environment(devices: int, **more: str) -> dict[str, str]:
+def environment(
+    devices: int, *, flags: compiling.Flags = compiling.QUICKLY, **more: str
+) -> dict[str, str]:
     """The environment of a process with so many CPU devices, which finds the package."""
     keep = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
     settings = {
         "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(CACHE)),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    return keep | settings | more
+    flags = {**flags, "xla_force_host_platform_device_count": devices}
+    return keep | settings | compiling.variables(flags) | more
 
 
 def start(arguments: Sequence[object], env: dict[str, str]) -> subprocess.Popen[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+import compiling
 import numpy as np
 
 from jaxlsgd.core.rows import MethodRows
@@ -20,8 +21,6 @@ from jaxlsgd.study.grid import CellSpec
 ROOT = Path(__file__).parents[1]
 # One cache of compiled programs for all processes of all tests: compiling is most of their time.
 CACHE = Path(tempfile.gettempdir()) / f"jaxlsgd-test-cache-{os.getuid()}"
-# Whether a run is resumed with the same bytes does not depend on how well LLVM optimises, and compiling is what costs.
-COMPILED_QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 # Seconds after which something hangs: a net, and nothing that a test says about speed.
 LIMIT = 600
 
@@ -70,7 +69,7 @@ def environment() -> dict[str, str]:
     """The environment of a process that finds the package and the cache."""
     keep = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
     places = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(CACHE)}
-    return keep | places | COMPILED_QUICKLY
+    return keep | places | compiling.variables(compiling.QUICKLY)
 
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:

@@ -55,6 +55,8 @@ from jaxlsgd.runs.cell import Cell
 from jaxlsgd.runs.simulation import read_cells
 from jaxlsgd.schedules import Plan, custom, power_decay
 
+pytestmark = pytest.mark.same_draws
+
 DIM, REPLICATIONS = 2, 2
 DRAWN = 2  # clients that take part, by weight
 # Rounds of one step, of a few, and longer than a block: all kinds of block programs.

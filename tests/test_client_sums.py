@@ -10,6 +10,8 @@ import pytest
 from jaxlsgd.core.forms import Scaled
 from jaxlsgd.engine import xla
 
+pytestmark = pytest.mark.compiled_for_users
+
 
 @pytest.mark.parametrize("count", [1, 32, 33, 128, 129, 300, 1000])
 def test_a_sum_over_clients_is_the_weighted_sum(count: int):

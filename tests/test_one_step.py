@@ -155,6 +155,7 @@ def _unjoined(path: Path) -> list[np.ndarray]:
     return bins
 
 
+@pytest.mark.same_draws
 @pytest.mark.parametrize("schedule", ["C1", "C5", "P(1/2)"])
 def test_the_engine_agrees_with_a_loop_of_ones_own(schedule: str):
     """Blocks with bins closed between them, against the stream that closes them itself."""
@@ -174,6 +175,7 @@ def test_the_engine_agrees_with_a_loop_of_ones_own(schedule: str):
         chex.assert_trees_all_close(*pair, rtol=1e-9)
 
 
+@pytest.mark.same_draws
 def test_reading_on_the_way_changes_nothing():
     problem, plan = problems.paper_linear(), paper_plan("C5", 0.5, num_steps=900)
     how = {"replications": 3, "methods": one_step(), "dtype": "float64"}

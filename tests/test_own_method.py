@@ -123,9 +123,9 @@ def result(problem: jaxlsgd.Problem, plan: jaxlsgd.Plan) -> jaxlsgd.Fit:
 
 def test_in_a_loop_of_ones_own_it_is_the_covariance_of_batch_means(plan: jaxlsgd.Plan) -> None:
     path = np.random.default_rng(0).normal(size=(7 * SIZE + 3, 2)).astype(np.float32)
-    state = WITH_NORMAL.init(path[0])
+    state, update = WITH_NORMAL.init(path[0]), jax.jit(WITH_NORMAL.update)
     for x in path:
-        state = jax.jit(WITH_NORMAL.update)(state, Sync(params=x, E=1, eta=0.1))
+        state = update(state, Sync(params=x, E=1, eta=0.1))
     means = path[: 7 * SIZE].reshape(7, SIZE, 2).mean(axis=1)
     expected = np.cov(means, rowvar=False) / 7
     chex.assert_trees_all_close(covariance(state, None), expected, rtol=1e-4, atol=1e-6)

@@ -35,6 +35,8 @@ from jaxlsgd.schedules import Plan, custom, power_decay
 from jaxlsgd.study import Study
 from jaxlsgd.study.jobs import work
 
+pytestmark = pytest.mark.same_draws
+
 K, DIM, REPLICATIONS = 4, 2, 2
 E = [1, 1, 3, 2, 1, 70, 2]
 WEIGHTS = np.array([0.4, 0.3, 0.2, 0.1])

@@ -3,7 +3,8 @@
 Python blocks run unchanged, those of one section in one process, as a reader would go through them. Commands run
 unchanged but for what would take minutes or a cluster:
 
-- `jaxlsgd init study.toml` writes the file that everybody gets; `SHRUNK` then makes it small.
+- `jaxlsgd init study.toml` writes the file that everybody gets; `SHRUNK` then makes it small. `jaxlsgd run` is given
+  one device, as programs are compiled for each. `simulate` of the ten lines makes 24 runs for a thousand.
 - `--dask tcp://scheduler:8786` becomes a cluster in the process: `--dask local --devices 1`.
 - `jaxlsgd reproduce all` becomes `reproduce table1`; tests/test_reproduce.py does all of it.
 - `dask_jobqueue`, which needs SLURM, is a stand-in that starts a local cluster.
@@ -22,9 +23,10 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import compiling
 import pytest
 from processes import environment
-from study_helpers import COMPILED_QUICKLY, ROOT, TOML
+from study_helpers import ROOT, TOML
 
 README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
 GUIDES = sorted((ROOT / "scripts" / "guides").glob("*.md"))
@@ -101,19 +103,20 @@ def inline(start: str) -> str:
     return found
 
 
-def settings(quickly: bool) -> dict[str, str]:
-    found = environment(2)
-    del found["XLA_FLAGS"]  # blocks choose for themselves
-    return found | (COMPILED_QUICKLY if quickly else {})
+def settings(flags: compiling.Flags) -> dict[str, str]:
+    # Blocks choose the number of their devices themselves.
+    return environment(2) | compiling.variables(flags)
 
 
-def call(folder: Path, arguments: list[str], said: str = "", quickly: bool = True) -> str:
+def call(
+    folder: Path, arguments: list[str], said: str = "", flags: compiling.Flags = compiling.QUICKLY
+) -> str:
     """Runs Python in a folder; returns what it printed."""
     done = subprocess.run(
         [sys.executable, *arguments],
         input=said,
         cwd=folder,
-        env=settings(quickly),
+        env=settings(flags),
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -122,10 +125,10 @@ def call(folder: Path, arguments: list[str], said: str = "", quickly: bool = Tru
     return done.stdout
 
 
-def python(folder: Path, text: str, quickly: bool = True) -> str:
+def python(folder: Path, text: str, flags: compiling.Flags = compiling.QUICKLY) -> str:
     """Runs a program in a folder; returns what it printed."""
     (folder / "block.py").write_text(text, "utf-8")
-    return call(folder, ["block.py"], quickly=quickly)
+    return call(folder, ["block.py"], flags=flags)
 
 
 def cli(folder: Path, lines: list[list[str]]) -> str:
@@ -169,11 +172,13 @@ def test_problems_made_of_others() -> None:
 
 
 def test_ten_lines(tmp_path) -> None:
-    told = python(tmp_path, section("Ten lines"), quickly=False)  # a thousand runs
+    lines = section("Ten lines")
+    assert lines.count("replications=1000") == 1
+    told = python(tmp_path, lines.replace("replications=1000", "replications=24"))
     assert "gamma_m must never increase" in told  # plan.check()
     assert "Local SGD on logistic: 10 clients, schedule P(1/2)" in told
     assert "one_step" in told
-    assert "1000/1000" in told
+    assert "24/24" in told
 
 
 def test_your_own(tmp_path) -> None:
@@ -227,7 +232,7 @@ def walked(tmp_path_factory) -> tuple[Path, str]:
     shrink(folder / "study.toml")
     others += [line for line in commands(README, "jaxlsgd")[1:] if line not in others]
     lines = [quickened(line) for line in others]
-    own = ["run", "own.toml", "--out", "own", *inline("--import mine.py").split()]
+    own = quickened(["run", "own.toml", "--out", "own", *inline("--import mine.py").split()])
     (folder / "own.toml").write_text(f"{inline('algorithms = ')}\n{TOML}", "utf-8")
     return folder, told + cli(folder, [*lines, own, ["table", "own"]])
 
@@ -241,13 +246,14 @@ def shrink(path: Path) -> None:
 
 
 def quickened(line: list[str]) -> list[str]:
-    if line[0] == "plan":
-        return [
-            *line,
-            "--rate",
-            "1000",
-        ]  # which runs nothing; test_trial is about what it would run
-    return ["reproduce", "table1", *line[2:]] if line[0] == "reproduce" else line
+    match line:
+        case ["plan", *_]:  # with a rate it runs nothing; test_trial is about what it would run
+            return [*line, "--rate", "1000"]
+        case ["run", *_]:
+            return [*line, "--devices", "1"]
+        case ["reproduce", _, *options]:
+            return ["reproduce", "table1", *options]
+    return line
 
 
 def test_commands(walked) -> None:
@@ -299,7 +305,7 @@ def test_extras_of_pip_are_those_of_the_project() -> None:
 def test_the_kinds_of_contributing_run_as_they_stand(tmp_path) -> None:
     found = blocks(CONTRIBUTING, "python")
     assert len(found) == 4
-    lines = ["run", "study.toml", "--out", "out"]
+    lines = quickened(["run", "study.toml", "--out", "out"])
     for i, block in enumerate(found):
         (tmp_path / f"kind{i}.py").write_text(block.text, "utf-8")
         lines += ["--import", f"kind{i}.py"]
