@@ -1,5 +1,6 @@
 """Settings of JAX for all tests; they must be made before its backend starts."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -26,8 +27,8 @@ ON_ALL_DEVICES = {
     *("test_trial", "test_progress", "test_study_processes"),
 }
 _all_devices = jax.local_devices
-
-
+# Tracing makes many objects that live on: to look through them all the time was a twentieth of the tests' time.
+gc.set_threshold(100_000, 20, 100)
 compiling.install()
 
 

@@ -19,6 +19,9 @@ from jaxlsgd.schedules import paper, power_decay
 from jaxlsgd.study import Results, Study
 from jaxlsgd.study.errors import SpecError
 
+# The bootstrap's weights are made of the bits of the draws.
+pytestmark = pytest.mark.same_draws
+
 LINEAR = '{kind = "linear", dim = 2, num_clients = 4, heterogeneity = 0}'
 FILE = f"""
 problems = [
