@@ -2,7 +2,7 @@
 
 A test says what it needs by a mark:
 
-- `compiled_for_users`: whether programs of different shape give the same bits, or how large they are;
+- `compiled_for_users`: whether programs of different shape give the same bits, how large they are, or what users get;
 - `many_steps`: running costs as much as compiling;
 - `same_draws`: two programs are compared closely, so their draws must not be rounded differently;
 - none: anything that runs will do.

@@ -16,6 +16,8 @@ import pytest
 
 from jaxlsgd.study import Results, Study
 
+pytestmark = pytest.mark.compiled_for_users
+
 GOLDEN = json.loads((Path(__file__).parent / "golden_rows.json").read_text())
 # Half-widths are square roots of sums of squares; float32 carries seven digits.
 CLOSE = {"float32": 2e-4, "float64": 1e-8}

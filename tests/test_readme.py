@@ -103,20 +103,13 @@ def inline(start: str) -> str:
     return found
 
 
-def settings(flags: compiling.Flags) -> dict[str, str]:
-    # Blocks choose the number of their devices themselves.
-    return environment(2) | compiling.variables(flags)
-
-
-def call(
-    folder: Path, arguments: list[str], said: str = "", flags: compiling.Flags = compiling.QUICKLY
-) -> str:
-    """Runs Python in a folder; returns what it printed."""
+def call(folder: Path, arguments: list[str], said: str = "") -> str:
+    """Runs Python in a folder; returns what it printed. Blocks choose the number of their devices themselves."""
     done = subprocess.run(
         [sys.executable, *arguments],
         input=said,
         cwd=folder,
-        env=settings(flags),
+        env=environment(1) | compiling.variables(compiling.QUICKLY),
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -125,10 +118,10 @@ def call(
     return done.stdout
 
 
-def python(folder: Path, text: str, flags: compiling.Flags = compiling.QUICKLY) -> str:
+def python(folder: Path, text: str) -> str:
     """Runs a program in a folder; returns what it printed."""
     (folder / "block.py").write_text(text, "utf-8")
-    return call(folder, ["block.py"], flags=flags)
+    return call(folder, ["block.py"])
 
 
 def cli(folder: Path, lines: list[list[str]]) -> str:
