@@ -40,6 +40,7 @@ _WHERE = {
     "fit": "jaxlsgd.runs.fitting",
     "fit_table": "jaxlsgd.regression.fitting",
     "load_cell": "jaxlsgd.core.cell_file",
+    "numbers_sent": "jaxlsgd.engine.cost",
     "one_step": "jaxlsgd.inference.one_step",
     "plug_in": "jaxlsgd.inference.plug_in",
     "prepare": "jaxlsgd.engine.machine",
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from jaxlsgd.core.registry import register
     from jaxlsgd.core.rows import CellRows, MethodRows
     from jaxlsgd.engine import distributed
+    from jaxlsgd.engine.cost import numbers_sent
     from jaxlsgd.engine.machine import prepare
     from jaxlsgd.inference.one_step import one_step
     from jaxlsgd.inference.plug_in import plug_in

@@ -23,6 +23,8 @@ def about(cell: CellSpec, truth: bool = True) -> CellRows:
     plan = cell.plan()
     saves = cell.saved_rounds(plan.num_rounds)
     names = [method.name for method in cell.methods]
+    steps = tuple(int(plan.ends[m - 1]) for m in saves)
+    each = {name: 2 if name == "random_scaling" else 7 for name in names}
     return CellRows(
         problem=cell.problem.name,
         algorithm=cell.algorithm.name,
@@ -30,7 +32,7 @@ def about(cell: CellSpec, truth: bool = True) -> CellRows:
         num_steps=plan.num_steps,
         num_rounds=plan.num_rounds,
         save_at=saves,
-        steps_at=tuple(int(plan.ends[m - 1]) for m in saves),
+        steps_at=steps,
         levels=cell.levels,
         coordinates=dict.fromkeys(names, ("x[0]", "x[1]")),
         truth=dict.fromkeys(names, TRUTH if truth else None),
@@ -38,6 +40,8 @@ def about(cell: CellSpec, truth: bool = True) -> CellRows:
         labels={name: name.replace("_", "-") for name in names},
         judge="",
         methods={},
+        numbers_sent={name: tuple(each[name] * m for m in saves) for name in names},
+        sent_under_c1=tuple(2 * t for t in steps),
     )
 
 

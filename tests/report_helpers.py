@@ -46,4 +46,10 @@ def fake_cell(
         labels=dict(METHODS),
         judge="",
         methods=dict.fromkeys(METHODS, rows),
+        # Plug-in: a model of two numbers, a gradient and three entries of a Hessian; random scaling: models alone.
+        numbers_sent={
+            "plug_in": tuple(7 * m for m in rounds),
+            "random_scaling[paper]": tuple(2 * m for m in rounds),
+        },
+        sent_under_c1=tuple(2 * (m * num_steps // 100) for m in rounds),
     )

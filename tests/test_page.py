@@ -121,6 +121,8 @@ def test_the_verdict_finds_intervals_that_are_too_short(tmp_path):
     assert "plug-in covers 9" in level and "which falls short of 95 %" in level
     assert "those of plug-in;" in length and "random-scaling 0.45" in length  # 0.9 / 2
     assert communication.startswith("Communicating 2.67 times less often")  # 40 rounds and 15
+    # 15 rounds of 7 and of 2 numbers, over 40 of 2.
+    assert communication.endswith("under C1: plug-in 1.31, random-scaling 0.375.")
 
 
 # The page as text.
@@ -374,7 +376,7 @@ def test_hovering_tells_and_clicking_opens_a_cell(browser, study):
     assert browser.evaluate("document.querySelector('.tip').hidden") is False
     assert (
         "plug-in" in texts(browser, ".tip")[0]
-        and "rounds per observation" in texts(browser, ".tip")[0]
+        and "numbers sent per client" in texts(browser, ".tip")[0]
     )
     browser.mouse("click", *box)
     assert browser.evaluate("document.getElementById('cell').open") is True

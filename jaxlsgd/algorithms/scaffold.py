@@ -47,4 +47,12 @@ def scaffold(rate: float = 1.0) -> Algorithm:
         return round.params + rate * moved, round.server + message
 
     zeros = jnp.zeros_like
-    return Algorithm("scaffold", zeros, zeros, direction=direction, send=send, receive=receive)
+    return Algorithm(
+        "scaffold",
+        zeros,
+        zeros,
+        direction=direction,
+        send=send,
+        receive=receive,
+        moves_by_gradients=True,  # Σ_k p_k (c − c_k) = 0
+    )

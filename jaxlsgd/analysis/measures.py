@@ -75,7 +75,10 @@ MEASURES = (
     "length_sd",
     "l2_error",
     "acf",
+    "numbers_sent",
+    "sent_over_c1",
 )
+EXACT = ("acf", "numbers_sent", "sent_over_c1")  # measures without a Monte-Carlo error
 
 
 def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
@@ -94,7 +97,9 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
       the runs whose interval is expected to keep its level up to 5 points, and among the others;
     - `length`, the mean of 2 w_i, and `length_sd`, their standard deviation;
     - `l2_error`, the mean of ‖θ̂ − θ‖ over all coordinates of the method;
-    - `acf`, communication rounds per observation, which is exact;
+    - `acf`, communication rounds per observation; `numbers_sent`, how many numbers a client has sent, with the
+      gradients and Hessians that the method needs; and `sent_over_c1`, that over what it sends for plain Local SGD
+      that communicates after every step. These are exact;
     - `<measure>_mcse`, the Monte-Carlo standard error; the count behind it is `n_ok`, and
       `replications` for `coverage_all`. `n_floored` counts completed ones where a floor acted;
     - `n_failed`, and of those `n_non_finite`, `n_exploded`, `n_loss` and `n_undefined`, by `Cause`;
@@ -136,6 +141,7 @@ def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
     for i, save in enumerate(saves):
         at, steps = cell.save_at[save], cell.steps_at[save]
         facts = {"acf": at / steps, "label": cell.labels[name], **_counts(rows, save)}
+        facts |= _sent(cell, name, save)
         facts["cost"] = cell.costs.get(name, "")
         facts["same_replications"] = failures.same_replications(cell, save)
         for j, level in enumerate(cell.levels):
@@ -303,13 +309,32 @@ def _table_notes(cells: Sequence[CellRows], rows: Sequence[Row]) -> Iterator[str
     yield from cost_notes(rows)
 
 
+def _sent(cell: CellRows, name: str, save: int) -> Row:
+    """What a client has sent by a saved round; None in cells that do not tell."""
+    if name not in cell.numbers_sent:
+        return {"numbers_sent": None, "sent_over_c1": None}
+    sent = cell.numbers_sent[name][save]
+    return {"numbers_sent": sent, "sent_over_c1": sent / cell.sent_under_c1[save]}
+
+
 def cost_notes(rows: Iterable[Row]) -> list[str]:
     """What methods cost beyond the run itself, a line for all that cost the same."""
-    methods: dict[str, dict[str, None]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         if cost := row.get("cost"):
-            methods.setdefault(cost, {})[row["method"]] = None
-    return [f"Cost of {', '.join(names)}: {cost}." for cost, names in methods.items()]
+            groups.setdefault(cost, []).append(row)
+    return [
+        f"Cost of {', '.join(dict.fromkeys(row['method'] for row in group))}: {cost}{_sent_note(group)}."
+        for cost, group in groups.items()
+    ]
+
+
+def _sent_note(rows: Iterable[Row]) -> str:
+    shares = sorted(x for row in rows if (x := row.get("sent_over_c1")) is not None)
+    if not shares:
+        return ""
+    ends = dict.fromkeys(f"{share:.3g}" for share in (shares[0], shares[-1]))
+    return f"; a client sends {' to '.join(ends)} × the numbers of Local SGD under C1"
 
 
 def no_truth(rows: Iterable[Row]) -> bool:

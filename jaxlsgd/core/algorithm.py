@@ -90,6 +90,10 @@ class Algorithm:
       least_clients: how many clients a problem must have.
       participation: who takes part in a round; all clients if None. Clients that are asked now and then
         keep nothing between rounds: there is no `init_client` then.
+      sends: `d → numbers` that a client sends when a round ends, its model included. If None, d and the size of
+        its message.
+      moves_by_gradients: whether Σ_k p_k (x_k − x̄) is −η_m times the sum of the round's mean gradients, so that
+        the server has that sum without being sent it. If None, whether there is no `direction`.
     """
 
     name: str
@@ -103,6 +107,14 @@ class Algorithm:
     random: bool = False
     least_clients: int = 1
     participation: Participation | None = None
+    sends: Callable[[int], int] | None = None
+    moves_by_gradients: bool | None = None
+
+    @property
+    def gradient_sum_known(self) -> bool:
+        """Whether the server can compute the sum of a round's mean gradients from how the clients moved."""
+        declared = self.moves_by_gradients
+        return self.direction is None if declared is None else declared
 
     @property
     def averages(self) -> bool:

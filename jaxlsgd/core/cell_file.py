@@ -132,7 +132,8 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
     names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
     if isinstance(content, dict):
-        content = {"costs": {}, **content}  # which cells of version 0.1 do not tell
+        # What cells of version 0.1 do not tell.
+        content = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], **content}
     if not isinstance(content, dict) or set(content) != set(names):
         raise Unfit("it has other fields than a cell")
     if not all(_name(content[key]) for key in ("problem", "algorithm", "schedule")):
@@ -162,9 +163,28 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
         raise Unfit("it does not say of its methods what they cost")
     if not all(text.isprintable() for text in (*shown.values(), *costs.values())):
         raise Unfit("its methods' names are not printable")
-    lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels")}
+    if not _counted(content["numbers_sent"], content["sent_under_c1"], methods, len(saves)):
+        raise Unfit("it does not say how many numbers a client sends")
+    sent = {name: tuple(counts) for name, counts in content["numbers_sent"].items()}
+    lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels", "sent_under_c1")}
     named = {name: tuple(x) for name, x in labels.items()}
-    return CellRows(**{**content, **lists, "coordinates": named, "truth": known, "methods": {}})
+    told = {"coordinates": named, "truth": known, "numbers_sent": sent, "methods": {}}
+    return CellRows(**{**content, **lists, **told})
+
+
+def _counted(sent: Any, under_c1: Any, methods: list[str], saves: int) -> bool:
+    """Whether numbers sent are given for every method and saved round, or not at all."""
+    if sent == {} and under_c1 == []:
+        return True
+    if not (isinstance(sent, dict) and set(sent) == set(methods)):
+        return False
+    lists = [under_c1, *sent.values()]
+    return all(
+        isinstance(one, list)
+        and len(one) == saves
+        and all(type(x) in (int, float) and 0 < x < float("inf") for x in one)
+        for one in lists
+    )
 
 
 def _name(value: Any) -> bool:

@@ -72,6 +72,9 @@ class Accumulator(NamedTuple):
     engine then keeps one copy for all replications. `any_width` says that on a CPU it is the same to the last
     bit whether a cell runs alone in a program or beside others, as its tests have shown. `on_host` is the same in
     NumPy and float64, for one run whose loop would take longer to compile than to run.
+
+    What it needs is also what a client has to send for it, see `engine.cost.numbers_sent`. `hessian_every` is s if
+    it reads the Hessians of rounds s, 2s, … alone: a client then sends no others.
     """
 
     init: Callable[[Params], Any]
@@ -83,6 +86,7 @@ class Accumulator(NamedTuple):
     rolling: Rolling | None = None
     any_width: bool = False
     on_host: OnHost | None = None
+    hessian_every: int = 1
 
 
 class OnHost(NamedTuple):
@@ -237,6 +241,13 @@ class Estimator:
     def needs_hessian(self) -> bool:
         """Whether it asks for the mean Hessian at each synchronised average."""
         return any(part.needs_hessian for part in self.accumulators)
+
+    @property
+    def hessian_every(self) -> int:
+        """s if it needs the Hessians of rounds s, 2s, … and no others."""
+        return min(
+            (part.hessian_every for part in self.accumulators if part.needs_hessian), default=1
+        )
 
     def coordinates(self, problem: Problem) -> tuple[str, ...]:
         """Names of what the interval is for."""

@@ -84,6 +84,7 @@ class Problem:
         with them.
       drifts: whether observations depend on when they are made; what `sample` and `observe` get for a client is
         then a `Moment`. `problems.drifting` is an example.
+      copies: how many copies of one model the parameters are, for methods that need several runs in one.
     """
 
     init: Params
@@ -103,6 +104,7 @@ class Problem:
     gamma0: float | None = None
     about: str = ""
     drifts: bool = False
+    copies: int = 1
 
     def __post_init__(self) -> None:
         checks.count("num_clients", self.num_clients, 1)

@@ -95,6 +95,10 @@ class CellRows:
     judge: str  # the method whose estimate and standard error judge the others, or ""
     methods: dict[str, MethodRows]
     costs: dict[str, str] = dataclasses.field(default_factory=dict)  # by method, where it tells
+    # By method and saved round: numbers that a client has sent, see `engine.cost.numbers_sent`.
+    numbers_sent: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    # By saved round: what it would have sent for plain Local SGD that communicates after every step.
+    sent_under_c1: tuple[int, ...] = ()
 
     @property
     def acf(self) -> float:

@@ -31,21 +31,8 @@ def check_algorithm(algorithm: Any, dim: int, dtype: Any, num_clients: int) -> N
       num_clients: K.
     """
     algorithm = an_algorithm(algorithm)
-    how, least = algorithm.participation, algorithm.least_clients
-    if how is not None and not how.by_weight:
-        least = max(least, how.clients)
-    if num_clients < least:
-        rule = f"have at least {least} clients for {algorithm.name}"
-        raise refusal("problem", rule, num_clients)
-    if how is not None and algorithm.init_client is not None:
-        rule = "be None where only some clients take part in a round"
-        raise refusal(f"algorithm ({algorithm.name}).init_client", rule, algorithm.init_client)
-    abstract: Any = jax.ShapeDtypeStruct
-    x, number = abstract((dim,), jnp.dtype(dtype)), abstract((), jnp.dtype(dtype))
-    key, weights = abstract((2,), jnp.uint32), abstract((num_clients,), jnp.dtype(dtype))
-    chance = ((key, weights), (abstract((), jnp.uint32),)) if algorithm.random else ((), ())
-    server = _made(algorithm.init_server, x, *chance[0])
-    memory = _made(algorithm.init_client, x, *chance[1])
+    _check_clients(algorithm, num_clients)
+    x, number, server, memory = _abstract(algorithm, dim, dtype, num_clients)
     round = Round(x, server, number, number)
     client = Client(x, _made(algorithm.begin, memory, round), memory)
 
@@ -68,6 +55,42 @@ def check_algorithm(algorithm: Any, dim: int, dtype: Any, num_clients: int) -> N
         where, params, after = pair("receive", x, message, round)
         check_same(where, "x̄ in the shape and dtype of `round.params`", x, params)
         check_same(where, "`server` in its shapes and dtypes", server, after)
+
+
+def message_size(algorithm: Algorithm, dim: int, num_clients: int) -> int:
+    """Return how many numbers a client's message has, from the shapes that `send` returns; 0 without one."""
+    if algorithm.send is None:
+        return 0
+    x, number, server, memory = _abstract(algorithm, dim, jnp.float32, num_clients)
+    round = Round(x, server, number, number)
+    client = Client(x, _made(algorithm.begin, memory, round), memory)
+    message, _ = jax.eval_shape(algorithm.send, client, round)
+    return sum(leaf.size for leaf in jax.tree.leaves(message))
+
+
+def _check_clients(algorithm: Algorithm, num_clients: int) -> None:
+    how, least = algorithm.participation, algorithm.least_clients
+    if how is not None and not how.by_weight:
+        least = max(least, how.clients)
+    if num_clients < least:
+        rule = f"have at least {least} clients for {algorithm.name}"
+        raise refusal("problem", rule, num_clients)
+    if how is not None and algorithm.init_client is not None:
+        rule = "be None where only some clients take part in a round"
+        raise refusal(f"algorithm ({algorithm.name}).init_client", rule, algorithm.init_client)
+
+
+def _abstract(
+    algorithm: Algorithm, dim: int, dtype: Any, num_clients: int
+) -> tuple[Any, Any, Any, Any]:
+    """x_0, a number, what the server keeps and what a client keeps, as shapes."""
+    abstract: Any = jax.ShapeDtypeStruct
+    x, number = abstract((dim,), jnp.dtype(dtype)), abstract((), jnp.dtype(dtype))
+    key, weights = abstract((2,), jnp.uint32), abstract((num_clients,), jnp.dtype(dtype))
+    chance = ((key, weights), (abstract((), jnp.uint32),)) if algorithm.random else ((), ())
+    server = _made(algorithm.init_server, x, *chance[0])
+    memory = _made(algorithm.init_client, x, *chance[1])
+    return x, number, server, memory
 
 
 def _made(function: Callable[..., Any] | None, *arguments: Any) -> Any:

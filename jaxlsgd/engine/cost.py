@@ -1,4 +1,4 @@
-"""What a tile needs in memory, from shapes alone, and how wide a tile a budget allows."""
+"""What a run costs: the memory of a tile, from shapes alone, and the numbers that a client sends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.estimator import Accumulator, Estimator
 from jaxlsgd.core.forms import OuterProduct
 from jaxlsgd.core.problem import Draws, Problem, abstract_source
+from jaxlsgd.core.states import message_size
 from jaxlsgd.engine import federation
 from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
 from jaxlsgd.engine.program import loop_for
 from jaxlsgd.engine.statistics import axes_of
+from jaxlsgd.schedules.plan import Plan
 
 # A tile's width is a multiple of this where it can be, for full vector registers.
 WIDTH_MULTIPLE = 16
@@ -35,6 +37,63 @@ LANES = {"cpu": ((1, 4), 16 * 2**20, 8 * 512), "gpu": ((8, 24), 2**33, 2**15)}
 LANE_CLIENTS = 32
 
 Shape = tuple[int, ...]  # of a buffer, without its last axis, the replications
+_LOCAL_SGD = Algorithm("local_sgd", within_theory=True)  # whose parts are all None
+
+
+def numbers_sent(
+    problem: Problem,
+    plan: Plan,
+    method: Estimator | None = None,
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int | None = None,
+) -> float:
+    """Count the numbers that a client sends to the server, from its model to its Hessians.
+
+    With d parameters a client sends, in each of T rounds,
+
+        d                 its model, or what the algorithm declares (`Algorithm.sends`; 2d for SCAFFOLD)
+        d                 a gradient at the average, for a method that needs one (`Accumulator.needs_gradient`)
+        d                 the sum of its gradients, if a method needs it (`needs_gradient_sum`) and the server
+                          cannot compute it from how clients moved; in Local SGD it can
+        d (d + 1)/2       a Hessian, for a method that needs one, in every `hessian_every`-th round
+
+    What clients receive is not counted. If n of K clients take part in a round, the number is the mean over clients,
+    n/K of this. Methods that run side by side share what they need; this is the number for one of them alone.
+
+    Args:
+      problem: says d and K.
+      plan: says T.
+      method: the interval method; a run without intervals if None.
+      algorithm: Local SGD if None.
+      rounds: how many of the plan's rounds; all if None.
+
+    Returns:
+      Numbers sent per client, an expectation if clients are chosen at random.
+
+    Example::
+
+        plan = schedules.paper("P(1/2)").plan(schedules.power_decay(0.5), num_steps=5000)
+        numbers_sent(problem, plan, one_step()) / numbers_sent(problem, plan)
+    """
+    algorithm = (algorithm or _LOCAL_SGD).among(problem.num_clients)
+    d, clients = problem.dim, problem.num_clients
+    T = plan.num_rounds if rounds is None else checks.count("rounds", rounds, 1, plan.num_rounds)
+    declared = algorithm.sends
+    each = d + message_size(algorithm, d, clients) if declared is None else declared(d)
+    hessians = 0
+    if method is not None:
+        each += d * method.needs_gradient
+        each += d * (method.needs_gradient_sum and not algorithm.gradient_sum_known)
+        hessians = method.needs_hessian * (T // method.hessian_every)
+    total = T * each + hessians * (d * (d + 1) // 2)
+    taking_part = algorithm.stepping(clients)
+    return total if taking_part == clients else total * taking_part / clients
+
+
+def sent_under_c1(problem: Problem, num_steps: int) -> int:
+    """Count what a client of plain Local SGD sends if it communicates after every step: d numbers each time."""
+    return num_steps * (problem.dim // problem.copies)
 
 
 def tile_bytes(

@@ -122,6 +122,7 @@ def binned_rounds(hessian_every: int = 1) -> Accumulator:
         update,
         needs_hessian=True,
         needs_gradient_sum=True,
+        hessian_every=hessian_every,
         shared=("clock",),
         rolling=Rolling(add, roll, roll_before, store=("past",)),
         on_host=OnHost(lambda x: _begin(np.asarray(x, np.float64), np), update_on_host),

@@ -35,6 +35,7 @@ def stacked_problem(
         name=f"{problem.name}-x{copies}" if problem.name else "",
         gamma0=problem.gamma0,
         drifts=problem.drifts,
+        copies=copies * problem.copies,
         **{"clients": problem.clients, **source},
     )
 

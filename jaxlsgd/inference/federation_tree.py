@@ -152,7 +152,10 @@ def _tree(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) -> Algor
         stacked(x, leaves, dim)
         return jnp.zeros((), jnp.int32)
 
-    return Algorithm("federation_tree", init_server=init_server, receive=receive)
+    # A client has moved the row of its leaf alone, and sends no other.
+    return Algorithm(
+        "federation_tree", init_server=init_server, receive=receive, sends=lambda _: dim
+    )
 
 
 def within_nodes(rows: Array, nodes: int) -> Array:

@@ -203,7 +203,7 @@ def random_scaling_estimator(
         needs_plan=True,
         contrasts=rows,
         label=random_scaling_lib.LABELS["finite_horizon"],
-        cost="a Hessian per client and round to the server; memory 3d² + 6d",
+        cost="a gradient and a Hessian per client and round to the server; memory 3d² + 6d",
         within_theory=True,
     )
 

@@ -19,7 +19,7 @@ from jaxlsgd.inference.sums import compensated_add, widened
 
 HORIZONS = ("asymptotic", "finite")
 AVERAGES = ("rounds", "observations")
-COST = "a Hessian per client and round to the server; memory 2d² + 3d"
+COST = "a gradient and a Hessian per client and round to the server; memory 2d² + 3d"
 _FLOOR = 1e-6  # smallest eigenvalue of Ĝ allowed, as a share of the largest
 
 

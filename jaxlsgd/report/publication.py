@@ -56,7 +56,7 @@ def save(
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
       directory: where to save; made if it is not there.
-      figure: "coverage" by schedule, or "tradeoff", length against communication.
+      figure: "coverage" by schedule, or "tradeoff", length against the numbers that a client sends.
       format: "pdf", "svg" or "png".
       width: "column" or "page".
 
@@ -74,9 +74,8 @@ def save(
     first = [row for cell in cells for row in first_coordinate(cell)]
     last = [row for row in first if row["save_round"] == row["num_rounds"]]
     rows = [row for row in last if row["level"] == last[0]["level"]]
-    known = [
-        row for row in rows if row["coverage" if figure == "coverage" else "length"] is not None
-    ]
+    needed = ("coverage",) if figure == "coverage" else ("length", "sent_over_c1")
+    known = [row for row in rows if all(row[name] is not None for name in needed)]
     if not known:
         raise checks.refusal("figure", "be one that the rows can draw", figure)
     path = Path(directory) / f"{figure}_{width}.{format}"
@@ -114,7 +113,7 @@ def _draw(rows: Sequence[Row], kind: str, width: str) -> Figure:
     for axis in axes[len(groups) :]:
         axis.set_visible(False)
     if kind == "tradeoff":  # with room at the sides, also where all schedules communicate alike
-        shares = [row["acf"] for row in rows]
+        shares = [row["sent_over_c1"] for row in rows]
         axes[0].set_xlim(min(shares) / 1.3, 1.3 * max(shares))
         drawing.plain_log(axes[0].xaxis)
     for i in range(0, len(groups), columns):
@@ -138,6 +137,8 @@ def _note(rows: Sequence[Row], kind: str, width: str) -> str:
         f"{rows[0]['coordinate']}, {100 * rows[0]['level']:g} % intervals, {count} replications. Bars: {bars}. "
         "Hollow: coverage more than 2 standard errors from its level."
     )
+    if kind == "tradeoff":
+        text += " Numbers sent: models, and the gradients and Hessians that a method needs."
     if kind == "coverage" and any(100 * row["coverage"] < _floor(row["level"]) for row in rows):
         text += f" {drawing.BELOW}"
     return textwrap.fill(text, 74 if width == "column" else 160)
@@ -191,17 +192,17 @@ def _draw_coverage(axis: Axes, rows: Sequence[Row], looks: dict[str, drawing.Loo
 
 
 def _draw_tradeoff(axis: Axes, rows: Sequence[Row], looks: dict[str, drawing.Look]) -> None:
-    """Mean length against rounds per observation, both logarithmic, a line per method."""
+    """Mean length against numbers sent over those of plain Local SGD under C1, a line per method."""
     for method in _unique(row["method"] for row in rows):
         look = looks[method]
-        line = sorted((r for r in rows if r["method"] == method), key=lambda r: r["acf"])
-        x, y = [r["acf"] for r in line], [r["length"] for r in line]
+        line = sorted((r for r in rows if r["method"] == method), key=lambda r: r["sent_over_c1"])
+        x, y = [r["sent_over_c1"] for r in line], [r["length"] for r in line]
         axis.plot(x, y, color=look.color, linestyle=look.dashes, zorder=2)
         for row in line:
             bars = 1.96 * (row["length_mcse"] or 0.0)
-            at = ([row["acf"]], [row["length"]])
+            at = ([row["sent_over_c1"]], [row["length"]])
             axis.errorbar(*at, yerr=bars, zorder=3, **_BARS, **_mark(row, look))
     axis.set(xscale="log")
     drawing.plain_log(axis.yaxis)
     axis.tick_params(labelbottom=True)
-    axis.set_xlabel("Rounds per observation")
+    axis.set_xlabel("Numbers sent per client / Local SGD's under C1")

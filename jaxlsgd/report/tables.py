@@ -15,6 +15,7 @@ from jaxlsgd.analysis import measures as measures_lib
 from jaxlsgd.analysis.measures import (
     COUNTS,
     DIFFERENT,
+    EXACT,
     IDENTITY,
     MEASURES,
     NO_TRUTH,
@@ -61,6 +62,8 @@ _HEADINGS = {
     "length_sd": "length SD",
     "l2_error": "L2 error",
     "acf": "rounds per step",
+    "numbers_sent": "numbers sent",
+    "sent_over_c1": "sent / C1",
     "n_ok": "completed",
     "n_failed": "failed",
     "n_floored": "regularised",
@@ -82,6 +85,8 @@ _NOTES = {
     "its estimates, less 1.",
     "coverage_all": "Coverage of all runs counts those that failed as misses; the rest is of those "
     "that completed.",
+    "numbers_sent": "Numbers sent: per client, its models and the gradients and Hessians that the method needs.",
+    "sent_over_c1": "Sent / C1: the same, over those of plain Local SGD that communicates after every step.",
     "n_floored": "Regularised: completed, but a numerical floor acted on the scale.",
     "coverage_difference": "Differences and ratios are those of a row from its reference, over "
     "replications that completed in both.",
@@ -215,7 +220,7 @@ def render_differences(
 def _plain_columns(measures: Sequence[str] | None) -> list[str]:
     names = [*IDENTITY, *COUNTS]
     for name in measures or MEASURES:
-        suffixes = ["", "_mcse"] if name != "acf" else [""]
+        suffixes = ["", "_mcse"] if name not in EXACT else [""]
         suffixes += ["_low", "_high"] if name.startswith("coverage") else []
         names += [name + suffix for suffix in suffixes]
     return [*names, "cost"]
@@ -343,6 +348,8 @@ def _plain(value: Any) -> str:
 
 
 def _number_column(rows: Sequence[Row], name: str) -> list[str]:
+    if name == "numbers_sent":  # counts, which have all their digits
+        return ["-" if (x := row[name]) is None else f"{x:,.0f}" for row in rows]
     factor = 100 if name in _PERCENT or name == "coverage_difference" else 1
     pairs = [(_times(row[name], factor), _times(row.get(f"{name}_mcse"), factor)) for row in rows]
     places = _decimals([error for _, error in pairs if error])

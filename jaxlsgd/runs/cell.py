@@ -19,6 +19,7 @@ from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.core.second_derivative import has_curvature
 from jaxlsgd.core.states import an_algorithm, check_algorithm, check_same
+from jaxlsgd.engine.cost import numbers_sent, sent_under_c1
 from jaxlsgd.engine.layout import Layout, Whole, lay_out, lay_out_whole
 from jaxlsgd.engine.program import loop_for
 from jaxlsgd.engine.statistics import start_all, update_all
@@ -105,14 +106,17 @@ class Cell:
 
     def with_rows(self, rows: dict[str, MethodRows]) -> CellRows:
         """Puts rows together with what is known of the cell's truth and plan."""
+        saves = self.layout.save_at
+        steps = tuple(int(self.plan.ends[m - 1]) for m in saves)
+        what = self.problem, self.plan
         return CellRows(
             problem=self.problem.name or "problem",
             algorithm=self.algorithm.name,
             schedule=self.plan.name,
             num_steps=self.plan.num_steps,
             num_rounds=self.plan.num_rounds,
-            save_at=self.layout.save_at,
-            steps_at=tuple(int(self.plan.ends[m - 1]) for m in self.layout.save_at),
+            save_at=saves,
+            steps_at=steps,
             levels=self.levels,
             coordinates={method.name: method.coordinates(self.problem) for method in self.methods},
             truth={method.name: method.truth(self.problem) for method in self.methods},
@@ -121,6 +125,13 @@ class Cell:
             judge=next((method.name for method in self.methods if method.judges), ""),
             methods=rows,
             costs={method.name: method.cost for method in self.methods if method.cost},
+            numbers_sent={
+                method.name: tuple(
+                    numbers_sent(*what, method, self.algorithm, rounds=m) for m in saves
+                )
+                for method in self.methods
+            },
+            sent_under_c1=tuple(sent_under_c1(self.problem, t) for t in steps),
         )
 
 

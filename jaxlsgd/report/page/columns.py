@@ -12,7 +12,7 @@ from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report.page.arrays import packed
 
-_LAST = ("coverage", "n_ok", "length", "length_mcse")
+_LAST = ("coverage", "n_ok", "length", "length_mcse", "numbers_sent", "sent_over_c1")
 _PATH = ("coverage", "length", "l2_error", "n_ok")
 _EACH = ("coverage", "length", "n_ok")
 MOST_PATH = 60_000  # numbers of a kind along the rounds, of the whole study

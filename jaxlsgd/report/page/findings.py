@@ -32,6 +32,7 @@ class View:
     setting: Setting
     schedule: str
     acf: float
+    sent: float | None  # over plain Local SGD's under C1
     coverage: Average | None
     length: Average | None  # of its logarithm
     completed: int
@@ -63,7 +64,9 @@ class Findings:
                     hits = np.abs(rows.estimate[-1, :, 0] - truth[0]) <= half
                 coverage = averages.share(hits, ok)
             length = averages.log_mean(np.where(ok, 2 * half, 0.0), ok)
-            view = View(setting, cell.schedule, cell.acf, coverage, length, int(ok.sum()))
+            told = name in cell.numbers_sent
+            sent = cell.numbers_sent[name][-1] / cell.sent_under_c1[-1] if told else None
+            view = View(setting, cell.schedule, cell.acf, sent, coverage, length, int(ok.sum()))
             self._views.setdefault(name, {})[setting, cell.schedule] = view
 
     def sentences(self) -> list[tuple[str, str]]:
@@ -166,7 +169,7 @@ class Findings:
         return [place for place in first if all(place in found for found in lengths)]
 
     def _communication_sentence(self) -> str:
-        texts, ends = [], []
+        texts, ends, sent = [], [], []
         for name, views in self._views.items():
             pairs = _extremes([view for view in views.values() if view.length is not None])
             if not pairs:
@@ -176,14 +179,24 @@ class Findings:
             ]
             texts.append(f"{self._name(name)} {_ratio(averages.over(gaps))}")
             ends += [often.acf / rare.acf for often, rare in pairs]
+            shares = [rare.sent for _, rare in pairs if rare.sent is not None]
+            sent += [f"{self._name(name)} {_span(shares)}"] if shares else []
         if not texts:
             return ""
-        low, high = min(ends), max(ends)
-        saving = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
-        return (
-            f"Communicating {saving} times less often, from the schedule with the most rounds to the one "
+        text = (
+            f"Communicating {_span(ends)} times less often, from the schedule with the most rounds to the one "
             f"with the fewest, multiplies the mean length by: {', '.join(texts)}."
         )
+        return text + (
+            " With the fewest rounds a client sends so many numbers, gradients and Hessians among them, as "
+            f"multiples of those of plain Local SGD under C1: {', '.join(sent)}."
+            if sent
+            else ""
+        )
+
+
+def _span(values: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in (min(values), max(values))))
 
 
 def _extremes(views: Sequence[View]) -> list[tuple[View, View]]:

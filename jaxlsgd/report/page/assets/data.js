@@ -17,7 +17,7 @@ const pairs = unpackAll(data.pairs);
 // Where a cell's numbers begin: in each column methods come first, then levels, then rounds.
 let lastAt = 0, pathAt = 0, eachAt = 0;
 data.cells.forEach((cell, index) => {
-  Object.assign(cell, { index, lastAt, pathAt, eachAt, acf: cell.rounds / cell.steps });
+  Object.assign(cell, { index, lastAt, pathAt, eachAt });
   lastAt += cell.methods.length * data.levels.length;
   pathAt += cell.methods.length * data.levels.length * cell.saves.length;
   cell.names.forEach((name) => { eachAt += data.names[name].length; });
@@ -51,6 +51,7 @@ function view(cell, k, atLevel = chosen.level) {
     cell, method: cell.methods[k], coverage, n, low, high, score,
     error: Math.sqrt((coverage * (1 - coverage)) / n),
     length: last.length[i], lengthError: last.length_mcse[i],
+    sent: last.numbers_sent[i], sentOverC1: last.sent_over_c1[i],
   };
 }
 

@@ -6,7 +6,8 @@ function report(v) {
   const note = side ? `\n${Math.abs(v.score).toFixed(1)} standard errors ${side} its level` : "";
   return `${data.methods[v.method]}\n${cellName(v.cell)}\n` +
     `coverage ${percent(v.coverage, v.error)}, ${grouped(v.n)} runs${note}\n` +
-    `length ${withError(v.length, v.lengthError)}\n${number(v.cell.acf)} rounds per observation`;
+    `length ${withError(v.length, v.lengthError)}\n${grouped(v.cell.rounds)} rounds` +
+    (Number.isFinite(v.sent) ? `, ${grouped(v.sent)} numbers sent per client` : "");
 }
 
 // Rows of marks with bars: groups are {label, items: [{method, x, low, high, hollow, text, cell}]}.
@@ -98,6 +99,7 @@ function drawSeries(svg, one, x, y, [top, bottom], joined, points) {
   const known = one.points.filter((p) => Number.isFinite(p.x) && Number.isFinite(p.y));
   const place = (p) => ({ x: x(p.x), y: Math.max(top, Math.min(bottom, y(p.y))), out: y(p.y) > bottom + 0.5 || y(p.y) < top - 0.5 });
   const places = known.map(place);
+  let free = -Infinity;  // where there is room for the next name
   if (joined && places.length > 1) svg.append(shape("path", {
     d: `M${places.map((p) => `${p.x.toFixed(1)},${p.y.toFixed(1)}`).join("L")}`,
     class: `line ${look(one.method)}`, "stroke-dasharray": DASHES[one.method % 8],
@@ -112,6 +114,10 @@ function drawSeries(svg, one, x, y, [top, bottom], joined, points) {
       d: at.y < top + 1 ? `M${at.x - 4},${top + 6}l4,-5l4,5` : `M${at.x - 4},${bottom - 6}l4,5l4,-5`, class: `out ${look(one.method)}`,
     }));
     else if (!one.plain || i === known.length - 1) svg.append(mark(one.method, at.x, at.y, p.hollow, one.size ?? 4));
+    if (p.name && !at.out && at.x - p.name.length * 3.1 > free && p.name.length < 24) {
+      free = at.x + p.name.length * 3.1 + 4;
+      svg.append(shape("text", { x: at.x, y: Math.max(top - 2, at.y - 9), class: "label middle" }, p.name));
+    }
     points.push({ x: at.x, y: at.y, text: p.text, cell: p.cell });
   });
 }
@@ -133,37 +139,31 @@ function placeLabels(svg, series, x, y, right) {
 }
 
 function drawTradeoff(cells) {
-  const known = (cell) => views(cell).filter((v) => Number.isFinite(v.length));
+  const known = (cell) => views(cell).filter((v) => Number.isFinite(v.length) && Number.isFinite(v.sentOverC1));
   const groups = settings(cells.filter((cell) => known(cell).length)).filter((group) => group.length > 1);
   const all = groups.flat().flatMap(known);
-  const xs = span(all.map((v) => v.cell.acf), { log: true, pad: 0.08 });
+  const xs = span(all.map((v) => v.sentOverC1), { log: true, pad: 0.08 });
   figure("tradeoff", groups.map((group) => ({ title: settingName(group[0]), draw: later(() => {
     const here = group.flatMap(known);
     const ys = span(here.map((v) => v.length), { log: true, pad: 0.12 });
     const methods = unique(here.map((v) => v.method));
     const series = methods.map((method) => ({
       method,
-      points: here.filter((v) => v.method === method).sort((a, b) => a.cell.acf - b.cell.acf).map((v) => ({
-        x: v.cell.acf, y: v.length, low: v.length - 1.96 * v.lengthError, high: v.length + 1.96 * v.lengthError,
+      points: here.filter((v) => v.method === method).sort((a, b) => a.sentOverC1 - b.sentOverC1).map((v) => ({
+        x: v.sentOverC1, y: v.length, low: v.length - 1.96 * v.lengthError, high: v.length + 1.96 * v.lengthError,
         hollow: apart(v.score) !== "", text: report(v), cell: v.cell,
       })),
     }));
-    const draw = plot(series, { xs, ys, logX: true, logY: true, height: 306, top: 50, xLabel: "Communication rounds per observation", yLabel: "Mean length" });
-    return (svg, width) => { nameSchedules(svg, group, xs, width); return draw(svg, width); };
+    nameSchedules(series);
+    return plot(series, { xs, ys, logX: true, logY: true, height: 306, xLabel: "Numbers sent per client / Local SGD's under C1", yLabel: "Mean length" });
   }) })));
 }
 
-// The schedules where their points are, along the top, on two lines where one has no room.
-function nameSchedules(svg, group, xs, width) {
-  const x = scale(xs, [46, width - RIGHT], true), free = [Infinity, Infinity];
-  for (const cell of [...group].sort((a, b) => b.acf - a.acf)) {
-    const wide = cell.schedule.length * 6.2, at = x(cell.acf), middle = Math.min(at, width - wide / 2);
-    svg.append(shape("path", { d: `M${at},48V264`, class: "grid" }));
-    const row = free.findIndex((end) => middle + wide / 2 < end);
-    if (row < 0 || wide > width / 4) continue;
-    free[row] = middle - wide / 2 - 5;
-    svg.append(shape("text", { x: middle, y: 44 - 13 * row, class: "label middle" }, cell.schedule));
-  }
+// The schedules beside the points of the method with the longest intervals, whose line is above the others.
+function nameSchedules(series) {
+  const size = (one) => one.points.reduce((sum, p) => sum + Math.log(p.y), 0) / one.points.length;
+  const top = series.reduce((a, b) => size(b) > size(a) ? b : a);
+  for (const p of top.points) p.name = p.cell.schedule;
 }
 
 function drawPairs(cells) {

@@ -1,0 +1,232 @@
+"""Numbers sent per client: counted by hand, declared by methods and algorithms, shown wherever costs are."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from report_helpers import fake_cell
+
+import jaxlsgd
+from jaxlsgd import (
+    Algorithm,
+    Draws,
+    Problem,
+    algorithms,
+    numbers_sent,
+    one_step,
+    plug_in,
+    problems,
+    random_scaling,
+    schedules,
+)
+from jaxlsgd.analysis import measures
+from jaxlsgd.core.cell_file import Unfit, about_from_json, about_to_json
+from jaxlsgd.engine.cost import sent_under_c1
+from jaxlsgd.inference.bootstrap import bootstrap, perturbed
+from jaxlsgd.inference.federation_tree import federation_tree, split_clients
+from jaxlsgd.inference.higrad import higrad
+from jaxlsgd.report import publication, tables
+from jaxlsgd.runs.cell import Cell
+
+STEPS = 5_000
+
+
+def plan(name: str):
+    """The paper's plan: 250 rounds of one step first."""
+    return schedules.paper(name).with_warmup(0.05).plan(schedules.power_decay(0.5), num_steps=STEPS)
+
+
+def flat(dim: int, num_clients: int = 4) -> Problem:
+    """A problem of so many parameters that costs nothing to make."""
+    return Problem(
+        np.zeros(dim),
+        lambda x, seen: jnp.sum((x - seen) ** 2),
+        num_clients,
+        draws=Draws(normal=dim),
+        observe=lambda draws, client: draws.normal,
+    )
+
+
+def rounds_by_hand(name: str) -> int:
+    """Rounds of C1 and P(1/2): 250 of one step, then ⌈√m⌉ until 5,000 observations are used."""
+    if name == "C1":
+        return STEPS
+    rounds, used, m = 250, 250, 0
+    while used < STEPS:
+        m += 1
+        root = int(m**0.5)
+        used += root if root * root == m else root + 1
+        rounds += 1
+    return rounds
+
+
+# Under C1 T = 5,000, under P(1/2) T = 611. A model is d, a gradient d, a Hessian d(d + 1)/2: 15 and 5,050 numbers.
+BY_HAND = {
+    ("C1", 5): {"": 25_000, "random_scaling": 25_000, "one_step": 100_000, "plug_in": 125_000},
+    ("P(1/2)", 5): {"": 3_055, "random_scaling": 3_055, "one_step": 12_220, "plug_in": 15_275},
+    ("C1", 100): {
+        **{"": 500_000, "random_scaling": 500_000},
+        **{"one_step": 25_750_000, "plug_in": 26_250_000},
+    },
+    ("P(1/2)", 100): {
+        **{"": 61_100, "random_scaling": 61_100},
+        **{"one_step": 3_146_650, "plug_in": 3_207_750},
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "dim"), BY_HAND)
+def test_counts_are_those_made_by_hand(name: str, dim: int):
+    assert plan(name).num_rounds == rounds_by_hand(name) == {"C1": 5_000, "P(1/2)": 611}[name]
+    methods = {"": None, "random_scaling": random_scaling(), "one_step": one_step()}
+    methods["plug_in"] = plug_in()
+    problem = flat(dim)
+    found = {key: numbers_sent(problem, plan(name), method) for key, method in methods.items()}
+    assert found == BY_HAND[name, dim]
+    assert sent_under_c1(problem, STEPS) == BY_HAND["C1", dim][""]
+
+
+def test_few_rounds_with_hessians_send_more_than_many_without():
+    """What a count of rounds hides: at d = 100, P(1/2) has 12 % of the rounds of C1 and sends six times as much."""
+    rare, often = plan("P(1/2)"), plan("C1")
+    assert rare.num_rounds / often.num_rounds == pytest.approx(0.122, abs=5e-4)
+    ratio = numbers_sent(flat(100), rare, one_step()) / numbers_sent(flat(100), often)
+    assert ratio == pytest.approx(6.29, abs=0.01)
+
+
+def test_methods_declare_what_they_need():
+    problem, short = flat(5), plan("P(1/2)")
+    model, gradient, hessian, T = 5, 5, 15, 611
+    each = {
+        random_scaling("diagonal"): model,
+        random_scaling("contrasts", contrasts=np.eye(2, 5)): model,
+        random_scaling(burn_in=10): model,
+        random_scaling(critical="finite_horizon"): model + gradient + hessian,
+        plug_in("finite"): model + gradient + hessian,
+        plug_in(average="observations"): model + gradient + hessian,
+        one_step(center="average"): model + hessian,
+    }
+    for method, numbers in each.items():
+        assert numbers_sent(problem, short, method) == T * numbers, method.name
+    for every in (2, 10, 700):
+        found = numbers_sent(problem, short, one_step(hessian_every=every))
+        assert found == T * model + T // every * hessian
+
+
+def test_a_part_of_a_run_counts_its_rounds():
+    problem, short = flat(5), plan("P(1/2)")
+    assert numbers_sent(problem, short, one_step(hessian_every=10), rounds=25) == 25 * 5 + 2 * 15
+    with pytest.raises(ValueError, match="rounds: must be an integer from 1 to 611, got 612"):
+        numbers_sent(problem, short, rounds=612)
+
+
+def test_algorithms_declare_what_a_message_has():
+    problem, short, T, d = flat(5), plan("P(1/2)"), 611, 5
+    # Of each: numbers in a round without a method, and what one_step's sum of gradients adds.
+    expected = {
+        algorithms.local_sgd(): (d, 0),
+        algorithms.server_adam(): (d, 0),
+        algorithms.scaffold(): (2 * d, 0),
+        algorithms.fedprox(0.1): (d, d),
+        algorithms.local_momentum(0.5): (d, d),
+        algorithms.stragglers(0.5): (d, d),
+        algorithms.client_dropout(0.2): (d, d),
+    }
+    for algorithm, (alone, total) in expected.items():
+        assert numbers_sent(problem, short, None, algorithm) == T * alone, algorithm.name
+        found = numbers_sent(problem, short, one_step(), algorithm)
+        assert found == T * (alone + total + 15), algorithm.name
+
+
+def test_an_algorithm_of_ones_own_is_counted_by_its_message():
+    def send(client, round):
+        return {"twice": jnp.stack([client.x, client.x]), "loss": round.eta}, client.memory
+
+    own = Algorithm("own", send=send, receive=lambda moved, message, round: (moved, None))
+    assert numbers_sent(flat(5), plan("C1"), None, own) == STEPS * (5 + 10 + 1)
+    declared = dataclasses.replace(own, sends=lambda dim: 3 * dim)
+    assert numbers_sent(flat(5), plan("C1"), None, declared) == STEPS * 15
+
+
+def test_clients_that_are_not_chosen_send_nothing():
+    problem, short = flat(5, num_clients=10), plan("P(1/2)")
+    for choice in ("uniform", "weight"):
+        some = algorithms.participation(3, choice)
+        assert numbers_sent(problem, short, one_step(), some) == 611 * 20 * 3 / 10
+    everybody = algorithms.participation(10)
+    assert numbers_sent(problem, short, one_step(), everybody) == 611 * 20
+
+
+def test_copies_are_sent_and_federations_are_not():
+    """A bootstrap sends B + 1 models; a client of a federation that has split sends the model of its own."""
+    base, short = problems.linear(5, 4, heterogeneity=0.0), plan("P(1/2)")
+    copies, tree = perturbed(base, 30), split_clients(base, 4)
+    assert numbers_sent(copies, short, bootstrap(30, 5)) == 611 * 31 * 5
+    shape = {"branches": (2, 2), "splits": (50, 100)}
+    split = numbers_sent(tree, short, higrad(5, **shape), federation_tree(5, **shape))
+    assert split == 611 * 5
+    for problem in (base, copies, tree):
+        assert sent_under_c1(problem, STEPS) == STEPS * 5
+
+
+def test_a_cell_says_what_its_methods_send():
+    methods = (one_step(), random_scaling())
+    rows = Cell(flat(5), plan("P(1/2)"), methods, save_at=(100, 611)).with_rows({})
+    assert rows.numbers_sent == {"one_step": (2_000, 12_220), "random_scaling": (500, 3_055)}
+    assert rows.sent_under_c1 == (500, 25_000)
+
+
+def test_tables_have_the_numbers():
+    cell = dataclasses.replace(fake_cell(saves=2), costs={"plug_in": "dear"})
+    found = list(csv.DictReader(io.StringIO(tables.render(cell, "csv"))))
+    sent = {(row["method"], row["save_round"]): row["numbers_sent"] for row in found}
+    assert sent["plug_in", "10"] == "70" and sent["random_scaling[paper]", "100"] == "200"
+    assert {row["sent_over_c1"] for row in found} == {"0.35", "0.1"}
+    assert json.loads(tables.render(cell, "json"))[-1]["numbers_sent"] == 200
+    assert "numbers_sent_mcse" not in found[0]
+    text = tables.render(cell, measures=["numbers_sent", "sent_over_c1"])
+    assert "numbers sent" in text and "700" in text
+    for told in (tables.render(cell), str(measures.coverage_table(cell))):
+        line = " ".join(told.split())
+        assert "dear; a client sends 0.35 × the numbers of Local SGD under C1." in line
+
+
+def test_rows_that_do_not_tell_have_none():
+    cell = dataclasses.replace(
+        fake_cell(), numbers_sent={}, sent_under_c1=(), costs={"plug_in": "?"}
+    )
+    assert {row["numbers_sent"] for row in measures.summarise(cell)} == {None}
+    assert "Cost of plug_in: ?." in tables.render(cell)
+
+
+def test_numbers_sent_are_kept_with_the_rows(tmp_path):
+    cell = fake_cell(saves=2)
+    kept = jaxlsgd.load_cell(cell.save(tmp_path / "cell.npz"))
+    assert (kept.numbers_sent, kept.sent_under_c1) == (cell.numbers_sent, cell.sent_under_c1)
+    about, methods = json.loads(json.dumps(about_to_json(cell))), list(cell.methods)
+    older = {key: about[key] for key in about if key not in ("numbers_sent", "sent_under_c1")}
+    assert about_from_json(older, methods).numbers_sent == {}
+    right = about["numbers_sent"]
+    for wrong in (
+        *({}, [], {"plug_in": [70, 700]}, right | {"plug_in": [70]}, right | {"plug_in": 70}),
+        *(right | {"plug_in": [70, value]} for value in ("700", -1, True, None, float("inf"))),
+    ):
+        with pytest.raises(Unfit):
+            about_from_json(about | {"numbers_sent": wrong}, methods)
+    with pytest.raises(Unfit):
+        about_from_json(about | {"sent_under_c1": []}, methods)
+
+
+def test_the_trade_off_is_drawn_against_numbers_sent(tmp_path):
+    cells = [fake_cell(name, num_steps=100 * steps) for name, steps in (("C1", 1), ("C5", 5))]
+    text = publication.save(cells, tmp_path, "tradeoff", format="svg").read_text()
+    assert "Numbers sent per client / Local SGD's under C1" in text
+    silent = [dataclasses.replace(cell, numbers_sent={}, sent_under_c1=()) for cell in cells]
+    with pytest.raises(ValueError, match="figure: must be one that the rows can draw"):
+        publication.save(silent, tmp_path, "tradeoff")
