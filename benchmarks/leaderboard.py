@@ -5,6 +5,7 @@ clients that drift) under five algorithms, and clients that are all alike for me
 federations that split. Every cell has the same draws. A number is the mean over coordinates: coverage of 95 %
 intervals, and length over that of an efficient interval from the true G and S with all clients' observations.
 `leaderboard.csv` has a row per cell and method, `leaderboard.md` two tables, `leaderboard.png` all of it at a glance.
+What a method costs is told in words, and in numbers that a client sends over those of plain Local SGD under C1.
 
   python -m benchmarks.leaderboard quick --out look       100 runs of t_T = 1,000, C5 and P(1/2): does it work?
   python -m benchmarks.leaderboard full --out results     400 runs of t_T = 5,000 and 20,000, also C1 and E = 50
@@ -190,9 +191,18 @@ def rows_of(asked: Any, cells: Iterable[Any]) -> list[Row]:
                     "method": shown,
                     **numbers,
                     "cost": cell.costs.get(name, ""),
+                    "numbers_sent": cell.numbers_sent[name][-1],
+                    "sent_over_c1": cell.numbers_sent[name][-1] / cell.sent_under_c1[-1],
                 }
             )
     return found
+
+
+def _cost(rows: Sequence[Row]) -> str:
+    """What a method costs in words, and what a client sends, from the rarest schedule to C1."""
+    shares = [row["sent_over_c1"] for row in rows]
+    ends = dict.fromkeys(f"{share:.2g}" for share in (min(shares), max(shares)))
+    return f"{rows[0]['cost']}; sends {' to '.join(ends)} ×"
 
 
 def _numbers(rows: Any, truth: np.ndarray, efficient: np.ndarray) -> Row:
@@ -225,7 +235,8 @@ def report(rows: Sequence[Row], size: str) -> str:
         f"Made by `scripts/leaderboard {size}` on {datetime.date.today()}: {runs:,} runs of each cell, t_T = {horizons}, "
         f"schedules {', '.join(_unique(rows, 'schedule'))}. Means over coordinates; × is length over that of an efficient "
         "interval from the true G and S with all clients' observations. A method keeps its level in a cell whose coverage "
-        f"is within {NEAR} points of 95 %, up to three Monte-Carlo standard errors.",
+        f"is within {NEAR} points of 95 %, up to three Monte-Carlo standard errors. Sends: numbers that a client sends, models, "
+        "gradients and Hessians together, over those of plain Local SGD under C1, by schedule and algorithm.",
         "",
         "## At a glance",
         "",
@@ -249,7 +260,7 @@ def _glance(rows: Sequence[Row], algorithms: Sequence[str]) -> Iterable[list[str
     for method in PATH:
         own = [row for row in rows if row["method"] == method and "alike" not in row["problem"]]
         cells = [[row for row in own if row["algorithm"] == name] for name in algorithms]
-        yield [f"`{method}`", *map(_kept, cells), own[0]["cost"]]
+        yield [f"`{method}`", *map(_kept, cells), _cost(own)]
 
 
 def _kept(cells: Sequence[Row]) -> str:
@@ -280,7 +291,7 @@ def _alike(rows: Sequence[Row]) -> Iterable[list[str]]:
         yield [
             f"`{method}`",
             *(f"{r['coverage']:.1f} ({r['mcse']:.1f}), {r['over_efficient']:.2f} ×" for r in mine),
-            mine[0]["cost"],
+            _cost(mine),
         ]
 
 

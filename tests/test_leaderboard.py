@@ -27,6 +27,7 @@ def rows(better: str = "plug_in[finite]", wide: float = 1.5) -> list[dict[str, A
             {
                 **{"problem": problem, "algorithm": algorithm, "schedule": "C5", "num_steps": 100},
                 **{"method": method, "n_ok": 50, "n_failed": 0, "cost": "memory"},
+                "sent_over_c1": 4.0 if good else 0.2,
                 **{"coverage": 95.0 if good else 80.0, "mcse": 0.5, "over_efficient": length},
             }
         )
@@ -72,6 +73,7 @@ def test_the_shortest_that_keeps_its_level_is_named():
         shortest = text.partition("## The shortest")[2].partition("## Clients")[0]
         assert shortest.count(f"`{best}`") == len(leaderboard.problems()) * 5
         assert "| `batch_means` | 0 of 4, ≥ 80.0 %" in text
+        assert "| memory; sends 4 × |" in text and "| memory; sends 0.2 × |" in text
 
 
 def test_the_figure_is_drawn(tmp_path: Path):

@@ -149,6 +149,7 @@ def test_no_python_block_is_forgotten() -> None:
         "How it runs",
         "Many machines",
         "One simulation over many devices",
+        "What `one_step` does, and what it sends",
     }
     languages = [
         language
@@ -162,6 +163,42 @@ def test_problems_made_of_others() -> None:
     names: dict[str, Any] = {}
     exec(section("Problems made of others"), names)
     assert [part.fact("dim") for part in names["study"].problems] == [5, 201 * 5, 6 * 5]
+
+
+def test_what_is_said_to_be_sent_is_what_is_counted(capsys) -> None:
+    """The table in the README, and the numbers beside the guide's code, by that code."""
+    exec(section("What `one_step` does, and what it sends"), {})
+    assert capsys.readouterr().out.split() == ["5", "12220", "0.4888", "100", "3146650", "6.2933"]
+    guide = (ROOT / "scripts/guides/intervals.md").read_text("utf-8")
+    assert "# 12,220 and 3,146,650\n" in guide and "# 0.49 and 6.3 × Local SGD" in guide
+    from jaxlsgd import numbers_sent, one_step, plug_in, problems, random_scaling, schedules
+
+    methods = (random_scaling(), one_step(), one_step(hessian_every=10), plug_in("finite"))
+    told = README.read_text("utf-8")
+    for d, name in ((5, "C1"), (5, "P(1/2)"), (100, "C1"), (100, "P(1/2)")):
+        problem, warmed = problems.linear(d, 10), schedules.paper(name).with_warmup(0.05)
+        plan = warmed.plan(schedules.power_decay(0.5), num_steps=5000)
+        shares = [f"{numbers_sent(problem, plan, m) / (5000 * d):.3g}" for m in methods]
+        assert f"| d = {d}, {name} | {plan.num_rounds:,} | {' | '.join(shares)} |" in told
+    # "From 14 parameters on."
+    few, many = (numbers_sent(problems.linear(d, 10), plan, one_step()) for d in (13, 14))
+    assert few < 5000 * 13 and many > 5000 * 14 and "From 14 parameters on" in told
+
+
+def test_where_one_step_fails_is_told_as_it_was_measured() -> None:
+    measured = (ROOT / "benchmarks/results/limits.md").read_text("utf-8")
+    lines = [
+        line.split(" | ") for line in measured.splitlines() if re.match(r"\| (un|lo|li)", line)
+    ]
+    found = {(line[1], line[2], line[3]) for line in lines}
+    guide = (ROOT / "scripts/guides/intervals.md").read_text("utf-8")
+    part = guide.partition("## Where `one_step` is known to fail")[2].partition("\n- **")[0]
+    told = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")]
+    assert len(told) == 10  # a header and nine of the cells
+    assert all(tuple(line[1:]) in found for line in told[1:])
+    failing = [float(line[1].split()[0]) for line in lines if not re.search("C1|SCAFFOLD", line[0])]
+    text = f"In {len(failing)} cells that were chosen because it should fail there, it covers {min(failing)} to {max(failing)} %"
+    assert text in README.read_text("utf-8")
 
 
 def test_ten_lines(tmp_path) -> None:
@@ -332,7 +369,15 @@ def test_the_scripts_and_tests_that_are_named_are_there() -> None:
 )
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")):
-        assert (path.parent / target).exists(), target
+        if target.startswith("https://"):
+            continue
+        name, _, part = target.partition("#")
+        assert (path.parent / name).exists(), target
+        titles = (
+            re.findall(r"^#+ (.*)$", (path.parent / name).read_text("utf-8"), re.M) if part else []
+        )
+        slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+        assert not part or part in slugs, target
 
 
 def test_every_guide_is_in_the_readme() -> None:

@@ -1,13 +1,14 @@
 """Sums over bins of rounds, for full efficiency at any schedule from what the server has anyway.
 
 Round m moves the server by −η_m h_m with h_m = Σ_l Σ_k p_k g_{k,l}, the sum of all its E_m mean gradients.
-Near x* these are E_m G (x̄_{m−1} − x*) plus the noise of all E_m observations. One Newton step from the path
-with all of them,
+Near x* these are E_m G (x̄_{m−1} − x*) plus the noise of all E_m observations. If G were known and steps were short,
+one Newton step from the path with all of them,
 
     x̂ = Σ_m E_m x̄_{m−1}/t − G⁻¹ Σ_m h_m/t,     t = Σ_m E_m,
 
-has variance G⁻¹SG⁻ᵀ/t under every schedule: the ν of the paper is the price of weighting rounds equally, not
-that of communicating less. The residuals r_m = h_m − E_m K (x̄_{m−1} − x̂) give a sandwich that contains
+would have variance G⁻¹SG⁻ᵀ/t under every schedule: the ν of the paper is the price of weighting rounds equally, not
+that of fewer rounds. (G is sent, though, which costs d (d + 1)/2 numbers. Clients that drift apart within a round, as
+those whose Hessians and optima both differ do, add a bias of order η_m (E_m − 1) that is not taken out.) The residuals r_m = h_m − E_m K (x̄_{m−1} − x̂) give a sandwich that contains
 multiplicative and local noise.
 
 Rounds are put into bins, a new one when m, E_m or η_m has changed by a factor of two. Within a bin b, with
