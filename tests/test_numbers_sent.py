@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -230,3 +231,23 @@ def test_the_trade_off_is_drawn_against_numbers_sent(tmp_path):
     silent = [dataclasses.replace(cell, numbers_sent={}, sent_under_c1=()) for cell in cells]
     with pytest.raises(ValueError, match="figure: must be one that the rows can draw"):
         publication.save(silent, tmp_path, "tradeoff")
+
+
+def test_stored_results_count_as_this_does():
+    """What the README's figure is drawn from, and the leaderboard's cost."""
+    results = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+    with (results / "stress.csv").open(newline="") as stream:
+        rows = {(row["cell"], row["method"]): row for row in csv.DictReader(stream)}
+    for name in ("C1", "P(1/2)"):
+        for method in ("one_step", "plug_in"):
+            row = rows[f"linear paper, {name}, 5,000", method]
+            assert int(row["numbers_sent"]) == BY_HAND[name, 5][method]
+            assert float(row["sent_over_c1"]) == BY_HAND[name, 5][method] / 25_000
+    with (results / "leaderboard.csv").open(newline="") as stream:
+        board = list(csv.DictReader(stream))
+    sent = {
+        row["algorithm"]: float(row["sent_over_c1"])
+        for row in board
+        if row["schedule"] == "C1" and row["method"] == "one_step"
+    }
+    assert sent == {"local_sgd": 4, "5 of 10 clients": 2, "dropout": 5, "scaffold": 5, "FedAdam": 4}
