@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.stats
 
+from jaxlsgd.core.estimator import BLOCK_STEPS
 from jaxlsgd.inference import binned_rounds
-
-BLOCK = 64
 
 
 class Path(NamedTuple):
@@ -49,7 +48,7 @@ def make_path(
 
 def bins_of(path: Path) -> list[np.ndarray]:
     """The rounds of each bin, by the rule as it is written down."""
-    blocks = np.cumsum(path.E) // BLOCK
+    blocks = np.cumsum(path.E) // BLOCK_STEPS
     bins, start = [], 0
     for m in range(1, len(path.E)):
         first, last = start, m - 1

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import compiling
 import numpy as np
+import pytest
 
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study import Study
@@ -88,6 +91,39 @@ def call(*arguments: object, **options: Any) -> tuple[int, str, str]:
         process.kill()
         raise
     return process.returncode, out, err
+
+
+@contextlib.contextmanager
+def stopped_by_permissions() -> Iterator[None]:
+    """Lets the modes of files stop root as well, wherever the clone and the temporary directory lie.
+
+    Root gives up the two capabilities by which modes do not apply to it. To become another user would not
+    do: that user may not even enter a clone, or a temporary directory, that is private.
+    """
+    if os.geteuid() != 0:
+        yield
+        return
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
+    if not hasattr(libc, "capset"):
+        pytest.skip("root cannot be stopped by permissions here")
+    sets = (
+        ctypes.c_uint32 * 6
+    )()  # effective, permitted, inheritable; the same of capabilities from 32 on
+    if libc.capget(header, sets):
+        raise OSError(ctypes.get_errno(), "capget")
+    before = sets[0]
+    sets[0] = before & ~_IGNORE_MODES
+    if libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "capset")
+    try:
+        yield
+    finally:
+        sets[0] = before
+        libc.capset(header, sets)
+
+
+_CAPABILITIES_3 = 0x20080522  # version of the structures that capget(2) and capset(2) use
+_IGNORE_MODES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 
 def tiles(directory: Path) -> dict[str, bytes]:

@@ -45,6 +45,12 @@ def problem(**changes: Any) -> Problem:
     return Problem(**(given | changes))
 
 
+def named(**changes: Any) -> Problem:
+    """Parameters a, of two numbers, and b, of one."""
+    given = {"init": {"a": np.zeros(2), "b": 0.0}, "loss": lambda x, o: jnp.sum(x["a"]) * x["b"]}
+    return problem(**(given | changes))
+
+
 @functools.cache
 def good() -> tuple[Problem, Plan]:
     return problems.linear(3, 3), constant(5).plan(power_decay(0.5), num_steps=50)
@@ -158,6 +164,12 @@ TABLE: dict[str, Refusal] = {
     "init NaN": Refusal(lambda: problem(init=np.array([0, NAN, 0])), "init[1]", "finite", "nan"),
     "init infinite": Refusal(lambda: problem(init=np.full(3, np.inf)), "init[0]", "finite", "inf"),
     "truth NaN": Refusal(lambda: problem(truth=np.full(3, NAN)), "truth[0]", "finite", "nan"),
+    "truth under other names": Refusal(
+        lambda: named(truth={"A": 1.0, "b": [1.0, 2.0]}), "truth", "like init", "{'A': ()"
+    ),
+    "truth of lists of several lengths": Refusal(
+        lambda: problem(truth=[[1.0], [2.0, 3.0]]), "truth", "like init", "[[()], [(), ()]]"
+    ),
     "truth of another length": Refusal(
         lambda: problem(truth=np.zeros(2)), "truth", "3 parameters", "2"
     ),
@@ -195,10 +207,22 @@ TABLE: dict[str, Refusal] = {
         lambda: problem(loss=lambda x, o: x - o), "loss", "return a scalar", "(3,)"
     ),
     "loss is a tuple": Refusal(
-        lambda: problem(loss=lambda x, o: (jnp.sum(x), 1)), "loss", "return a scalar", "float32"
+        lambda: problem(loss=lambda x, o: (jnp.sum(x), 1)), "loss", "return a scalar", "((), ())"
     ),
     "gradient of another length": Refusal(
         lambda: problem(gradient=lambda x, o: x[:2]), "gradient", "3 parameters", "(2,)"
+    ),
+    "gradient is a matrix": Refusal(
+        lambda: problem(gradient=lambda x, o: x[None]), "gradient", "like init", "(1, 3)"
+    ),
+    "gradient under other names": Refusal(
+        lambda: named(gradient=lambda x, o: {"A": x["b"], "b": x["a"]}),
+        "gradient",
+        "return a pytree like init, or one vector of all 3 parameters",
+        "{'A': (), 'b': (2,)}",
+    ),
+    "hessian is a pair": Refusal(
+        lambda: problem(hessian=lambda x, o: (x, x)), "hessian", "shape (3, 3)", "((3,), (3,))"
     ),
     "hessian is a vector": Refusal(
         lambda: problem(hessian=lambda x, o: x), "hessian", "shape (3, 3)", "(3,)"
@@ -207,7 +231,7 @@ TABLE: dict[str, Refusal] = {
         lambda: problem(sample=lambda key, k: jax.random.normal(key, (int(k) + 1,))),
         "sample",
         "same shape for every client",
-        "(2,)",
+        "float32[1] for client 0 and float32[2] for client 1",
     ),
     "sample's shape is made of the client": Refusal(
         lambda: problem(sample=lambda key, k: jax.random.normal(key, (k + 1,))),
@@ -356,6 +380,22 @@ def test_refused(case: str):
     # The value stands at the end, behind the rule, so that neither is taken for the other.
     received = re.split(r"got |\(", message, maxsplit=1)[-1]
     assert value in received, message
+
+
+@pytest.mark.parametrize(
+    ("init", "truth"),
+    [
+        (np.zeros(3), [1, 2, 3]),
+        (np.zeros(3), (1.0, 2.0, 3.0)),
+        ([0.0, 0.0, 0.0], np.array([1.0, 2.0, 3.0])),
+        (np.zeros((3, 1)), [[1.0], [2.0], [3.0]]),
+        ({"a": np.zeros(2), "b": 0.0}, {"a": np.array([1.0, 2.0]), "b": 3}),
+        ({"a": np.zeros(2), "b": 0.0}, np.array([1.0, 2.0, 3.0])),
+    ],
+)
+def test_truths_in_every_form_that_is_clear(init: Any, truth: Any):
+    made = problem(init=init, truth=truth, loss=lambda x, o: sum(map(jnp.sum, jax.tree.leaves(x))))
+    assert made.true_vector.tolist() == [1, 2, 3]
 
 
 def test_one_level_and_one_method_need_no_tuple():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from study_helpers import (
     Held,
     call,
     count,
+    environment,
     read_until,
     small,
     start,
+    stopped_by_permissions,
     tiles,
     wait_until,
 )
@@ -73,8 +77,8 @@ def test_rows_of_other_code_are_refused_or_accepted_on_request(tmp_path) -> None
     manifest = Results(tmp_path).manifest
     assert [x["code"] for x in manifest["environments"]] == ["a1", "b2"]
     assert [(x["before"], x["now"]) for x in manifest["accepted"]] == [("a1", "b2")]
-    for environment in (NOW, THEN):  # once accepted, both may go on
-        assert with_code(tmp_path, environment, most=1).warnings == []
+    for place in (NOW, THEN):  # once accepted, both may go on
+        assert with_code(tmp_path, place, most=1).warnings == []
     assert len(tiles(tmp_path)) == 6
 
 
@@ -265,24 +269,44 @@ def test_text_of_files_does_not_steer_the_terminal(tmp_path, capsys) -> None:
 @pytest.mark.parametrize("verb", ["status", "table", "plot"])
 def test_directory_without_permission_is_told_plainly(tmp_path, verb: str, capsys) -> None:
     fill(tmp_path / "out", small())
-    # Modules that are loaded on first use may lie where only root can read.
-    assert cli.main([verb, str(tmp_path / "out")]) == 0
-    capsys.readouterr()
     (tmp_path / "out").chmod(0)
-    previous = os.geteuid()
-    if previous == 0:
-        os.chmod(tmp_path, 0o755)
-        os.seteuid(65534)
-    try:
+    with stopped_by_permissions():
         code = cli.main([verb, str(tmp_path / "out")])
-    finally:
-        os.seteuid(previous)
-        (tmp_path / "out").chmod(0o755)
+    (tmp_path / "out").chmod(0o755)
     assert code == 1
     err = capsys.readouterr().err
     assert "Permission denied" in err
     assert "Errno" not in err
     assert err.count("\n") == 1
+
+
+PREPARED = """
+from jaxlsgd.engine import machine
+machine.prepare(1)
+import jax
+print(jax.config.jax_compilation_cache_dir, jax.jit(lambda x: x + 1)(1.0))
+"""
+
+
+def test_a_home_that_cannot_be_written_costs_the_cache_alone(tmp_path, monkeypatch) -> None:
+    home = {"HOME": "/dev/null/home", "XDG_CACHE_HOME": ""}
+    command = [sys.executable, "-W", "error", "-c", PREPARED]
+    found = subprocess.run(
+        command, env=environment() | home, capture_output=True, text=True, timeout=LIMIT, check=True
+    )
+    assert (found.stdout, found.stderr) == ("None 2.0\n", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert machine.cache_directory() == tmp_path / "jaxlsgd"
+    (tmp_path / "jaxlsgd").chmod(0o500)  # another user's, or on a read-only mount
+    with stopped_by_permissions():
+        assert machine.cache_directory() is None
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", _no_home)
+    assert machine.cache_directory() is None
+
+
+def _no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_many_problems_are_drawn_on_few_pages(caplog) -> None:

@@ -113,11 +113,14 @@ def test_disk_that_fills_up_and_is_given_room(tmp_path, study, quiet) -> None:
     out, kept = tmp_path / "out", tmp_path / "kept"
     out.mkdir()
     run = f"{shell_run(study, out / 'study')} --quiet"
+    # With its source named, a mount is changed as asked, without the options that it has so far: an ordinary user
+    # may not repeat all of them.
     code, text, err = ended(
         in_own_mounts(
-            f"mount -t tmpfs -o size=400k none {out} && {run}; echo code $?\n"
-            f"cp -r {out}/study {kept}; mount -o remount,size=100m {out}\n"
-            f"{run}; echo code $?; cp -r {out}/study/. {kept}2",
+            f"out={shlex.quote(str(out))} kept={shlex.quote(str(kept))}\n"
+            f'mount -t tmpfs -o size=400k none "$out" && {run}; echo code $?\n'
+            'cp -r "$out/study" "$kept"; mount -o remount,size=100m none "$out"\n'
+            f'{run}; echo code $?; cp -r "$out/study/." "${{kept}}2"',
             environment(),
         )
     )
@@ -138,11 +141,12 @@ def test_directory_that_turns_read_only_under_a_run(tmp_path, study, quiet) -> N
     # One job of two tiles is done, and the next ones wait, while the mount is made.
     code, text, err = ended(
         in_own_mounts(
+            f"cells={shlex.quote(str(cells))} held={shlex.quote(str(held.folder))}\n"
             f"{shell_run(study, out)} --quiet & run=$!\n"
-            f"until [ $(ls {cells}/*/tile-* 2>/dev/null | wc -l) = 2 ]; do\n"
+            'until [ $(ls "$cells"/*/tile-* 2>/dev/null | wc -l) = 2 ]; do\n'
             "  kill -0 $run || exit 1; sleep 0.05; done\n"
-            f"mount --bind {cells} {cells} && mount -o remount,ro,bind {cells}\n"
-            f"echo 1000000 > {held.folder}/new && mv {held.folder}/new {held.folder}/let\n"
+            'mount --bind "$cells" "$cells" && mount -o remount,ro,bind "$cells"\n'
+            'echo 1000000 > "$held/new" && mv "$held/new" "$held/let"\n'
             "wait $run; echo code $?",
             held.environment,
         )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from engine_helpers import paper_plan
-from one_step_oracle import BLOCK, Path, bins_of, make_path, oracle
+from one_step_oracle import BLOCK_STEPS, Path, bins_of, make_path, oracle
 
 from jaxlsgd import Sync, fit, one_step, plug_in, problems, random_scaling, schedules, simulate
 from jaxlsgd.analysis import measures, verdict
@@ -145,7 +145,7 @@ def test_bins_are_closed_between_blocks_where_the_stream_closes_them(schedule: s
     plan = paper_plan(schedule, 0.5, num_steps=5_000)
     found = binned_rounds.roll_before(plan.E, plan.eta)
     path = Path(np.zeros((plan.num_rounds + 1, 1)), None, None, plan.E, plan.eta)  # type: ignore[arg-type]
-    blocks = np.cumsum(plan.E) // BLOCK
+    blocks = np.cumsum(plan.E) // BLOCK_STEPS
     ends = [blocks[rounds[-1]] + 1 for rounds in _unjoined(path)[:-1]]
     assert found.tolist() == ends and 3 <= len(ends) < binned_rounds.BINS
 

@@ -10,12 +10,9 @@ import random
 import resource
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
 from study_helpers import (
     CACHE,
@@ -29,11 +26,11 @@ from study_helpers import (
     read_until,
     small,
     start,
+    stopped_by_permissions,
     tiles,
     wait_until,
 )
 
-from jaxlsgd.engine import machine
 from jaxlsgd.study import Results, SpecError, StoreError, progress, run
 from jaxlsgd.study.compute import Done, Worked
 from jaxlsgd.study.executors import threads
@@ -189,41 +186,31 @@ def test_directory_that_cannot_be_made_is_told_plainly(study_file, tmp_path) -> 
     assert err.count("\n") == 1
 
 
-@pytest.fixture
-def ordinary_user() -> Iterator[None]:
-    """Not root, whom permissions do not stop."""
-    if os.geteuid() != 0:
-        yield
-        return
-    # Modules that are loaded on first use may lie where only root can read.
-    machine.describe(jax.local_devices()[0])
-    os.seteuid(65534)
-    yield
-    os.seteuid(0)
-
-
 @pytest.mark.parametrize("folder", ["", "below"])
-def test_read_only_directory(faked, ordinary_user, folder: str) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        place.chmod(0o500)
-        with pytest.raises(StoreError, match=r"cannot (write|make) .*choose a directory"):
-            run(small(), place / folder)
-        place.chmod(0o700)
-        assert list(place.iterdir()) == []
+def test_read_only_directory(faked, tmp_path, folder: str) -> None:
+    place = tmp_path / "place"
+    place.mkdir(mode=0o500)
+    with (
+        stopped_by_permissions(),
+        pytest.raises(StoreError, match=r"cannot (write|make) .*choose a directory"),
+    ):
+        run(small(), place / folder)
+    place.chmod(0o700)
+    assert list(place.iterdir()) == []
 
 
-def test_directory_that_turns_read_only(faked, ordinary_user) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        run(small(), place, stop=Stop(0))
-        (place / "cells").mkdir()
-        (place / "cells").chmod(0o500)
-        with pytest.raises(StoreError, match=r"cannot make .*choose a directory"):
-            run(small(), place)
-        (place / "cells").chmod(0o700)
-        assert tiles(place) == {}
-        assert run(small(), place).exit_code == 0
+def test_directory_that_turns_read_only(faked, tmp_path) -> None:
+    run(small(), tmp_path, stop=Stop(0))
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells").chmod(0o500)
+    with (
+        stopped_by_permissions(),
+        pytest.raises(StoreError, match=r"cannot make .*choose a directory"),
+    ):
+        run(small(), tmp_path)
+    (tmp_path / "cells").chmod(0o700)
+    assert tiles(tmp_path) == {}
+    assert run(small(), tmp_path).exit_code == 0
 
 
 def test_rows_do_not_depend_on_the_tile_that_is_asked_first(tmp_path, faked) -> None:

@@ -114,6 +114,18 @@ def test_imports_go_one_way():
             assert room(target) in ("", *ROOMS[: here + 1]), f"{module} imports {target}"
 
 
+def test_the_steps_of_a_block_are_defined_once():
+    """Methods that roll (bins of rounds) must mean the same blocks as the engine."""
+    defined = [
+        name
+        for name, path in files().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        if node.value.value == BLOCK_STEPS and "BLOCK" in ast.unparse(node.targets[0])
+    ]
+    assert defined == ["core.estimator"]
+
+
 def test_the_package_itself_imports_nothing_at_once():
     assert imports("") == [("core.lazy", False)]
     assert imports("core.lazy") == imports("core") == []

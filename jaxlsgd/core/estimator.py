@@ -96,12 +96,15 @@ class OnHost(NamedTuple):
     update: Callable[[Any, Sync], Any]
 
 
+BLOCK_STEPS = 64  # consecutive local steps that the engine runs as one block
+
+
 class Rolling(NamedTuple):
     """An update in two parts, for statistics that seldom move what they have to another place.
 
     `update(state, sync)` is then `add(state, sync)` after `roll(state)` where one is due. The engine leaves
-    the rolling out of its loops: `roll_before(E, eta)` says for a plan before which blocks of 64 steps it
-    is due (a round belongs to the block of step t_m), and the engine rolls between blocks.
+    the rolling out of its loops: `roll_before(E, eta)` says for a plan before which blocks of
+    `BLOCK_STEPS` steps it is due (a round belongs to the block of step t_m), and the engine rolls between blocks.
     """
 
     add: Callable[[Any, Sync], Any]

@@ -5,17 +5,20 @@ Written for one client and one replication; the engine alone adds those dimensio
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from jaxlsgd.core import checks, traced
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
 from jaxlsgd.core.linear_form import linear_form
 
@@ -69,7 +72,7 @@ class Problem:
       draws: how many standard normals and uniforms an observation needs.
       observe: `(draws, client) → observation`.
       weights: p_k, (K,), non-negative with sum 1; uniform if None.
-      truth: x*, a pytree like `init`, where it is known.
+      truth: x*, a pytree like `init` or one vector, where it is known.
       clients: pytree with leading dimension K of what differs between clients.
       gradient: `(params, observation) → pytree like params`, or a `Scaled` vector, where better than
         `jax.grad(loss)`.
@@ -116,17 +119,11 @@ class Problem:
             raise ValueError("init: must have at least one parameter, got none")
         if self.truth is not None:
             check_finite("truth", self.truth)
-            if _flat_size(self.truth) != self.dim:
-                raise ValueError(
-                    f"truth: must have the {self.dim} parameters of init, "
-                    f"got {_flat_size(self.truth)}"
-                )
+            _check_parameters("truth", "be", self.init, _listed(self.truth, self.init))
         for name in ("G", "S"):
             matrix = getattr(self, name)
-            if matrix is not None and np.shape(matrix) != (self.dim, self.dim):
-                raise ValueError(
-                    f"{name}: must have shape {(self.dim, self.dim)}, got {np.shape(matrix)}"
-                )
+            if matrix is not None:
+                _check_shape(name, "have", (self.dim, self.dim), np.asarray(matrix))
             check_finite(name, matrix)
         if self.clients is None:
             put("clients", np.arange(self.num_clients, dtype=np.int32))
@@ -250,13 +247,57 @@ def _flat_size(tree: Params) -> int:
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))
 
 
+@contextlib.contextmanager
+def _refused(argument: str, rule: str, got: Any) -> Iterator[None]:
+    """Refuse a pytree in the grammar of all refusals, with its shapes, if chex finds it wrong."""
+    try:
+        yield
+    except AssertionError as error:
+        raise refusal(argument, rule, jax.tree.map(np.shape, got)) from error
+
+
+def _abstract(tree: Any) -> Any:
+    """Return the pytree with shapes alone in the place of its arrays and numbers."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.float32), tree)
+
+
+def _check_shape(argument: str, verb: str, shape: tuple[int, ...], found: Any) -> None:
+    """Refuse what is not one array of this shape."""
+    rule = f"{verb} shape {shape}" if shape else f"{verb} a scalar"
+    with _refused(argument, rule, found):
+        # Not `assert_shape`, to which a pair of scalars is two that are right.
+        one = jax.ShapeDtypeStruct(shape, jnp.float32)
+        chex.assert_trees_all_equal_shapes(one, _abstract(found))
+
+
+def _check_parameters(argument: str, verb: str, init: Params, found: Any) -> None:
+    """Refuse what is neither a pytree like the parameters nor one vector of all of them.
+
+    To count them would not do: under other names they may come in another order.
+    """
+    dim = _flat_size(init)
+    if getattr(found, "shape", None) == (dim,):
+        return
+    rule = f"{verb} a pytree like init, or one vector of all {dim} parameters"
+    with _refused(argument, rule, found):
+        chex.assert_trees_all_equal_shapes(_abstract(init), _abstract(found))
+
+
+def _listed(value: Any, init: Params) -> Any:
+    """Return a list of numbers as an array, unless the parameters are such a list themselves."""
+    if not isinstance(value, (list, tuple)) or jax.tree.structure(value) == jax.tree.structure(
+        init
+    ):
+        return value
+    with contextlib.suppress(ValueError, TypeError):  # lists of several lengths, or of pytrees
+        return np.asarray(value, np.float64)
+    return value
+
+
 def _check_clients(clients: Any, num_clients: int) -> None:
-    for leaf in jax.tree.leaves(clients):
-        if np.ndim(leaf) == 0 or np.shape(leaf)[0] != num_clients:
-            raise ValueError(
-                f"clients: every leaf must have leading dimension num_clients = {num_clients}, "
-                f"got shape {np.shape(leaf)}"
-            )
+    rule = f"have leading dimension num_clients = {num_clients} in every leaf"
+    with _refused("clients", rule, clients):
+        chex.assert_tree_shape_prefix(_abstract(clients), (num_clients,))
     check_finite("clients", clients)
 
 
@@ -272,12 +313,19 @@ def _check_source(problem: Problem) -> None:
         checks.count("draws.normal", problem.draws.normal, 0)  # type: ignore[union-attr]
         checks.count("draws.uniform", problem.draws.uniform, 0)  # type: ignore[union-attr]
     last = problem.num_clients - 1
-    shapes = [_observation_shape(problem, k) for k in sorted({0, last // 2, last})]
-    if any(shape != shapes[0] for shape in shapes):
-        raise ValueError(
-            "sample: observations must have the same shape for every client, "
-            f"got {shapes[0]} for client 0 and {next(s for s in shapes if s != shapes[0])}"
-        )
+    first = _observation_shape(problem, 0)
+    for k in sorted({last // 2, last} - {0}):
+        found = _observation_shape(problem, k)
+        try:
+            chex.assert_trees_all_equal_shapes_and_dtypes(first, found)
+        except AssertionError as error:
+            got = [
+                jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (first, found)
+            ]
+            raise ValueError(
+                f"{'sample' if easy else 'observe'}: must make observations of the same shape for every client, "
+                f"got {got[0]} for client 0 and {got[1]} for client {k}"
+            ) from error
 
 
 def abstract_source(problem: Problem) -> tuple[Callable[..., Any], Any]:
@@ -299,8 +347,7 @@ def at_time(source: Callable[..., Any], drifts: bool, t: Any) -> Callable[..., A
 def _observation_shape(problem: Problem, k: int) -> Any:
     source, argument = abstract_source(problem)
     client = jax.tree.map(lambda leaf: jnp.asarray(leaf[k]), problem.clients)
-    found = _source_shape(lambda a: source(a, client), argument)
-    return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), found)
+    return _source_shape(lambda a: source(a, client), argument)
 
 
 def _source_shape(source: Callable[..., Any], *arguments: Any) -> Any:
@@ -322,18 +369,13 @@ def _check_loss(problem: Problem) -> None:
     client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
     observation = _source_shape(source, argument, client)
     found = jax.eval_shape(problem.loss, problem.init, observation)
-    if not hasattr(found, "shape") or found.shape != ():
-        raise ValueError(f"loss: must return a scalar, got shape {getattr(found, 'shape', found)}")
+    _check_shape("loss", "return", (), found)
     if problem.hessian is not None:
         found = _shape_at(problem.hessian, problem, observation)
-        if found.shape != (problem.dim, problem.dim):
-            raise ValueError(
-                f"hessian: must return shape {(problem.dim, problem.dim)}, got {found.shape}"
-            )
+        _check_shape("hessian", "return", (problem.dim, problem.dim), found)
     if problem.gradient is not None:
         found = _shape_at(problem.gradient, problem, observation)
-        if _flat_size(found) != problem.dim:
-            raise ValueError(f"gradient: must have {problem.dim} parameters, got {found}")
+        _check_parameters("gradient", "return", problem.init, found)
 
 
 def _shape_at(function: Callable[[Any, Any], Any], problem: Problem, observation: Any) -> Any:

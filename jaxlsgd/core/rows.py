@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from jaxlsgd.core import html
 from jaxlsgd.core.causes import Cause, causes
+from jaxlsgd.core.sealed import npz
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +57,12 @@ class MethodRows:
 
 def pack(rows: dict[str, MethodRows]) -> bytes:
     """Rows by method as bytes, for another process."""
-    file = io.BytesIO()
     arrays = {
         f"{field.name}/{name}": getattr(part, field.name)
         for name, part in rows.items()
         for field in dataclasses.fields(part)
     }
-    np.savez(file, allow_pickle=False, **arrays)
-    return file.getvalue()
+    return npz(arrays)
 
 
 def unpack(content: bytes) -> dict[str, MethodRows]:

@@ -24,10 +24,22 @@ class Broken(ValueError):
 
 
 def seal(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The file, a function of the arrays alone: `numpy.savez` writes no times."""
-    whole = {**arrays, _SEAL: np.frombuffer(_checksum(arrays), np.uint8)}
+    """Return the content of a file with these arrays and their checksum, a function of the arrays alone."""
+    return npz({**arrays, _SEAL: np.frombuffer(_checksum(arrays), np.uint8)})
+
+
+def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return what `numpy.savez` would write, byte for byte, for arrays of plain numbers with any names.
+
+    `savez` itself takes names as keywords: it has no place for an array called `file`, and before
+    NumPy 2.2 it stored `allow_pickle=False` as one more array.
+    """
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **whole)
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            # A member that is opened by its name gets a fixed date.
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
     return buffer.getvalue()
 
 

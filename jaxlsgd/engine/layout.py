@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.estimator import BLOCK_STEPS
 from jaxlsgd.schedules import Plan
 
-BLOCK_STEPS = 64
 # Bytes per replication of a block's draws, up to which they are made ahead for all cells: with 512
 # replications 16 MB, which a processor's last cache holds.
 AHEAD_BYTES = 32 * 1024

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ _WIDTH_VERSIONS = ("0.10.",)
 def prepare(devices: int | None = None) -> None:
     """Sets JAX up for studies: one device per core, full vectors, a cache of compiled programs.
 
-    To be called before JAX makes its first array. What the user has set is left as it is.
+    To be called before JAX makes its first array. What the user has set is left as it is. If the cache
+    cannot be written (a home that is read-only, say), there is none: every process compiles for itself.
 
     Args:
       devices: CPU devices; one per core of this process if None.
@@ -36,8 +38,9 @@ def prepare(devices: int | None = None) -> None:
             return  # JAX has already started, and reads nothing more
     if _WIDTH_FLAG not in flags and _has_wide_vectors():
         os.environ["XLA_FLAGS"] = f"{flags} {_WIDTH_FLAG}=512".strip()
-    if _setting("jax_compilation_cache_dir") is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
+    directory = cache_directory() if _setting("jax_compilation_cache_dir") is None else None
+    if directory is not None:
+        jax.config.update("jax_compilation_cache_dir", str(directory))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
@@ -59,10 +62,19 @@ def most_cpu_devices() -> int:
     return 4 * cores()
 
 
-def cache_directory() -> Path:
-    """Where compiled programs are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "jaxlsgd"
+def cache_directory() -> Path | None:
+    """Make and return the directory that keeps compiled programs between runs; None if it cannot be written.
+
+    It is not looked for elsewhere: in a directory that others may write to, a program that is read back
+    and run could be theirs. And JAX would warn at every program that it cannot keep.
+    """
+    try:
+        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlsgd"
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except (OSError, RuntimeError):  # RuntimeError: there is no home at all
+        return None
 
 
 def _has_wide_vectors() -> bool:

@@ -11,7 +11,8 @@ that of fewer rounds. (G is sent, though, which costs d (d + 1)/2 numbers. Clien
 those whose Hessians and optima both differ do, add a bias of order η_m (E_m − 1) that is not taken out.) The residuals r_m = h_m − E_m K (x̄_{m−1} − x̂) give a sandwich that contains
 multiplicative and local noise.
 
-Rounds are put into bins, a new one when m, E_m or η_m has changed by a factor of two. Within a bin b, with
+Rounds are put into bins, a new one when m, E_m or η_m has changed by a factor of two. Bins begin with a block of
+the engine (`BLOCK_STEPS`), so that closing one costs its loop nothing. Within a bin b, with
 s = x̄_{m−1} − c_b for its first average c_b, the statistic keeps
 
     Σh, ΣEh, ΣEs, ΣE²s, ΣEHs   (d each)      Σhhᵀ, ΣEhsᵀ, ΣE²ssᵀ, ΣEH   (d × d each),
@@ -33,14 +34,12 @@ import numpy as np
 from jax import lax
 
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Accumulator, OnHost, Rolling, Sync
+from jaxlsgd.core.estimator import BLOCK_STEPS, Accumulator, OnHost, Rolling, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.inference.sums import times, widened
 
 BINS = 14  # at most; with a factor of two they last for half a million rounds
 FACTOR = 2.0
-# Bins begin with a block of the engine, so that closing one costs its loop nothing.
-BLOCK = 64
 # Where λ ↦ Σ_m [1 − (1 − η_mλ)^{E_m}]/η_m is kept: eigenvalues are known at the end only.
 GRID = np.geomspace(1e-4, 1e4, 97)
 
@@ -106,13 +105,13 @@ def binned_rounds(hessian_every: int = 1) -> Accumulator:
     def update(state: OneStepState, sync: Sync) -> OneStepState:
         E = jnp.asarray(sync.E, jnp.int32)
         clock = state.clock
-        next_block = (clock.t + E) // BLOCK > clock.t // BLOCK
+        next_block = (clock.t + E) // BLOCK_STEPS > clock.t // BLOCK_STEPS
         due = next_block & _changed(clock, jnp)
         return add(lax.cond(due, roll, lambda same: same, state), sync)
 
     def update_on_host(state: OneStepState, sync: Sync) -> OneStepState:
         clock = state.clock
-        next_block = (clock.t + sync.E) // BLOCK > clock.t // BLOCK
+        next_block = (clock.t + sync.E) // BLOCK_STEPS > clock.t // BLOCK_STEPS
         if next_block and _changed(clock, np):
             state = roll(state, np)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -243,7 +242,7 @@ def _changed(clock: Any, xp: Any) -> Any:
 def roll_before(E: np.ndarray, eta: np.ndarray) -> np.ndarray:
     """The blocks, counted from 0, before which a bin is closed: what `update` does, for a whole plan."""
     ends = np.cumsum(E)
-    blocks = ends // BLOCK  # where the average of each round is met
+    blocks = ends // BLOCK_STEPS  # where the average of each round is met
     found, first, bin_ = [], 0, 0
     for m in np.flatnonzero(np.diff(blocks) > 0):
         change = (
