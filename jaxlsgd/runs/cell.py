@@ -105,6 +105,7 @@ class Cell:
 
     def with_rows(self, rows: dict[str, MethodRows]) -> CellRows:
         """Puts rows together with what is known of the cell's truth and plan."""
+        errors = {method.name: method.truth_error(self.problem) for method in self.methods}
         return CellRows(
             problem=self.problem.name or "problem",
             algorithm=self.algorithm.name,
@@ -121,6 +122,7 @@ class Cell:
             judge=next((method.name for method in self.methods if method.judges), ""),
             methods=rows,
             costs={method.name: method.cost for method in self.methods if method.cost},
+            truth_error={name: error for name, error in errors.items() if error is not None},
         )
 
 
