@@ -18,7 +18,7 @@ ENVIRONMENT = {"jax": "0", "platform": "cpu", "device_kind": "cpu", "xla_flags":
 TRUTH = np.array([0.1, 1 / 3])
 
 
-def about(cell: CellSpec, truth: bool = True) -> CellRows:
+def about(cell: CellSpec, truth: bool = True, truth_error: Any = None) -> CellRows:
     """What the engine would say of a cell."""
     plan = cell.plan()
     saves = cell.saved_rounds(plan.num_rounds)
@@ -42,6 +42,7 @@ def about(cell: CellSpec, truth: bool = True) -> CellRows:
         methods={},
         numbers_sent={name: tuple(each[name] * m for m in saves) for name in names},
         sent_under_c1=tuple(2 * t for t in steps),
+        truth_error={} if truth_error is None else dict.fromkeys(names, np.array(truth_error)),
     )
 
 
@@ -75,12 +76,13 @@ def write(
     study: Study | None = None,
     most: int = 10**9,
     truth: bool = True,
+    truth_error: Any = None,
     **more: Any,
 ) -> Results:
     """Fills a study, up to so many tiles."""
     with Writer(directory, study or small(), ENVIRONMENT) as writer:
         for cell, first in list(writer.missing())[:most]:
-            writer.describe(cell, about(cell, truth))
+            writer.describe(cell, about(cell, truth, truth_error))
             writer.commit(cell, first, rows(cell, first, **more))
     return Results(directory)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ from study_helpers import environment
 
 import jaxlsgd
 from jaxlsgd.core.identity import PYTHON, digest, modules
+
+multinomial = importlib.import_module("jaxlsgd.problems.multinomial")  # not the builder
 
 
 def defined(source: str, name: str = "f") -> Any:
@@ -192,6 +195,25 @@ def test_versions_of_python_matter_to_code_alone() -> None:
     assert digest(double).endswith(f"-{PYTHON}")
     assert len(digest([1, np.zeros(3), np.sin, jnp.sin])) == 16
     assert len(digest(jaxlsgd.problems.linear(2, 3))) == 16
+
+
+def test_a_problem_without_an_error_of_its_truth_is_what_it_was() -> None:
+    """Digits from the version before the error existed: stored studies carry them."""
+    problem = jaxlsgd.Problem(
+        init=np.zeros((1, 2)),
+        loss=multinomial.loss,
+        num_clients=2,
+        draws=jaxlsgd.Draws(normal=2, uniform=1),
+        observe=multinomial.observe,
+        truth=np.ones((1, 2)),
+        clients=np.ones((2, 1, 2)),
+        name="golden",
+    )
+    assert digest(problem) == "673890aa79977504"
+    exact = dataclasses.replace(problem, truth_covariance=np.zeros((2, 2)))
+    assert digest(exact) == digest(problem)
+    known = [dataclasses.replace(problem, truth_covariance=v * np.eye(2)) for v in (0.1, 0.2)]
+    assert len({digest(each) for each in (problem, *known)}) == 3
 
 
 def test_modules_of_somebodys_own() -> None:

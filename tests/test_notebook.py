@@ -13,7 +13,7 @@ import pytest
 from report_helpers import fake_cell
 
 from jaxlsgd import fit, measures, plug_in, problems, schedules, simulate
-from jaxlsgd.runs import progress
+from jaxlsgd.core import progress
 
 PROBLEM = problems.linear(2, 3)
 PLAN = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=300)
@@ -73,6 +73,22 @@ def test_plain_lines_come_every_few_seconds(monkeypatch):
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     lines = told(True, io.StringIO())
     assert lines == "linear, C5: 50%, 6 s left\nlinear, C5: 100%, 0 s left\n"
+
+
+def test_progress_may_wait_for_what_is_often_done_sooner(monkeypatch):
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)  # without rich
+
+    def shown_at(*times: float) -> str:
+        clock = iter([0.0, *times])
+        monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+        stream = Terminal()
+        with progress.shown(None, "truth", stream, after=2.0) as tell:
+            for share in (0.25, 0.5, 1.0):
+                tell(share)
+        return stream.getvalue().replace("\x1b[K", "")
+
+    assert shown_at(0.5, 1.9) == ""
+    assert shown_at(1.0, 3.0, 3.0, 6.0) == "\rtruth: 50%, 3 s left\rtruth: 100%, 0 s left\r"
 
 
 def test_a_wrong_progress_is_refused():

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from jaxlsgd.analysis import failures, verdict
 from jaxlsgd.analysis.moments import (
@@ -54,6 +55,8 @@ COUNTS = ("replications", "n_ok", "n_failed", *CAUSES, "n_floored")
 SHARE = ("", "_mcse", "_low", "_high")  # what follows the name of a proportion
 DIFFERENT = "Methods of a cell failed in different replications, so they report on different ones."
 BRACKETS = "In brackets: 95 % Wilson intervals, where the standard error is 0 by its formula."
+TRUTH = ("truth_error", "truth_error_share", "coverage_truth_error")
+NOTABLE = 0.1  # a truth's standard error over an interval's, from which on tables warn
 NO_TRUTH = "A coverage of - is unknown: the problem does not say what the truth is."
 _JUDGED = (
     *("expected_coverage", "expected_coverage_mcse", "n_trusted", "n_doubted"),
@@ -102,6 +105,11 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
       that communicates after every step. These are exact;
     - `<measure>_mcse`, the Monte-Carlo standard error; the count behind it is `n_ok`, and
       `replications` for `coverage_all`. `n_floored` counts completed ones where a floor acted;
+    - `truth_error`, the standard error of θ where that was estimated, as `problems.solve` does, and 0 where it
+      is exact; `truth_error_share`, the same over the interval's standard error s = mean(w_i)/z, z being the
+      normal quantile of the level; `coverage_truth_error`, how far `coverage` may be off for that reason: with
+      C(b) = Φ(z − b) − Φ(−z − b), the coverage of a normal interval with a bias of b standard errors, the larger
+      of |C(b) − C(b ± δ)| at b = bias/s and δ = 1.96 `truth_error_share`, which 19 of 20 truths keep to;
     - `n_failed`, and of those `n_non_finite`, `n_exploded`, `n_loss` and `n_undefined`, by `Cause`;
       `same_replications`, whether all methods of the cell completed in the same ones;
     - `label`, the method's name as people write it, and `cost`, what it costs beyond the run, in words.
@@ -132,6 +140,7 @@ def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
     expected = verdict.expected_coverage(cell, name)
     trusted = verdict.trusted(expected, cell.levels)
     arrays = _columns(rows, cell.truth[name], saves, cell.standard_error[name])
+    arrays |= _truth_columns(arrays, cell.truth_error.get(name), cell.levels)
     if np.isnan(expected).all():  # nobody judges, which is quick to say
         arrays |= dict.fromkeys(_JUDGED, np.full(arrays["coverage"].shape, np.nan))
     else:
@@ -187,6 +196,24 @@ def _columns(
         name: column if column.shape == shape else np.broadcast_to(column, shape)
         for name, column in found.items()
     }
+
+
+def _truth_columns(
+    arrays: dict[str, FloatArray], error: Any, levels: Sequence[float]
+) -> dict[str, FloatArray]:
+    """The truth's own error, beside the interval's and as an effect on coverage."""
+    z = scipy.special.ndtri((1 + np.array(levels)) / 2)[:, None]
+    bias = arrays["bias"]
+    off = np.where(np.isnan(bias), np.nan, 0.0 if error is None else np.asarray(error))
+
+    def coverage(b: FloatArray) -> FloatArray:
+        return scipy.special.ndtr(z - b) - scipy.special.ndtr(-z - b)
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scale = arrays["length"] / (2 * z)
+        share, b = off / scale, bias / scale
+        moved = [np.abs(coverage(b) - coverage(b + sign * 1.96 * share)) for sign in (-1, 1)]
+    return dict(zip(TRUTH, (off, share, np.maximum(*moved)), strict=True))
 
 
 def _judged(
@@ -306,6 +333,7 @@ def _table_notes(cells: Sequence[CellRows], rows: Sequence[Row]) -> Iterator[str
         yield BRACKETS
     if no_truth(rows):
         yield NO_TRUTH
+    yield from truth_notes(rows)
     yield from cost_notes(rows)
 
 
@@ -315,6 +343,41 @@ def _sent(cell: CellRows, name: str, save: int) -> Row:
         return {"numbers_sent": None, "sent_over_c1": None}
     sent = cell.numbers_sent[name][save]
     return {"numbers_sent": sent, "sent_over_c1": sent / cell.sent_under_c1[save]}
+
+
+def truth_notes(rows: Iterable[Row]) -> list[str]:
+    """How well the truths are known that were estimated, a line per problem, and a warning where that counts."""
+    problems: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.get("truth_error"):
+            problems.setdefault(row["problem"], []).append(row)
+    return [_truth_note(name, group) for name, group in problems.items()]
+
+
+def warns_of_truth(row: Row) -> bool:
+    """Whether the truth's standard error is above a tenth of the interval's."""
+    return (row.get("truth_error_share") or 0.0) > NOTABLE
+
+
+def _truth_note(problem: str, rows: Sequence[Row]) -> str:
+    """What to say of the row whose truth is known worst, measured by its interval."""
+    row = max(rows, key=lambda row: row["truth_error_share"] or 0.0)
+    share = row["truth_error_share"]
+    start = f"the truth of {row['coordinate']} is known to ±{row['truth_error']:.2g}"
+    if share is None:
+        return f"{problem}: {start} (its standard error)."
+    if not warns_of_truth(row):
+        return f"{problem}: {start}, at most {share:.2g} of an interval's standard error."
+    count = sum(map(warns_of_truth, rows))
+    of_all = (
+        f" In {count:,} of {len(rows):,} rows it is above {NOTABLE:g}." if len(rows) > 1 else ""
+    )
+    return (
+        f"Careful with {problem}: {start}, {share:.2g} of the interval's standard error "
+        f"({row['method']}, {row['schedule']}, {row['num_steps']:,} steps): coverage may be off by up to "
+        f"about {100 * row['coverage_truth_error']:.2g} points.{of_all} "
+        f"problems.solve(problem, num_steps={row['num_steps']}) finds a truth that is good enough."
+    )
 
 
 def cost_notes(rows: Iterable[Row]) -> list[str]:

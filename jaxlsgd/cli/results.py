@@ -207,6 +207,8 @@ def _print_path(path: CellRows, cell: str, arguments: argparse.Namespace) -> Non
             raise refusal("--coordinate", f"be from 0 to {len(labels) - 1}", j)
         truth = path.truth[name]
         aim = "" if truth is None else f", truth {truth[j]:.6g}"
+        if name in path.truth_error:
+            aim += f" ± {path.truth_error[name][j]:.2g}"
         where = f"{cell}, replication {arguments.replication}, {labels[j]}{aim}"
         print(f"{name}, level {level:g}: {where}")
         print(f"{'round':>10}{'steps':>12}{'estimate':>14}{'lower':>14}{'upper':>14}")

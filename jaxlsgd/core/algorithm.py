@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.problem import Array
 
 
@@ -107,8 +108,8 @@ class Algorithm:
     random: bool = False
     least_clients: int = 1
     participation: Participation | None = None
-    sends: Callable[[int], int] | None = None
-    moves_by_gradients: bool | None = None
+    sends: Callable[[int], int] | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
+    moves_by_gradients: bool | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
 
     @property
     def gradient_sum_known(self) -> bool:

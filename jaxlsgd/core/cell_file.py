@@ -125,15 +125,19 @@ def about_to_json(about: CellRows) -> dict[str, Any]:
     fields = [field.name for field in dataclasses.fields(about) if field.name != "methods"]
     content = {name: getattr(about, name) for name in fields}
     truth = {name: None if x is None else x.tolist() for name, x in about.truth.items()}
-    return content | {"truth": truth}
+    content |= {"truth": truth}
+    # Left out if it says nothing, so that the file is what earlier versions wrote and read.
+    errors = {name: x.tolist() for name, x in content.pop("truth_error").items()}
+    return content | ({"truth_error": errors} if errors else {})
 
 
 def about_from_json(content: Any, methods: list[str]) -> CellRows:
     """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
     names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
     if isinstance(content, dict):
-        # What cells of version 0.1 do not tell.
-        content = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], **content}
+        # Cells of version 0.1 do not state costs or numbers sent, and exact truths have no error.
+        absent = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], "truth_error": {}}
+        content = {**absent, **content}
     if not isinstance(content, dict) or set(content) != set(names):
         raise Unfit("it has other fields than a cell")
     if not all(_name(content[key]) for key in ("problem", "algorithm", "schedule")):
@@ -151,6 +155,10 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     if not (isinstance(truth, dict) and set(truth) == set(methods)):
         raise Unfit("its truth is not given method by method")
     known = {name: _truth(truth[name], len(labels[name])) for name in methods}
+    off = {
+        name: _error(x, known.get(name))
+        for name, x in _as_dict(content["truth_error"], "truth_error").items()
+    }
     if content["judge"] not in ("", *methods):
         raise Unfit("its judge is none of its methods")
     errors, shown = content["standard_error"], content["labels"]
@@ -168,8 +176,9 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     sent = {name: tuple(counts) for name, counts in content["numbers_sent"].items()}
     lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels", "sent_under_c1")}
     named = {name: tuple(x) for name, x in labels.items()}
-    told = {"coordinates": named, "truth": known, "numbers_sent": sent, "methods": {}}
-    return CellRows(**{**content, **lists, **told})
+    arrays = {"truth": known, "truth_error": off}
+    rest = {"coordinates": named, "numbers_sent": sent, "methods": {}}
+    return CellRows(**{**content, **lists, **arrays, **rest})
 
 
 def _counted(sent: Any, under_c1: Any, methods: list[str], saves: int) -> bool:
@@ -215,3 +224,19 @@ def _truth(values: Any, count: int) -> np.ndarray | None:
     if len(values) != count:
         raise Unfit("its truth has another length than its coordinates")
     return np.array(values, np.float64)
+
+
+def _as_dict(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Unfit(f"its {name} is not given method by method")
+    return value
+
+
+def _error(values: Any, truth: np.ndarray | None) -> np.ndarray:
+    """The standard errors of a truth."""
+    if truth is None or values is None:
+        raise Unfit("it has the error of a truth that it does not have")
+    error = _truth(values, len(truth))
+    if error is None or not np.all(np.isfinite(error) & (error >= 0)):
+        raise Unfit("the error of its truth is not a standard error")
+    return error

@@ -265,6 +265,14 @@ class Estimator:
             return x
         return np.asarray(self.contrasts) @ x
 
+    def truth_error(self, problem: Problem) -> np.ndarray | None:
+        """Standard error of `truth`, √diag(R Σ Rᵀ) for contrasts R; None if it is exact or not known."""
+        covariance = problem.truth_covariance
+        if covariance is None or not self.contrasts:
+            return problem.truth_error
+        R = np.asarray(self.contrasts)
+        return np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", R, np.asarray(covariance), R), 0.0))
+
     def init(self, params: Params) -> tuple[Any, ...]:
         """Returns the state before the first round."""
         return tuple(part.init(params) for part in self.accumulators)

@@ -32,6 +32,10 @@ _IDLE = {"CACHE", "NOP", "RESUME", "EXTENDED_ARG"}
 _STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _WRAPPED = (staticmethod, classmethod, property, functools.cached_property)
 
+# Metadata of a dataclass's field that is part of an object's identity only if it is not its default: objects without it
+# keep the digest that they had before the field existed, and so do the studies that store it.
+COUNTS_IF_SET = {"counts_if_set": True}
+
 Seen = dict[int, tuple[int, Any]]  # by id: a number, and the object, so that the id stays its own
 
 
@@ -192,7 +196,12 @@ def _contents(cell: types.CellType) -> list[Any]:
 def _state(value: Any) -> Any:
     """What an object holds."""
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {
+            field.name: held
+            for field, held in fields
+            if not (field.metadata.get("counts_if_set") and _is_default(held, field.default))
+        }
     slots = [name for cls in type(value).__mro__ for name in _slots(cls)]
     held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     held |= getattr(value, "__dict__", {})
@@ -242,3 +251,7 @@ def _as_numpy(value: Any) -> np.ndarray:
 def _name(value: Any) -> str:
     owner = getattr(value, "__module__", None)
     return f"{owner}.{getattr(value, '__qualname__', getattr(value, '__name__', type(value)))}"
+
+
+def _is_default(held: Any, default: Any) -> bool:
+    return type(held) is type(default) and bool(held == default)

@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jaxlsgd.core import checks, traced
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
+from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.linear_form import linear_form
 
 Array = jax.Array
@@ -73,6 +74,8 @@ class Problem:
       observe: `(draws, client) → observation`.
       weights: p_k, (K,), non-negative with sum 1; uniform if None.
       truth: x*, a pytree like `init` or one vector, where it is known.
+      truth_covariance: covariance of the error of `truth`, (d, d), if `truth` was estimated, as `problems.solve`
+        does; None if it is exact. If only standard errors are known, `np.diag(errors**2)`.
       clients: pytree with leading dimension K of what differs between clients.
       gradient: `(params, observation) → pytree like params`, or a `Scaled` vector, where better than
         `jax.grad(loss)`.
@@ -107,7 +110,8 @@ class Problem:
     gamma0: float | None = None
     about: str = ""
     drifts: bool = False
-    copies: int = 1
+    copies: int = dataclasses.field(default=1, metadata=COUNTS_IF_SET)
+    truth_covariance: Any = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
 
     def __post_init__(self) -> None:
         checks.count("num_clients", self.num_clients, 1)
@@ -120,7 +124,10 @@ class Problem:
         if self.truth is not None:
             check_finite("truth", self.truth)
             _check_parameters("truth", "be", self.init, _listed(self.truth, self.init))
-        for name in ("G", "S"):
+        _check_truth_covariance(self.truth_covariance, self.truth)
+        if self.truth_covariance is not None and not np.any(self.truth_covariance):
+            put("truth_covariance", None)
+        for name in ("G", "S", "truth_covariance"):
             matrix = getattr(self, name)
             if matrix is not None:
                 _check_shape(name, "have", (self.dim, self.dim), np.asarray(matrix))
@@ -147,6 +154,13 @@ class Problem:
             return None
         leaves = jax.tree.leaves(self.truth)
         return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
+
+    @property
+    def truth_error(self) -> np.ndarray | None:
+        """Standard error of each coordinate of `true_vector`, (d,); None if the truth is exact or not known."""
+        if self.truth_covariance is None:
+            return None
+        return np.sqrt(np.diagonal(np.asarray(self.truth_covariance, np.float64)))
 
     def parameter_names(self) -> list[str]:
         """One name per coordinate of the flattened parameters: `x[0]`, or the pytree's path."""
@@ -292,6 +306,16 @@ def _listed(value: Any, init: Params) -> Any:
     with contextlib.suppress(ValueError, TypeError):  # lists of several lengths, or of pytrees
         return np.asarray(value, np.float64)
     return value
+
+
+def _check_truth_covariance(covariance: Any, truth: Any) -> None:
+    if covariance is None:
+        return
+    if truth is None:
+        raise refusal("truth_covariance", "be None if truth is None", "a matrix")
+    least = np.min(np.diagonal(covariance), initial=0.0) if np.ndim(covariance) == 2 else 0.0
+    if least < 0:
+        raise refusal("truth_covariance", "have no negative variance", least)
 
 
 def _check_clients(clients: Any, num_clients: int) -> None:

@@ -98,6 +98,8 @@ class CellRows:
     numbers_sent: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     # By saved round: what it would have sent for plain Local SGD that communicates after every step.
     sent_under_c1: tuple[int, ...] = ()
+    # By method, (coordinates,): the standard error of `truth`; no entry if that is exact or not known.
+    truth_error: dict[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
 
     @property
     def acf(self) -> float:
@@ -139,7 +141,9 @@ class CellRows:
         """A method's first coordinate at the last round, among the completed."""
         rows, truth = self.methods[name], self.truth[name]
         ok = rows.ok[-1]
+        error = self.truth_error.get(name)
         known = "-" if truth is None else f"{truth[0]:.4g}"
+        known += "" if error is None else f" ± {error[0]:.2g}"
         if not ok.any():
             return [name, "0", known, "-", "-"]
         means = rows.estimate[-1, ok, 0].mean(), 2 * rows.half_width[-1, 0, ok, 0].mean()

@@ -24,13 +24,15 @@ def stacked_problem(
 ) -> Problem:
     """A problem for so many copies of another's parameters, in rows."""
     start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)])
-    truth = problem.true_vector
+    truth, error = problem.true_vector, problem.truth_covariance
     return Problem(
         init=np.tile(start, (copies, 1)),
         loss=loss,
         num_clients=problem.num_clients,
         weights=problem.weights,
         truth=None if truth is None else np.tile(truth, (copies, 1)),
+        # One error, which all copies share.
+        truth_covariance=None if error is None else np.tile(error, (copies, copies)),
         gradient=gradient,
         name=f"{problem.name}-x{copies}" if problem.name else "",
         gamma0=problem.gamma0,

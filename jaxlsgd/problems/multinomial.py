@@ -66,7 +66,8 @@ def multinomial(
     An observation is (a, y) with a ~ N(0, I), d covariates, and P(y = c) ∝ e^(aᵀx*_c), x*_C = 0. The parameters
     are a matrix (C − 1, d); x* = N(0, I)/√d is drawn once from `truth_seed`. All clients follow it, so that it is
     the optimum of each: the model is right. G and S = Σ_k p_k² G are integrals over C − 1 dimensions and not
-    given; `problems.solve` finds them.
+    given; `problems.solve` finds them, and `dataclasses.replace(problem, G=found.problem.G, S=found.problem.S)` keeps
+    the exact x*.
 
     Args:
       dim: d, the number of covariates; (C − 1) d parameters.

@@ -24,7 +24,7 @@ _WHOLE = ("num_steps", "num_rounds", "save_round", "save_steps", "replication")
 COLUMNS = (
     *_FACTS,
     *("save_round", "save_steps", "method", "level", "coordinate", "replication"),
-    *("estimate", "scale", "half_width", "truth", "floored", "cause"),
+    *("estimate", "scale", "half_width", "truth", "floored", "cause", "truth_error"),
 )
 _MISSING = 255  # cause of a replication that an array has room for and the cell has not
 
@@ -34,7 +34,7 @@ def write(source: Any, path: str | Path, format: str, *, force: bool = False) ->
 
     Parquet and CSV have the columns `COLUMNS`: one line for each cell, method, saved round, level,
     coordinate and replication, whose interval is estimate ± half_width. A truth that is not known is
-    missing. netCDF has the arrays of `to_xarray`. Numbers keep every bit.
+    missing, and so is its standard error, `truth_error`, which is 0 for an exact truth. netCDF has the arrays of `to_xarray`. Numbers keep every bit.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
@@ -65,7 +65,7 @@ def to_xarray(source: Any) -> Any:
       source: `CellRows`, a sequence of them, or the results of a study.
 
     Returns:
-      Variables estimate, scale, half_width, floored, cause (of `Cause`) and truth over cell, method,
+      Variables estimate, scale, half_width, floored, cause (of `Cause`), truth and truth_error over cell, method,
       save, level, replication and coordinate, and for each cell its problem, algorithm, schedule,
       num_steps and num_rounds, and the rounds and steps of its saves. What a cell does not have is NaN,
       round 0, or cause 255.
@@ -92,6 +92,7 @@ def to_xarray(source: Any) -> Any:
         "scale": place,
         "half_width": names,
         "truth": ("cell", "method", "coordinate"),
+        "truth_error": ("cell", "method", "coordinate"),
         "floored": place[:-1],
         "cause": place[:-1],
     }
@@ -138,6 +139,7 @@ def _fill(made: dict[str, np.ndarray], i: int, cell: CellRows, axes: dict[str, l
         made["cause"][i, m][np.ix_(saves, runs)] = rows.cause
         if (truth := cell.truth[name]) is not None:
             made["truth"][i, m, columns] = truth
+            made["truth_error"][i, m, columns] = cell.truth_error.get(name, 0.0)
 
 
 def _to_netcdf(cells: Sequence[CellRows], path: Path) -> None:
@@ -158,6 +160,7 @@ def blocks(cell: CellRows) -> Iterator[dict[str, Any]]:
         labels, truth = np.array(cell.coordinates[name]), cell.truth[name]
         d = len(labels)
         target = np.full(d, np.nan) if truth is None else truth
+        error = cell.truth_error.get(name, 0 * target)
         for i, (at, steps) in enumerate(zip(cell.save_at, cell.steps_at, strict=True)):
             known = {
                 "coordinate": np.repeat(labels, n),
@@ -165,6 +168,7 @@ def blocks(cell: CellRows) -> Iterator[dict[str, Any]]:
                 "estimate": rows.estimate[i].T.ravel(),
                 "scale": rows.scale[i].T.ravel(),
                 "truth": np.repeat(target, n),
+                "truth_error": np.repeat(error, n),
                 "floored": np.tile(rows.floored[i], d),
                 "cause": np.tile(np.array([Cause(c).text for c in rows.cause[i]]), d),
             }
@@ -192,8 +196,8 @@ def _full(block: dict[str, Any]) -> dict[str, Any]:
     for name in COLUMNS:
         value = block[name]
         found[name] = value if isinstance(value, np.ndarray) else [value] * count
-    truth = block["truth"]
-    found["truth"] = [None] * count if np.isnan(truth).all() else truth
+    if np.isnan(block["truth"]).all():
+        found |= dict.fromkeys(("truth", "truth_error"), [None] * count)
     return found
 
 

@@ -121,7 +121,8 @@ def render(
     Text, Markdown and LaTeX are for people: the last saved round, the first coordinate, the usual
     measures as `value (standard error)`, and counts. The algorithm is named where it is not Local
     SGD. Where runs failed, coverage with failures as misses is added, and why they failed. A coverage
-    whose standard error is 0 has its 95 % Wilson interval in brackets instead. Text leaves measures out
+    whose standard error is 0 has its 95 % Wilson interval in brackets instead. A note says how well a truth
+    is known that was estimated, and warns if its error is above a tenth of an interval's. Text leaves measures out
     until it fits 100 columns, and says which, unless they are asked for, and comes in parts where that is
     not enough. CSV and JSON are for
     programs: every saved round, coordinate and measure in plain columns, a missing number as an empty
@@ -161,8 +162,8 @@ def render(
         return _machine(rows, _plain_columns(measures), format)
     if format == "text" and measures is None:
         *parts, last = _narrow(rows)
-        return "\n".join(map(layout.text, (*parts, with_costs(last, rows))))
-    return _LAYOUTS[format](with_costs(for_people(rows, measures), rows))
+        return "\n".join(map(layout.text, (*parts, _with_notes(last, rows))))
+    return _LAYOUTS[format](_with_notes(for_people(rows, measures), rows))
 
 
 def _for_format(selection: Selection, people: bool) -> Selection:
@@ -223,7 +224,7 @@ def _plain_columns(measures: Sequence[str] | None) -> list[str]:
         suffixes = ["", "_mcse"] if name not in EXACT else [""]
         suffixes += ["_low", "_high"] if name.startswith("coverage") else []
         names += [name + suffix for suffix in suffixes]
-    return [*names, "cost"]
+    return [*names, *measures_lib.TRUTH, "cost"]
 
 
 def _machine(rows: Iterable[Row], columns: Sequence[str], format: str) -> str:
@@ -268,6 +269,12 @@ def for_people(
 def with_costs(table: layout.Table, rows: Sequence[Row]) -> layout.Table:
     """A table with what its methods cost below it."""
     return table._replace(notes=(*table.notes, *measures_lib.cost_notes(rows)))
+
+
+def _with_notes(table: layout.Table, rows: Sequence[Row]) -> layout.Table:
+    """A table with how well its truths are known, and what its methods cost, below it."""
+    notes = (*table.notes, *measures_lib.truth_notes(rows))
+    return with_costs(table._replace(notes=notes), rows)
 
 
 def _narrow(rows: Sequence[Row]) -> list[layout.Table]:

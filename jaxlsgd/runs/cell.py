@@ -109,6 +109,7 @@ class Cell:
         saves = self.layout.save_at
         steps = tuple(int(self.plan.ends[m - 1]) for m in saves)
         what = self.problem, self.plan
+        errors = {method.name: method.truth_error(self.problem) for method in self.methods}
         return CellRows(
             problem=self.problem.name or "problem",
             algorithm=self.algorithm.name,
@@ -132,6 +133,7 @@ class Cell:
                 for method in self.methods
             },
             sent_under_c1=tuple(sent_under_c1(self.problem, t) for t in steps),
+            truth_error={name: error for name, error in errors.items() if error is not None},
         )
 
 

@@ -20,12 +20,12 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
 from jaxlsgd.core.keys import check_key
 from jaxlsgd.core.problem import Array, Params, Problem, check_finite
+from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.core.text import p_value, plural
 from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.inference import joint
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
-from jaxlsgd.runs.progress import Progress, shown
 from jaxlsgd.runs.simulation import Reading, read_cells
 from jaxlsgd.schedules import Plan
 

@@ -17,6 +17,7 @@ from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.keys import check_key
 from jaxlsgd.core.problem import Array, Problem
+from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.rows import CellRows, MethodRows, pack, unpack
 from jaxlsgd.engine import distributed, sharded, statistics
 from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile, lane_widths
@@ -26,7 +27,6 @@ from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.engine.tile import Advanced, run_tile
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
 from jaxlsgd.runs.outcomes import growths, method_rows
-from jaxlsgd.runs.progress import Progress, shown
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers

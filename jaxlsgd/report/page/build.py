@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from jaxlsgd.analysis.measures import truth_notes, warns_of_truth
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import comparison, tables
 from jaxlsgd.report.page import markup
@@ -78,13 +79,13 @@ def collect(results: Results) -> dict[str, Any]:
         tables.with_costs(tables.for_people(columns.rows), columns.rows),
         unambiguous(labels),
     )
-    state = _state(results)
+    state, known = _state(results), truth_notes(columns.each)
     return {
         "name": shown_path(results.directory),
         "state": state,
-        "findings": findings.sentences(),
+        "findings": [*findings.sentences(), *(("Truth", note) for note in _warnings(columns))],
         "failures": failures.sentences(labels),
-        "question": question(study, labels, next(iter(names), ())),
+        "question": question(study, labels, next(iter(names), ()), known),
         "provenance": provenance(results, digest.hex()),
         "study": study_file(study),
         "table": table,
@@ -105,6 +106,12 @@ def collect(results: Results) -> dict[str, Any]:
             **columns.plain(),
         },
     }
+
+
+def _warnings(columns: Columns) -> list[str]:
+    """Of problems whose truth is not known well enough for their intervals, in any coordinate."""
+    doubtful = {row["problem"] for row in columns.each if warns_of_truth(row)}
+    return truth_notes(row for row in columns.each if row["problem"] in doubtful)
 
 
 class _Cells:

@@ -16,7 +16,10 @@ _MOST = 12  # names that are written out
 
 
 def question(
-    study: Study, labels: Mapping[str, str], coordinates: Sequence[str]
+    study: Study,
+    labels: Mapping[str, str],
+    coordinates: Sequence[str],
+    truths: Sequence[str] = (),
 ) -> list[tuple[str, list[str]]]:
     """A heading and its lines each.
 
@@ -24,11 +27,12 @@ def question(
       study: what was run.
       labels: methods as people write them.
       coordinates: names of the coordinates that have intervals; none before the first rows.
+      truths: how well their true values are known, where those were estimated.
     """
     return [
         ("Aims", [_aim(study)]),
         ("Data-generating mechanisms", _mechanisms(study)),
-        ("Estimands", [_estimand(coordinates)]),
+        ("Estimands", [_estimand(coordinates), *truths]),
         ("Methods", _methods(study, labels)),
         ("Performance measures", [_measures(study)]),
     ]

@@ -1,4 +1,4 @@
-"""Progress of one simulation or fit: a bar or one live line where somebody looks on, plain lines on request."""
+"""Progress of one long computation: a bar or one live line where somebody looks on, plain lines on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _EVERY = {True: 0.2, False: 5.0}  # seconds between two lines, live and plain
 
 
 @contextlib.contextmanager
-def shown(progress: Progress, what: str, stream: TextIO | None = None) -> Iterator[Tell | None]:
+def shown(
+    progress: Progress, what: str, stream: TextIO | None = None, after: float = 0.0
+) -> Iterator[Tell | None]:
     """Something to call with the share that is done, or None where nobody wants to know.
 
     Args:
@@ -25,6 +27,7 @@ def shown(progress: Progress, what: str, stream: TextIO | None = None) -> Iterat
         plain lines where neither is; False never does; a function is called with the share, from 0 to 1.
       what: what is going on.
       stream: where to write, stderr if None.
+      after: seconds before anything is written, for what is often done sooner.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise refusal("progress", "be None, True, False or a function of the share", progress)
@@ -35,12 +38,27 @@ def shown(progress: Progress, what: str, stream: TextIO | None = None) -> Iterat
         yield progress
     elif out is None or progress is False or (progress is None and not live):
         yield None
-    elif terminal and importlib.util.find_spec("rich") is not None:
-        with _bar(what, out) as tell:
-            yield tell
     else:
-        with _lines(what, out, live) as tell:
+        rich = terminal and importlib.util.find_spec("rich") is not None
+        began = time.monotonic() if after > 0 else None
+        display = _bar(what, out) if rich else _lines(what, out, live, began)
+        with display if began is None else _later(display, began + after) as tell:
             yield tell
+
+
+@contextlib.contextmanager
+def _later(display: contextlib.AbstractContextManager[Tell], when: float) -> Iterator[Tell]:
+    """A display that is opened by the first call from some time on, or never."""
+    opened: list[Tell] = []
+    with contextlib.ExitStack() as stack:
+
+        def tell(share: float) -> None:
+            if not opened and share < 1 and time.monotonic() >= when:
+                opened.append(stack.enter_context(display))
+            for each in opened:
+                each(share)
+
+        yield tell
 
 
 def _in_notebook() -> bool:
@@ -60,8 +78,8 @@ def _bar(what: str, stream: TextIO) -> Iterator[Tell]:
 
 
 @contextlib.contextmanager
-def _lines(what: str, stream: TextIO, live: bool) -> Iterator[Tell]:
-    began = last = time.monotonic()
+def _lines(what: str, stream: TextIO, live: bool, since: float | None = None) -> Iterator[Tell]:
+    began = last = time.monotonic() if since is None else since
 
     def tell(share: float) -> None:
         nonlocal last
