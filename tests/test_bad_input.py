@@ -27,6 +27,7 @@ from jaxlsgd import (
     schedules,
     simulate,
 )
+from jaxlsgd.core import checks
 from jaxlsgd.schedules import constant, custom, custom_step, power, power_decay
 
 NAN = float("nan")
@@ -356,6 +357,51 @@ def test_refused(case: str):
     # The value stands at the end, behind the rule, so that neither is taken for the other.
     received = re.split(r"got |\(", message, maxsplit=1)[-1]
     assert value in received, message
+
+
+class Raises:
+    def __repr__(self) -> str:
+        raise KeyError("no")
+
+
+class NoText:
+    def __repr__(self) -> str:
+        return 3  # pyright: ignore[reportReturnType]
+
+
+class Text(str):
+    def __repr__(self) -> str:
+        raise KeyError("no")
+
+    def __str__(self) -> str:
+        raise KeyError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Raises(), "(Raises whose repr raises KeyError)"),
+        (NoText(), "(NoText whose repr raises TypeError)"),
+        ([Raises()], "(list whose repr raises KeyError)"),
+        (Text("abc"), "'abc'"),
+    ],
+)
+def test_a_value_that_cannot_be_shown_is_refused_all_the_same(value: Any, words: str):
+    assert checks.shown(value) == words
+    attempts: list[Callable[[], Any]] = [
+        lambda: run(key=value),
+        lambda: run(problem=value),
+        lambda: run(levels=(value,)),
+        lambda: run(mesh=value),
+        lambda: problem(sample=None, observe=lambda d, k: d.normal, draws=value),
+        lambda: problems.linear(2, 2, client_truths=np.zeros((2, 2)), center=value),
+        lambda: problems.dataset([np.zeros((3, 2))], [np.zeros(3)], loss=value),
+        lambda: study(seed=value),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ValueError) as caught:
+            attempt()
+        assert words in str(caught.value)
 
 
 def test_one_level_and_one_method_need_no_tuple():

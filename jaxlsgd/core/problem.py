@@ -265,7 +265,8 @@ def _check_source(problem: Problem) -> None:
         given = "both" if easy else "neither"
         raise ValueError(f"sample: give either sample or draws with observe, got {given}")
     if fast and not isinstance(problem.draws, Draws):
-        raise ValueError(f"draws: observe needs a declaration Draws(...), got {problem.draws!r}")
+        shown = checks.shown(problem.draws)
+        raise ValueError(f"draws: observe needs a declaration Draws(...), got {shown}")
     if fast:
         checks.count("draws.normal", problem.draws.normal, 0)  # type: ignore[union-attr]
         checks.count("draws.uniform", problem.draws.uniform, 0)  # type: ignore[union-attr]
