@@ -5,6 +5,7 @@ Written for one client and one replication; the engine alone adds those dimensio
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from jaxlsgd.core import checks, traced
+from jaxlsgd.core.blame import blaming
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
 from jaxlsgd.core.linear_form import linear_form
 
@@ -188,7 +190,8 @@ class Structure(NamedTuple):
 
         def flat_loss(vector: Array, observation: Observation) -> Array:
             assert loss is not None
-            return loss(unravel(vector), observation)
+            with blaming(loss, "`loss`"):
+                return loss(unravel(vector), observation)
 
         fast_loss = traced.replaced(flat_loss, traced.PRODUCTS)
 
@@ -196,14 +199,16 @@ class Structure(NamedTuple):
             if gradient is None:
                 form = linear_form(flat_loss, vector, observation)
                 return (form.gradient if form else jax.grad(fast_loss))(vector, observation)
-            found = gradient(unravel(vector), observation)
+            with blaming(gradient, "`gradient`"):
+                found = gradient(unravel(vector), observation)
             return found if isinstance(found, Scaled) else flatten(found)
 
         def flat_hessian(vector: Array, observation: Observation) -> Array | OuterProduct:
             if hessian is None:
                 form = linear_form(flat_loss, vector, observation)
                 return (form.hessian if form else jax.hessian(fast_loss))(vector, observation)
-            return hessian(unravel(vector), observation)
+            with blaming(hessian, "`hessian`"):
+                return hessian(unravel(vector), observation)
 
         return FlatFunctions(
             flat_gradient if gradient is not None else traced.Derived(flat_gradient),
@@ -298,7 +303,8 @@ def at_time(source: Callable[..., Any], drifts: bool, t: Any) -> Callable[..., A
 def _observation_shape(problem: Problem, k: int) -> Any:
     source, argument = abstract_source(problem)
     client = jax.tree.map(lambda leaf: jnp.asarray(leaf[k]), problem.clients)
-    found = _source_shape(lambda a: source(a, client), argument)
+    with _blaming(problem, "sample" if problem.sample is not None else "observe"):
+        found = _source_shape(lambda a: source(a, client), argument)
     return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), found)
 
 
@@ -319,20 +325,29 @@ def _check_loss(problem: Problem) -> None:
     """Refuses a loss (or gradient, or Hessian) whose result has the wrong shape."""
     source, argument = abstract_source(problem)
     client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
-    observation = _source_shape(source, argument, client)
-    found = jax.eval_shape(problem.loss, problem.init, observation)
+    with _blaming(problem, "sample" if problem.sample is not None else "observe"):
+        observation = _source_shape(source, argument, client)
+    with _blaming(problem, "loss"):
+        found = jax.eval_shape(problem.loss, problem.init, observation)
     if not hasattr(found, "shape") or found.shape != ():
         raise ValueError(f"loss: must return a scalar, got shape {getattr(found, 'shape', found)}")
     if problem.hessian is not None:
-        found = _shape_at(problem.hessian, problem, observation)
+        with _blaming(problem, "hessian"):
+            found = _shape_at(problem.hessian, problem, observation)
         if found.shape != (problem.dim, problem.dim):
             raise ValueError(
                 f"hessian: must return shape {(problem.dim, problem.dim)}, got {found.shape}"
             )
     if problem.gradient is not None:
-        found = _shape_at(problem.gradient, problem, observation)
+        with _blaming(problem, "gradient"):
+            found = _shape_at(problem.gradient, problem, observation)
         if _flat_size(found) != problem.dim:
             raise ValueError(f"gradient: must have {problem.dim} parameters, got {found}")
+
+
+def _blaming(problem: Problem, part: str) -> contextlib.AbstractContextManager[None]:
+    whose = f"problem {problem.name!r}" if problem.name else "the problem"
+    return blaming(getattr(problem, part), f"`{part}` of {whose}")
 
 
 def _shape_at(function: Callable[[Any, Any], Any], problem: Problem, observation: Any) -> Any:
