@@ -27,6 +27,7 @@ from jaxlsgd import (
     schedules,
     simulate,
 )
+from jaxlsgd.core import checks
 from jaxlsgd.schedules import constant, custom, custom_step, power, power_decay
 
 NAN = float("nan")
@@ -396,6 +397,51 @@ def test_refused(case: str):
 def test_truths_in_every_form_that_is_clear(init: Any, truth: Any):
     made = problem(init=init, truth=truth, loss=lambda x, o: sum(map(jnp.sum, jax.tree.leaves(x))))
     assert made.true_vector.tolist() == [1, 2, 3]
+
+
+class Raises:
+    def __repr__(self) -> str:
+        raise KeyError("no")
+
+
+class NoText:
+    def __repr__(self) -> str:
+        return 3  # pyright: ignore[reportReturnType]
+
+
+class Text(str):
+    def __repr__(self) -> str:
+        raise KeyError("no")
+
+    def __str__(self) -> str:
+        raise KeyError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Raises(), "(Raises whose repr raises KeyError)"),
+        (NoText(), "(NoText whose repr raises TypeError)"),
+        ([Raises()], "(list whose repr raises KeyError)"),
+        (Text("abc"), "'abc'"),
+    ],
+)
+def test_a_value_that_cannot_be_shown_is_refused_all_the_same(value: Any, words: str):
+    assert checks.shown(value) == words
+    attempts: list[Callable[[], Any]] = [
+        lambda: run(key=value),
+        lambda: run(problem=value),
+        lambda: run(levels=(value,)),
+        lambda: run(mesh=value),
+        lambda: problem(sample=None, observe=lambda d, k: d.normal, draws=value),
+        lambda: problems.linear(2, 2, client_truths=np.zeros((2, 2)), center=value),
+        lambda: problems.dataset([np.zeros((3, 2))], [np.zeros(3)], loss=value),
+        lambda: study(seed=value),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ValueError) as caught:
+            attempt()
+        assert words in str(caught.value)
 
 
 def test_one_level_and_one_method_need_no_tuple():

@@ -295,11 +295,11 @@ WRONG = {
     ),
     "a short estimate": (
         {"methods": [estimator("short", STILL, lambda s, h: Measurement(s[0][:1], s[0]))]},
-        r"problem poisson: method short\.measure: must return an estimate of shape \(2,\), got \(1,\)",
+        r"problem poisson: methods \(short\)\.measure: must return an estimate of shape \(2,\), got \(1,\)",
     ),
     "an error of its own": (
         {"methods": [estimator("broken", STILL, broken)]},
-        r"problem poisson: AttributeError: .*no_such_thing",
+        r"^in your `measure` of method 'broken' \(test_open_house\.py, line \d+\): AttributeError: .*no_such_thing",
     ),
     "a function for a problem": (
         {"problems": [poisson]},
@@ -323,7 +323,7 @@ WRONG = {
     ),
     "an argument of the wrong kind": (
         {"methods": [{"kind": "batch_means", "length": "long"}]},
-        r"problem poisson: TypeError: unsupported operand",
+        r"^in your `update` of method 'batch_means' \(batch_means\.py, line 49\): TypeError: unsupported operand",
     ),
 }
 
@@ -377,7 +377,10 @@ def test_what_a_file_builds_wrongly_is_told_with_its_line(capsys, tmp_path, own_
     command = ("run", study, "--out", tmp_path / "out", "--import", tmp_path / "mine.py")
     code, _, err = run(capsys, *command)
     assert (code, err.count("\n")) == (2, 1)
-    assert "problems[0]: ZeroDivisionError: division by zero (mine.py, line 4)" in err
+    assert err == (
+        "jaxlsgd: error: in your builder of problem 'poisson' (mine.py, line 4): ZeroDivisionError: division "
+        "by zero; it was called for problems[0]\n"
+    )
     (tmp_path / "mine.py").write_text(
         "import jaxlsgd\n@jaxlsgd.register('problem')\ndef poisson(num_clients):\n    return 3\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from jaxlsgd import fit as jaxlsgd_fit
 from jaxlsgd import fit_table, plug_in, problems, schedules
 from jaxlsgd.cli import fitting, main
 from jaxlsgd.regression import families, streaming
+from jaxlsgd.regression.design import design
+from jaxlsgd.regression.formulas import FUNCTIONS
 
 
 def table(n: int = 300, clients: int = 3, seed: int = 0) -> pd.DataFrame:
@@ -140,6 +143,189 @@ def test_refused_in_words(case: str):
     act, words = REFUSED[case]
     with pytest.raises(ValueError, match=words):
         act()
+
+
+# A formula is data: nothing in it is run but what is listed.
+
+
+def small_frame() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.exponential(size=(60, 4)), columns=["y", "x", "a b", "dose (mg)"])
+    return frame.assign(w=rng.choice(list("abc"), 60))
+
+
+FORMULAS = {
+    "y ~ x + 1": ["Intercept", "x"],
+    "y ~ 0 + log(x) + sqrt(x)": ["log(x)", "sqrt(x)"],
+    "log1p(y) ~ abs(x) + I((x > 1) & (x < 2))": ["Intercept", "abs(x)", "I((x > 1) & (x < 2))"],
+    "y ~ `a b` + exp(`dose (mg)`)": ["Intercept", "a b", "exp(`dose (mg)`)"],
+    "y ~ (x + `a b`)**2": ["Intercept", "x", "a b", "x:a b"],
+    "y ~ C(w, Treatment('b'))": [
+        "Intercept",
+        "C(w, Treatment('b'))[T.a]",
+        "C(w, Treatment('b'))[T.c]",
+    ],
+    "y ~ C(w, Sum())": ["Intercept", "C(w, Sum())[S.a]", "C(w, Sum())[S.b]"],
+    "y ~ poly(x, 2)": ["Intercept", "poly(x, 2)[1]", "poly(x, 2)[2]"],
+    "y ~ bs(x, df=4) - 1": [f"bs(x, df=4)[{i}]" for i in range(1, 5)],
+    "y ~ cr(x, df=3) + cc(x, df=3)": None,
+    "y ~ center(x) + scale(x, ddof=0) + sin(x) + cos(x) + expm1(x) + log2(x) + log10(x)": None,
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_formulas_of_listed_functions_are_read(formula: str):
+    frame = small_frame()
+    plan = design(frame, None, None, formula=formula)
+    assert FORMULAS[formula] is None or list(plan.names) == FORMULAS[formula]
+    block = plan.read(frame)
+    assert block.X.shape == (60, len(plan.names)) and np.isfinite(block.X).all()
+
+
+# By formula, the offending piece and what else the refusal says.
+OTHER_PYTHON = {
+    'y ~ __import__("os").system("echo hi")': ("__import__", "and the functions log, log2"),
+    'y ~ I(__import__("os").system("echo hi"))': ("__import__", ""),
+    "y ~ x.__class__": ("x.__class__", "be a column"),
+    "y ~ I(x.__class__)": ("I(x.__class__)", ""),
+    "y ~ x.map(print)": ("x.map(print)", ""),
+    "y ~ x[0]": ("x[0]", ""),
+    "y ~ `x`[0]": ("[", ""),
+    "y ~ (lambda: 1)()": ("lambda", ""),
+    "y ~ I((lambda: 1)())": ("I((lambda: 1)())", ""),
+    "y ~ I([x for _ in x])": ("I([x for _ in x])", ""),
+    "y ~ {x + 1}": ("{x + 1}", "arithmetic is I(x + 1)"),
+    'y ~ Q("a b")': ('Q("a b")', "backticks"),
+    "y ~ np.log(x)": ("np.log(x)", "write log(...)"),
+    "y ~ lg(x)": ("lg(x)", "did you mean 'log'?"),
+    'y ~ eval("1")': ("eval", ""),
+    'y ~ ｅｖａｌ("1")': ("ｅｖａｌ", ""),
+    "y ~ I(eval)": ("'eval'", "be a column"),
+    "y ~ I(frame)": ("'frame'", "be a column"),  # a name of the functions that call formulaic
+    "y ~ log(x, _state=x)": ("log(x, _state=x)", ""),
+    "y ~ log(*x)": ("log(*x)", ""),
+    'y ~ I(f"{x}")': ('I(f"{x}")', ""),
+    "y ~ I(x := 1)": ("I(x := 1)", ""),
+    "y ~ I(9**9**9**9)": ("9**9**9**9", ""),
+    "y ~ I('a' * 10)": ("I('a' * 10)", ""),
+    # Texts that formulaic would write into code of its own.
+    """y ~ C(w, Treatment('a", print(), "'))""": ("print()", ""),
+    """y ~ C(`a" + print() + "b`, "_formulaic_a____print______b")""": ("print()", ""),
+    "y ~ x > 1": (">", "I(x > 3)"),
+    "y ~ x | w": ("'|'", ""),
+    "y ~ .": ("'.'", "name the columns"),
+    "y ~ 'x'": ("'x'", ""),
+    "y ~ log(x": ("log(x", "cannot be used"),
+    "y ~ log(\x00)": ("log(", ""),
+    "y ~ ünï": ("ünï", "be a column"),
+    "y ~ I(" + "(" * 4000 + "x" + ")" * 4000 + ")": ("((((", ""),
+    "y ~ I(" + "-" * 900 + "x)": ("----", ""),
+    "y ~ " + "x" * 20_000: ("20004", "at most 10,000 characters"),
+    "y ~ " + "*".join(["x", "w"] * 40): ("x*w*x*w", "at most 10,000 terms"),
+    "y ~ (x + w)**99": ("**99", "at most 10,000 terms"),
+}
+
+
+@pytest.mark.parametrize("formula", OTHER_PYTHON)
+def test_other_python_in_a_formula_is_refused_and_not_run(formula: str, monkeypatch):
+    called = []
+    monkeypatch.setattr("os.system", called.append)
+    monkeypatch.setattr("builtins.print", lambda *given: called.append(given))
+    piece, words = OTHER_PYTHON[formula]
+    with pytest.raises(ValueError, match="^formula: ") as caught:
+        design(small_frame(), None, None, formula=formula)
+    text = str(caught.value)
+    assert piece in text.partition("got ")[2] and words in text
+    assert len(text) < 600
+    assert not called
+
+
+def test_pieces_put_together_at_random_are_read_or_refused():
+    pieces = (
+        *(
+            "y",
+            "x",
+            "`a b`",
+            "`",
+            '"',
+            "'",
+            "(",
+            ")",
+            "[",
+            "]",
+            "{",
+            "}",
+            "~",
+            "+",
+            "-",
+            "*",
+            "**",
+            "^",
+        ),
+        *(
+            ":",
+            "/",
+            "%in%",
+            "%",
+            "|",
+            ".",
+            "log(",
+            "C(",
+            "I(",
+            "__import__",
+            "eval(",
+            "lambda",
+            "1",
+        ),
+        *(
+            "2.5",
+            "0",
+            ",",
+            "=",
+            "_state=",
+            "\\",
+            "\n",
+            " ",
+            "np.",
+            "w",
+            "'b'",
+            "if",
+            "for",
+            "<",
+            "@",
+            "#",
+        ),
+    )
+    rng, frame = np.random.default_rng(0), small_frame()
+    for _ in range(500):
+        formula = "y ~ " + "".join(rng.choice(pieces, rng.integers(1, 9)))
+        # Any other error than a refusal fails the test.
+        with contextlib.suppress(ValueError):
+            design(frame, None, None, formula=formula)
+
+
+def test_command_line_refuses_python_in_a_formula(tmp_path: Path, capsys):
+    small_frame().to_csv(tmp_path / "data.csv", index=False)
+    command = ["fit", str(tmp_path / "data.csv"), "--formula"]
+    assert main([*command, 'y ~ __import__("os").system("echo hi")']) == 2
+    error = capsys.readouterr().err
+    assert (
+        error.startswith("jaxlsgd: error: formula: must be made of columns")
+        and error.count("\n") == 1
+    )
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    told = capsys.readouterr().out
+    assert all(f"{name}" in told for name in FUNCTIONS)
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"), [("levl", "did you mean 'level'?"), ("zzz", "it takes bandwidth, client")]
+)
+def test_an_option_that_fit_table_does_not_have(option: str, hint: str):
+    with pytest.raises(TypeError) as caught:
+        fit(table(), **{option: 1})
+    assert str(caught.value).startswith(f"fit_table: has no option {option!r}; {hint}")
 
 
 def test_text_that_spells_numbers_is_read():

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import jaxlsgd
 from jaxlsgd.cli import fitting, numbers, results, studies, values
+from jaxlsgd.core.blame import note_of, told
 from jaxlsgd.core.text import printable
 
 USAGE = 2
@@ -81,6 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error, 1)
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if not note_of(error):
+            raise
+        return _report(error, USAGE)
 
 
 def _run(arguments: list[str]) -> int:
@@ -115,6 +120,8 @@ def _words(error: BaseException) -> str:
         return f"out of memory: {error}" if str(error) else "out of memory"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
+    if note_of(error):  # it was raised in a function of the user's own
+        return told(error).strip().partition("\n")[0]
     return str(error) or type(error).__name__
 
 

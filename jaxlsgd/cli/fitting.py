@@ -25,7 +25,10 @@ def add_verbs(verbs: Any) -> None:
         "fit a regression to a CSV or Parquet file whose rows belong to clients\n\n"
         "By Local SGD, with steps and length from a pilot. Columns are standardised inside; coefficients,\n"
         "standard errors and intervals are on the scale of the file, and about the population that its rows\n"
-        "were drawn from, unless --target sample. Needs the extra 'data'."
+        "were drawn from, unless --target sample. Needs the extra 'data'.\n\n"
+        "A formula is made of columns (in `backticks` if their names have spaces), numbers, ~ + - * / : ** ( )\n"
+        "and functions: log, log2, log10, log1p, exp, expm1, sqrt, abs, sin, cos, I, C, Treatment, Sum, poly,\n"
+        "bs, cr, cc, center, scale. All other Python in it is refused, and not run."
     )
     examples = (
         "jaxlsgd fit data.csv --response y --client site --family logistic\n"
@@ -45,7 +48,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--response", metavar="COLUMN", help="what is explained")
     group.add_argument("--client", metavar="COLUMN", help="whose row it is; one client without it")
     group.add_argument("--family", choices=FAMILIES, default="gaussian", help="default: gaussian")
-    group.add_argument("--formula", help="instead of --response and --features")
+    group.add_argument(
+        "--formula", help="as in 'y ~ x + C(z)', instead of --response and --features"
+    )
     group.add_argument("--features", metavar="COLUMN", nargs="+", help="default: all others")
     group.add_argument("--no-intercept", dest="intercept", action="store_false")
     group.add_argument("--missing", choices=("refuse", "drop"), default="refuse")

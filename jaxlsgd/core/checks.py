@@ -28,11 +28,13 @@ def refusal(argument: str, rule: str, value: object, hint: str = "") -> ValueErr
 
 
 def shown(value: object) -> str:
-    """A value for a message, cut where it is long."""
+    """Returns a value for a message, cut if it is long; never raises, whatever the value's `repr` does."""
     try:
-        text = value if isinstance(value, str) else repr(value)
+        text = str.__str__(value) if isinstance(value, str) else repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
         text = f"({type(value).__name__} that is too large to show)"
+    except Exception as error:  # repr is the value's own function
+        text = f"({type(value).__name__} whose repr raises {type(error).__name__})"
     text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
     return repr(text) if isinstance(value, str) else text
 

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlsgd.core.checks import refusal
+
 
 def check_key(key: Any) -> jax.Array:
     """Refuses anything but one typed threefry2x32 key."""
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise ValueError(f"key: must be a typed key such as jax.random.key(0), got {key!r}")
+        raise refusal("key", "be a typed key such as jax.random.key(0)", key)
     if key.shape != ():
         raise ValueError(f"key: must be one key, got an array of keys of shape {key.shape}")
     if str(jax.random.key_impl(key)) != "threefry2x32":

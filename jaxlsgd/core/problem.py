@@ -18,6 +18,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from jaxlsgd.core import checks, traced
+from jaxlsgd.core.blame import blaming
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
 from jaxlsgd.core.identity import COUNTS_IF_SET
@@ -201,7 +202,8 @@ class Structure(NamedTuple):
 
         def flat_loss(vector: Array, observation: Observation) -> Array:
             assert loss is not None
-            return loss(unravel(vector), observation)
+            with blaming(loss, "`loss`"):
+                return loss(unravel(vector), observation)
 
         fast_loss = traced.replaced(flat_loss, traced.PRODUCTS)
 
@@ -209,14 +211,16 @@ class Structure(NamedTuple):
             if gradient is None:
                 form = linear_form(flat_loss, vector, observation)
                 return (form.gradient if form else jax.grad(fast_loss))(vector, observation)
-            found = gradient(unravel(vector), observation)
+            with blaming(gradient, "`gradient`"):
+                found = gradient(unravel(vector), observation)
             return found if isinstance(found, Scaled) else flatten(found)
 
         def flat_hessian(vector: Array, observation: Observation) -> Array | OuterProduct:
             if hessian is None:
                 form = linear_form(flat_loss, vector, observation)
                 return (form.hessian if form else jax.hessian(fast_loss))(vector, observation)
-            return hessian(unravel(vector), observation)
+            with blaming(hessian, "`hessian`"):
+                return hessian(unravel(vector), observation)
 
         return FlatFunctions(
             flat_gradient if gradient is not None else traced.Derived(flat_gradient),
@@ -332,7 +336,8 @@ def _check_source(problem: Problem) -> None:
         given = "both" if easy else "neither"
         raise ValueError(f"sample: give either sample or draws with observe, got {given}")
     if fast and not isinstance(problem.draws, Draws):
-        raise ValueError(f"draws: observe needs a declaration Draws(...), got {problem.draws!r}")
+        shown = checks.shown(problem.draws)
+        raise ValueError(f"draws: observe needs a declaration Draws(...), got {shown}")
     if fast:
         checks.count("draws.normal", problem.draws.normal, 0)  # type: ignore[union-attr]
         checks.count("draws.uniform", problem.draws.uniform, 0)  # type: ignore[union-attr]
@@ -371,7 +376,8 @@ def at_time(source: Callable[..., Any], drifts: bool, t: Any) -> Callable[..., A
 def _observation_shape(problem: Problem, k: int) -> Any:
     source, argument = abstract_source(problem)
     client = jax.tree.map(lambda leaf: jnp.asarray(leaf[k]), problem.clients)
-    return _source_shape(lambda a: source(a, client), argument)
+    with _blaming(problem, "sample" if problem.sample is not None else "observe"):
+        return _source_shape(lambda a: source(a, client), argument)
 
 
 def _source_shape(source: Callable[..., Any], *arguments: Any) -> Any:
@@ -391,15 +397,24 @@ def _check_loss(problem: Problem) -> None:
     """Refuses a loss (or gradient, or Hessian) whose result has the wrong shape."""
     source, argument = abstract_source(problem)
     client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
-    observation = _source_shape(source, argument, client)
-    found = jax.eval_shape(problem.loss, problem.init, observation)
+    with _blaming(problem, "sample" if problem.sample is not None else "observe"):
+        observation = _source_shape(source, argument, client)
+    with _blaming(problem, "loss"):
+        found = jax.eval_shape(problem.loss, problem.init, observation)
     _check_shape("loss", "return", (), found)
     if problem.hessian is not None:
-        found = _shape_at(problem.hessian, problem, observation)
+        with _blaming(problem, "hessian"):
+            found = _shape_at(problem.hessian, problem, observation)
         _check_shape("hessian", "return", (problem.dim, problem.dim), found)
     if problem.gradient is not None:
-        found = _shape_at(problem.gradient, problem, observation)
+        with _blaming(problem, "gradient"):
+            found = _shape_at(problem.gradient, problem, observation)
         _check_parameters("gradient", "return", problem.init, found)
+
+
+def _blaming(problem: Problem, part: str) -> contextlib.AbstractContextManager[None]:
+    whose = f"problem {problem.name!r}" if problem.name else "the problem"
+    return blaming(getattr(problem, part), f"`{part}` of {whose}")
 
 
 def _shape_at(function: Callable[[Any, Any], Any], problem: Problem, observation: Any) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxlsgd.core.algorithm import Algorithm, Client, Round
+from jaxlsgd.core.blame import blaming
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 
 
 def an_algorithm(value: Any) -> Algorithm:
@@ -34,11 +36,11 @@ def check_algorithm(algorithm: Any, dim: int, dtype: Any, num_clients: int) -> N
     _check_clients(algorithm, num_clients)
     x, number, server, memory = _abstract(algorithm, dim, dtype, num_clients)
     round = Round(x, server, number, number)
-    client = Client(x, _made(algorithm.begin, memory, round), memory)
+    client = Client(x, _made(algorithm, "begin", memory, round), memory)
 
     def pair(part: str, *arguments: Any) -> tuple[str, Any, Any]:
         where = f"algorithm ({algorithm.name}).{part}"
-        found = jax.eval_shape(getattr(algorithm, part), *arguments)
+        found = _made(algorithm, part, *arguments)
         if not isinstance(found, tuple) or len(found) != 2:
             raise refusal(where, "return a pair", found)
         return where, *found
@@ -63,8 +65,8 @@ def message_size(algorithm: Algorithm, dim: int, num_clients: int) -> int:
         return 0
     x, number, server, memory = _abstract(algorithm, dim, jnp.float32, num_clients)
     round = Round(x, server, number, number)
-    client = Client(x, _made(algorithm.begin, memory, round), memory)
-    message, _ = jax.eval_shape(algorithm.send, client, round)
+    client = Client(x, _made(algorithm, "begin", memory, round), memory)
+    message, _ = _made(algorithm, "send", client, round)
     return sum(leaf.size for leaf in jax.tree.leaves(message))
 
 
@@ -88,13 +90,16 @@ def _abstract(
     x, number = abstract((dim,), jnp.dtype(dtype)), abstract((), jnp.dtype(dtype))
     key, weights = abstract((2,), jnp.uint32), abstract((num_clients,), jnp.dtype(dtype))
     chance = ((key, weights), (abstract((), jnp.uint32),)) if algorithm.random else ((), ())
-    server = _made(algorithm.init_server, x, *chance[0])
-    memory = _made(algorithm.init_client, x, *chance[1])
+    server = _made(algorithm, "init_server", x, *chance[0])
+    memory = _made(algorithm, "init_client", x, *chance[1])
     return x, number, server, memory
 
 
-def _made(function: Callable[..., Any] | None, *arguments: Any) -> Any:
-    return None if function is None else jax.eval_shape(function, *arguments)
+def _made(algorithm: Algorithm, part: str, *arguments: Any) -> Any:
+    """Return the shapes that a function of the algorithm returns; None if it has no such function."""
+    function = getattr(algorithm, part)
+    with blaming(function, f"`{part}` of algorithm {algorithm.name!r}"):
+        return None if function is None else jax.eval_shape(function, *arguments)
 
 
 def check_same(where: str, what: str, before: Any, after: Any) -> None:
@@ -115,3 +120,66 @@ def check_same(where: str, what: str, before: Any, after: Any) -> None:
             place = f" at {jax.tree_util.keystr(path)}" if path else ""
             got = f"{new.dtype}{list(new.shape)} for {old.dtype}{list(old.shape)}{place}"
             raise ValueError(f"{where}: must return {what}, got {got}")
+
+
+@functools.lru_cache(maxsize=1024)
+def check_measure(method: Estimator, dim: int, dtype: str) -> None:
+    """Refuses a `measure` or a `matrix` whose result has another shape, or is no result at all.
+
+    From shapes alone: otherwise this would come to light after the run.
+
+    Args:
+      method: that is checked.
+      dim: d.
+      dtype: of the run.
+    """
+    count = len(method.contrasts) or dim
+    length = 64  # rounds of the shortest `Horizon`
+
+    def horizon(E: Any, num_rounds: Any) -> Horizon | None:
+        return Horizon(E, E, num_rounds) if method.needs_plan else None
+
+    def measure(states: Any, *plan: Any) -> None:
+        with blaming(method.measure, f"`measure` of method {method.name!r}"):
+            found = method.measure(states, horizon(*plan))
+        where = f"methods ({method.name}).measure"
+        if not isinstance(found, Measurement):
+            raise refusal(where, "return a jaxlsgd.Measurement", found)
+        _check_result(where, "an estimate", found.estimate, (count,))
+        _check_result(where, "a scale", found.scale, (count,))
+        _check_result(where, "`floored`", found.floored, (), truth=True)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(found.detail):
+            place = f"`detail{jax.tree_util.keystr(path)}`"
+            _check_result(where, place, leaf, getattr(leaf, "shape", ()), truth=True)
+
+    def matrix(states: Any, *plan: Any) -> None:
+        assert method.matrix is not None
+        with blaming(method.matrix, f"`matrix` of method {method.name!r}"):
+            found = method.matrix(states, horizon(*plan))
+        _check_result(f"methods ({method.name}).matrix", "a matrix", found, (count, count))
+
+    with jax.enable_x64(dtype == "float64"):
+        x = jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype))
+        plan = jax.ShapeDtypeStruct((length,), x.dtype), jax.ShapeDtypeStruct((), jnp.int32)
+        made: list[Any] = []
+        for part in method.accumulators:
+            with blaming(part.init, f"`init` of method {method.name!r}"):
+                made.append(jax.eval_shape(part.init, x))
+        jax.eval_shape(measure, tuple(made), *plan)
+        if method.matrix is not None and not method.reads_numpy:
+            jax.eval_shape(matrix, tuple(made), *plan)
+
+
+def _check_result(
+    where: str, what: str, found: Any, shape: tuple[int, ...], truth: bool = False
+) -> None:
+    """Refuses what is no array of real numbers of a shape; of truth values, if `truth` says so."""
+    if shape == () and isinstance(found, (bool, int, float)):
+        return
+    if not hasattr(found, "shape") or not hasattr(found, "dtype"):
+        raise refusal(where, f"return {what} that is an array of shape {shape}", found)
+    if found.shape != shape:
+        raise refusal(where, f"return {what} of shape {shape}", found.shape)
+    kinds = (jnp.floating, jnp.integer, *([jnp.bool_] if truth else []))
+    if not any(jnp.issubdtype(found.dtype, kind) for kind in kinds):
+        raise refusal(where, f"return {what} of real numbers", str(found.dtype))

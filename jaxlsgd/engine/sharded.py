@@ -34,7 +34,7 @@ REPLICATIONS = "replications"
 def check_mesh(mesh: Any, num_clients: int, algorithm: Algorithm | None = None) -> Mesh:
     """Refuses a mesh that a simulation cannot use; adds the axis that is missing."""
     if not isinstance(mesh, Mesh):
-        raise ValueError(f"mesh: must be a jax.sharding.Mesh, got {mesh!r}")
+        raise refusal("mesh", "be a jax.sharding.Mesh", mesh)
     names = mesh.axis_names
     if not names or not set(names) <= {REPLICATIONS, CLIENTS}:
         raise ValueError(f"mesh: axes must be named {REPLICATIONS!r} or {CLIENTS!r}, got {names}")

@@ -21,6 +21,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator, Horizon, Interval, Measurement, Sync
 from jaxlsgd.core.problem import Params
+from jaxlsgd.core.states import check_measure
 from jaxlsgd.core.text import align
 from jaxlsgd.inference import joint
 from jaxlsgd.schedules import Plan
@@ -192,6 +193,8 @@ def track(estimator: Estimator, params: Params) -> Tracker:
             place = "params" + jax.tree_util.keystr(path)
             raise refusal(place, rule, str(jnp.asarray(leaf).dtype))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), params)
+    flat = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], like)
+    check_measure(estimator, flat.size, str(flat.dtype))
     return Tracker(estimator, like)
 
 

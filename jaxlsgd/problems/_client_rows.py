@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.problem import check_finite
 
 MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
@@ -16,7 +17,7 @@ MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
 def read_rows(name: str, clients: Any) -> list[Any]:
     """Returns the clients' rows as pytrees of arrays; a list within a client is an array."""
     if not isinstance(clients, (list, tuple, np.ndarray, jax.Array)) or len(clients) == 0:
-        raise ValueError(f"{name}: must be a sequence with one entry per client, got {clients!r}")
+        raise refusal(name, "be a sequence with one entry per client", clients)
     found = [jax.tree.map(_as_rows, c, is_leaf=lambda x: isinstance(x, list)) for c in clients]
     for k, client in enumerate(found):
         shapes = [leaf.shape for leaf in jax.tree.leaves(client)]

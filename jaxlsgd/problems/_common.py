@@ -49,7 +49,7 @@ def population(
     truth_seed = checks.count("truth_seed", truth_seed, 0)
     if client_truths is not None:
         if center is not None:
-            raise ValueError(f"center: must be None when client_truths is given, got {center!r}")
+            raise checks.refusal("center", "be None when client_truths is given", center)
         truths = checks.array("client_truths", client_truths, (num_clients, dim))
     else:
         middle = default_center if center is None else checks.array("center", center, (dim,))

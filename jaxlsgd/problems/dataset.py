@@ -143,7 +143,7 @@ def _closed_form(
     """Returns the fields of a problem whose loss has a name."""
     for argument, value in given.items():
         if value is not None:
-            raise ValueError(f"{argument}: must be None with loss={loss!r}, got {value!r}")
+            raise checks.refusal(argument, f"be None with loss={loss!r}", value)
     dim, closed = features[0].shape[1], _CLOSED[loss]
     truth = closed.solve(features, targets, weights)
     G, S = None, None
@@ -163,7 +163,7 @@ def _closed_form(
 def _check_regression(features: list[Any], targets: list[Any], loss: Any) -> tuple[Any, Any]:
     """Returns float64 rows (n_k, d) and targets (n_k,); refuses what the loss has no use for."""
     if not isinstance(loss, str) or loss not in _CLOSED:
-        raise ValueError(f"loss: must be a function or one of {sorted(_CLOSED)}, got {loss!r}")
+        raise checks.refusal("loss", f"be a function or one of {sorted(_CLOSED)}", loss)
     for argument, data, ndim in (("features", features, 2), ("targets", targets, 1)):
         if not isinstance(data[0], np.ndarray) or data[0].ndim != ndim:
             shape = "(n_k, d)" if ndim == 2 else "(n_k,)"

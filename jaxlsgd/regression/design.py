@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.text import plural
+from jaxlsgd.regression import formulas
 
 FloatArray = NDArray[np.floating[Any]]
 INTERCEPT = "Intercept"
@@ -208,8 +209,9 @@ def _from_formula(
 ) -> Design:
     formulaic = extra("formulaic")
     with _formula_errors(formula):
+        needed = formulas.columns_of(formula)  # before formulaic evaluates any of it
+        formulas.check_size(formula)
         parsed = formulaic.Formula(formula)
-        needed = sorted(str(name) for name in parsed.required_variables)
     if not hasattr(parsed, "lhs"):
         hint = f"; did you mean '{response} ~ {formula}'?" if response else ""
         raise refusal("formula", "have a response, as in 'y ~ x'", formula, hint)
@@ -219,7 +221,9 @@ def _from_formula(
     whole, _ = _complete(frame[list(columns)], missing, 0)
     with _formula_errors(formula), warnings.catch_warnings():
         warnings.simplefilter("error")
-        spec = formulaic.model_matrix(parsed, whole, na_action="ignore").model_spec
+        # With names of its own: by default, formulaic takes those of the functions that call it.
+        found = formulaic.model_matrix(parsed, whole, context=formulas.CONTEXT, na_action="ignore")
+    spec = found.model_spec
     left = spec.lhs.column_names
     if len(left) != 1:
         rule = "have one column as its response; text is recoded beforehand"
@@ -233,19 +237,22 @@ def _from_formula(
 def _evaluated(spec: Any, frame: Any) -> tuple[FloatArray, FloatArray]:
     with _formula_errors("formula"), warnings.catch_warnings():
         warnings.simplefilter("error")  # a level that the first rows do not have
-        found = spec.get_model_matrix(frame)
+        found = spec.get_model_matrix(frame, context=formulas.CONTEXT)
     y = np.asarray(found.lhs, np.float64)[:, 0]
     return y, np.asarray(found.rhs, np.float64)
 
 
 @contextlib.contextmanager
 def _formula_errors(formula: str) -> Iterator[None]:
-    """Says of formulaic's errors which argument they are about."""
-    errors = extra("formulaic.errors")
+    """Turns formulaic's errors, which are of many types, into one that names the argument."""
     try:
         yield
-    except (errors.FormulaicError, Warning) as error:
-        first = str(error).strip().splitlines()[0]
+    except MemoryError:
+        raise
+    except Exception as error:
+        if str(error).startswith("formula: "):
+            raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise ValueError(
             f"formula: cannot be used, got {checks.shown(formula)} ({first})"
         ) from error

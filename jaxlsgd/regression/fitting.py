@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.regression import files
 from jaxlsgd.regression.assembling import assemble
@@ -45,7 +47,8 @@ def fit_table(
       response: column to explain.
       client: column that says whose row it is; None for one client.
       family: "gaussian", "logistic", "poisson", "huber" or "quantile".
-      formula: as in "y ~ age + C(ward) + log(dose)", in place of response and features (formulaic's).
+      formula: as in "y ~ age + C(ward) + log(dose)", in place of response and features. formulaic evaluates it;
+        all but columns, numbers, operators and the functions of `regression.formulas.FUNCTIONS` is refused first.
       features: columns to explain it by; all but response and client if None.
       intercept: whether to add one; a formula says so itself.
       missing: "refuse" or "drop" rows in which something is missing.
@@ -77,6 +80,7 @@ def fit_table(
         result = jaxlsgd.fit_table(frame, response="sick", client="hospital", family="logistic")
         print(result)
     """
+    _check_options(asked)
     chosen = options(family, **asked)
     how = (response, client, features, formula, intercept, missing)
     if isinstance(frame, (str, Path)):
@@ -88,6 +92,16 @@ def fit_table(
     frame = as_frame(frame)
     plan = design(frame, *how)
     return fit_block(plan, plan.read(frame), chosen, progress)
+
+
+def _check_options(asked: Iterable[str]) -> None:
+    """Refuses an option that `fit_table` does not have, and suggests the nearest."""
+    named = (inspect.signature(function).parameters for function in (fit_table, options))
+    known = [name for group in named for name in group if name not in ("frame", "asked")]
+    for name in asked:
+        if name not in known:
+            hint = checks.nearest(name, known) or f"; it takes {', '.join(sorted(set(known)))}"
+            raise TypeError(f"fit_table: has no option {checks.shown(name)}{hint}")
 
 
 def fit_block(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator
+from jaxlsgd.core.states import check_measure
 from jaxlsgd.inference.measuring import in_float64
 from jaxlsgd.schedules import Plan
 
@@ -47,6 +49,20 @@ class Reading(NamedTuple):
         return found + floor
 
 
+def check_methods(methods: Sequence[Estimator], dim: int) -> None:
+    """Refuses methods whose results cannot be read after a run in `dim` coordinates, before it."""
+    for method in methods:
+        if method.matrix is None:
+            rule = "have a matrix, to go back to the scale of the table"
+            raise refusal("methods", rule, method.name)
+        if method.contrasts:
+            rule = (
+                "be for the coefficients and not for contrasts, for which there is result.function"
+            )
+            raise refusal("methods", rule, method.name)
+        check_measure(method, dim, "float32")
+
+
 def read(method: Estimator, states: Any, plan: Plan) -> Reading:
     """Reads a method's states.
 
@@ -55,8 +71,6 @@ def read(method: Estimator, states: Any, plan: Plan) -> Reading:
       states: what its `update` returned.
       plan: the rounds that were run.
     """
-    if method.matrix is None:
-        raise refusal("methods", "have a matrix, to go back to the scale of the table", method.name)
     found, matrix = in_float64(method, states, plan)
     matrix = np.asarray(matrix, np.float64)
     detail = jax.tree.map(np.asarray, found.detail)

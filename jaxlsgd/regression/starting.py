@@ -11,6 +11,7 @@ from jaxlsgd.regression import pilot as pilots
 from jaxlsgd.regression.design import Design
 from jaxlsgd.regression.families import Family
 from jaxlsgd.regression.options import Options
+from jaxlsgd.regression.reading import check_methods
 from jaxlsgd.regression.rows import Rows
 
 FloatArray = NDArray[np.floating[Any]]
@@ -19,6 +20,7 @@ PILOT = 20_000  # rows
 
 def start_from(plan: Design, rows: Rows, asked: Options) -> tuple[pilots.Loss, FloatArray, int]:
     """The loss with its numbers, the pilot's minimiser, and the exchanges that found it."""
+    check_methods(asked.methods, len(plan.names))
     ridge = asked.ridge * rows.coordinates.slopes
     rng = np.random.default_rng([asked.seed, 1])
     size = PILOT

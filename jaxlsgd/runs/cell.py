@@ -13,12 +13,13 @@ import jax.numpy as jnp
 from jaxlsgd.algorithms import local_sgd
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.blame import blaming
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Sync
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.core.second_derivative import has_curvature
-from jaxlsgd.core.states import an_algorithm, check_algorithm, check_same
+from jaxlsgd.core.states import an_algorithm, check_algorithm, check_measure, check_same
 from jaxlsgd.engine.cost import numbers_sent, sent_under_c1
 from jaxlsgd.engine.layout import Layout, Whole, lay_out, lay_out_whole
 from jaxlsgd.engine.program import loop_for
@@ -156,7 +157,8 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
             raise refusal("methods", rule, method.name)
         for part in method.accumulators:
             needs = method.needs_gradient, method.needs_hessian, method.needs_gradient_sum
-            _check_statistic(f"methods ({method.name})", part, problem.dim, dtype, *needs)
+            _check_statistic(method.name, part, problem.dim, dtype, *needs)
+        check_measure(method, problem.dim, dtype)
     return methods
 
 
@@ -169,7 +171,7 @@ def _check_functions(algorithm: Algorithm, dim: int, num_clients: int, dtype: st
 
 @functools.lru_cache(maxsize=1024)
 def _check_statistic(
-    where: str,
+    method: str,
     part: Accumulator,
     dim: int,
     dtype: str,
@@ -188,9 +190,12 @@ def _check_statistic(
         asked = (gradient, x), (hessian, square), (gradient_sum, x)
         return Sync(x, number, number, *(given if wanted else None for wanted, given in asked))
 
+    where = f"methods ({method})"
     with jax.enable_x64(dtype == "float64"):
-        state = jax.eval_shape(part.init, abstract(dim))
-        after = jax.eval_shape(part.update, state, sync())
+        with blaming(part.init, f"`init` of method {method!r}"):
+            state = jax.eval_shape(part.init, abstract(dim))
+        with blaming(part.update, f"`update` of method {method!r}"):
+            after = jax.eval_shape(part.update, state, sync())
         check_same(f"{where}.update", "the state in its shapes and dtypes", state, after)
         _check_shared(f"{where}.shared", part, state, abstract(dim), sync(2))
 

@@ -127,7 +127,7 @@ def _rounds(clock: FloatArray, grid: Sequence[float]) -> NDArray[np.int64]:
     """h(r, T) = max{n: r_n ≤ r}, at least 1."""
     points = np.asarray(grid, np.float64)
     if points.ndim != 1 or points.size == 0 or not np.all((points > 0) & (points <= 1)):
-        raise ValueError(f"grid: must be values in (0, 1], got {grid!r}")
+        raise checks.refusal("grid", "be values in (0, 1]", grid)
     return np.unique(np.searchsorted(clock, points * (1 + 1e-12), side="right").clip(1))
 
 

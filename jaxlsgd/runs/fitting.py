@@ -93,7 +93,7 @@ class Fit:
         if side != "both":
             return Interval.around(center, self._one_sided(method, level, save, side), side)
         if level not in self.cell.levels:
-            raise ValueError(f"level: must be one of {self.cell.levels}, got {level!r}")
+            raise refusal("level", f"be one of {self.cell.levels}", level)
         return Interval.around(center, rows.half_width[save, self.cell.levels.index(level), 0])
 
     def _one_sided(self, method: str, level: float, save: int, side: str) -> Any:
@@ -182,7 +182,7 @@ class Fit:
 
     def _known(self, method: str) -> str:
         if method not in self.rows:
-            raise ValueError(f"method: must be one of {', '.join(self.rows)}, got {method!r}")
+            raise refusal("method", f"be one of {', '.join(self.rows)}", method)
         return method
 
     def __str__(self) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxlsgd.core.blame import blaming
 from jaxlsgd.core.causes import Cause, causes
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator, Measurement
 from jaxlsgd.core.problem import Problem, flatten
 from jaxlsgd.core.rows import MethodRows
@@ -31,12 +33,32 @@ def method_rows(
       growth: of the loss at its estimates, see `growths`.
     """
     estimate, scale = np.asarray(found.estimate), np.asarray(found.scale)
-    half = np.stack([method.law.multiplier(level, plan, found.detail) * scale for level in levels])
+    half = np.stack([_multiplier(method, level, plan, found) * scale for level in levels])
     floored = np.asarray(found.floored).astype(bool)
     cause = causes(estimate, half, floored, growth)
     if plan.num_rounds == 1:  # of one round, some methods have no estimate either
         cause[cause == Cause.NON_FINITE] = Cause.UNDEFINED
     return MethodRows(estimate, scale, half, floored, cause)
+
+
+def _multiplier(method: Estimator, level: float, plan: Plan, found: Measurement) -> np.ndarray:
+    """Returns the critical value of a level; refuses one that does not fit the scale."""
+    multiplier, scale = method.law.multiplier, np.shape(found.scale)
+    with blaming(multiplier, f"`law.multiplier` of method {method.name!r}"):
+        value = multiplier(level, plan, found.detail)
+    where = f"methods ({method.name}).law.multiplier"
+    try:
+        made = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise refusal(where, "return numbers", value) from error
+    if made.ndim > len(scale) or any(
+        a not in (1, b) for a, b in zip(made.shape[::-1], scale[::-1], strict=False)
+    ):
+        rule = (
+            f"return a number, or numbers that broadcast to (replications, coordinates) = {scale}"
+        )
+        raise refusal(where, rule, made.shape)
+    return made
 
 
 def growths(

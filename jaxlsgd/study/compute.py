@@ -11,8 +11,7 @@ import jax
 
 from jaxlsgd import schedules
 from jaxlsgd.core import tables
-from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Estimator, Horizon
+from jaxlsgd.core.blame import blaming
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.runs.cell import Cell
@@ -116,28 +115,11 @@ def check(study: Study) -> None:
                 algorithm=algorithm.built().made,
                 dtype=study.dtype,
             )
-            for method in methods:
-                if method.identity:
-                    _check_measure(method.built().made, problem.built().made, study.dtype)
     paths = {(spec.schedule, spec.extent, spec.methods): spec for spec in study.cells}
     for spec in paths.values():
         own = any(method.identity for method in spec.methods)
         with refusing(f"schedule {spec.schedule} to {spec.extent}", own=own):
             _check_path(spec)
-
-
-def _check_measure(method: Estimator, problem: Problem, dtype: str) -> None:
-    """Refuses a `measure` whose result has the wrong shape, which would come to light in a tile."""
-    plan = schedules.constant(1).plan(schedules.power_decay(0.5), num_steps=64)
-    with jax.enable_x64(dtype == "float64"):
-        states = jax.eval_shape(method.init, jax.ShapeDtypeStruct((problem.dim,), dtype))
-        found = jax.eval_shape(method.measure, states, Horizon.of(plan, dtype))
-    count = len(method.coordinates(problem))
-    for name in ("estimate", "scale"):
-        shape = getattr(getattr(found, name), "shape", None)
-        if shape != (count,):
-            rule = f"return an {name} of shape ({count},)".replace("an scale", "a scale")
-            raise refusal(f"method {method.name}.measure", rule, shape)
 
 
 def _check_path(spec: CellSpec) -> None:
@@ -146,5 +128,7 @@ def _check_path(spec: CellSpec) -> None:
     for method in spec.methods:
         # A critical value that does not exist (missing from the paper's table, a schedule without an
         # exponent) would otherwise come to light after the run.
-        method.built().made.check_plan(plan)
-        method.built().made.law.check(spec.levels, plan)
+        made = method.built().made
+        made.check_plan(plan)
+        with blaming(made.law.multiplier, f"`law.multiplier` of method {made.name!r}"):
+            made.law.check(spec.levels, plan)

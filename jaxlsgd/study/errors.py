@@ -7,9 +7,15 @@ import re
 import traceback
 from collections.abc import Collection, Iterator
 
+from jaxlsgd.core import blame
+
 
 class SpecError(ValueError):
     """A study that cannot be run as it is written."""
+
+
+class OwnError(SpecError):
+    """An error inside a function of the user's own: the study may be as it should be."""
 
 
 @contextlib.contextmanager
@@ -28,6 +34,9 @@ def refusing(
     except SpecError:
         raise
     except Exception as error:
+        if blame.note_of(error):
+            brief = blame.told(error).strip().partition("\n")[0]
+            raise OwnError(f"{brief}; it was called for {where}" if where else brief) from error
         refused = isinstance(error, (ValueError, OverflowError))
         if own and not refused:
             brief = str(error).strip().partition("\n")[0]

@@ -24,6 +24,7 @@ import jaxlsgd.inference.random_scaling
 import jaxlsgd.problems
 import jaxlsgd.schedules  # noqa: F401
 from jaxlsgd.core import checks, registry
+from jaxlsgd.core.blame import blaming
 from jaxlsgd.core.files import read_regular
 from jaxlsgd.core.registry import Kind
 from jaxlsgd.study.errors import SpecError, line_of, refusing
@@ -61,7 +62,8 @@ def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
             raise SpecError(
                 f"{where}.{name}: is missing; {kind.name} needs {', '.join(kind.required)}"
             )
-    with refusing(where, kind.parameters, own=kind.own):
+    blamed = blaming(kind.build, f"builder of {kind.role} {kind.name!r}", kind.parameters)
+    with refusing(where, kind.parameters, own=kind.own), blamed:
         return kind.build(**arguments)
 
 

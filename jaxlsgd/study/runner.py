@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
+from jaxlsgd.core.blame import told
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.core.tables import Rows
 from jaxlsgd.study import compute
@@ -270,7 +271,7 @@ class _Run:
         cell = event.tile.cell
         if isinstance(event.error, Dropped) or cell.id in self.errors:
             return
-        self.errors[cell.id] = f"{type(event.error).__name__}: {event.error}"
+        self.errors[cell.id] = told(event.error)
         brief = self.errors[cell.id].partition("\n")[0][:300]
         self.progress.say(f"cell {cell.id} failed and is left out: {brief}")
 

@@ -16,7 +16,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.files import read_regular
 from jaxlsgd.study import schedules as schedules_lib
-from jaxlsgd.study.errors import SpecError, refusing
+from jaxlsgd.study.errors import OwnError, SpecError, refusing
 from jaxlsgd.study.grid import EXCLUDE_KEYS, EXTRA_KEYS, CellSpec, digest_of, expand, read_rules
 from jaxlsgd.study.parts import (
     MOST_STEPS,
@@ -147,6 +147,8 @@ class Study:
         """A study from a TOML file; refusals name the file, the key and the value."""
         try:
             return cls.from_dict(_read_toml(Path(path)))
+        except OwnError:
+            raise
         except SpecError as error:
             raise SpecError(f"{os.fspath(path)}: {error}") from error
 

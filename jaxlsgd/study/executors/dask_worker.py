@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypedDict
 
 from jaxlsgd.core import identity, tables
+from jaxlsgd.core.blame import told
 from jaxlsgd.engine import machine
 from jaxlsgd.study import kinds
 from jaxlsgd.study.grid import CellSpec, canonical
@@ -105,7 +106,7 @@ def work(packed: Packed, expected: dict[str, Any]) -> Answer:
     try:
         return _answer(*_unpack(packed))
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": told(error)}
 
 
 def _unpack(packed: Packed) -> tuple[list[CellSpec], int]:

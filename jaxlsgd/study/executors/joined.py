@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlsgd.core import tables
+from jaxlsgd.core.blame import told
 from jaxlsgd.engine import distributed, machine
 from jaxlsgd.study.compute import Done, Tabulated, Worked
 from jaxlsgd.study.executors.base import Event, Events, Failed
@@ -125,7 +126,7 @@ def _order(content: bytes | None = None) -> bytes:
 
 def _content(event: Done | Failed, used: tables.Rows) -> bytes:
     if isinstance(event, Failed):
-        return _ERROR + f"{type(event.error).__name__}: {event.error}".encode()
+        return _ERROR + told(event.error).encode()
     tabulated = canonical(kept_tables.plain(used))
     tile = codec.encode_tile(event.tile.cell, event.tile.first, event.rows)
     return _ROWS + len(tabulated).to_bytes(8) + tabulated + tile

@@ -1,0 +1,187 @@
+"""What a formula may say. It is checked before formulaic, which evaluates Python, sees it.
+
+formulaic evaluates every call in a formula as Python, with the built-in functions in reach, and some of it
+while it reads the formula. A formula can come from a script's argument, so only what is listed here passes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import numpy as np
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
+
+# Those that formulaic does not have; handed to it as the only names besides columns and its own.
+CONTEXT: dict[str, Any] = {
+    "abs": np.abs,
+    "cos": np.cos,
+    "expm1": np.expm1,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "sqrt": np.sqrt,
+}
+FUNCTIONS = (
+    *("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos"),
+    *("I", "C", "Treatment", "Sum", "poly", "bs", "cr", "cc", "center", "scale"),
+)
+_ALLOWED = f"columns, numbers, ~ + - * / : ** ( ) and the functions {', '.join(FUNCTIONS)}"
+_MOST_CHARACTERS = 10_000
+_MOST_TERMS = 10_000
+_OPERATORS = frozenset("~+-*/:^")
+_ARITHMETIC = (
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitAnd, ast.BitOr),
+    *(ast.UAdd, ast.USub, ast.Invert, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq),
+)
+
+
+def columns_of(formula: Any) -> list[str]:
+    """Returns the columns that a formula names, sorted; refuses all that is not listed in `FUNCTIONS`."""
+    from formulaic.parser.algos.tokenize import tokenize  # splits text, and evaluates nothing
+
+    if not isinstance(formula, str):
+        raise refusal("formula", "be text such as 'y ~ x'", formula)
+    if len(formula) > _MOST_CHARACTERS:
+        raise refusal("formula", f"have at most {_MOST_CHARACTERS:,} characters", len(formula))
+    found: set[str] = set()
+    for token in tokenize(formula):
+        kind, text = token.kind.value, token.token
+        if kind == "name":
+            found.add(text)
+        elif kind == "python":
+            found |= _called(text, braces=formula[token.source_start] == "{")
+        elif kind == "operator" and not (_OPERATORS.issuperset(text) or text == "in"):
+            compares = not frozenset("<>=!").isdisjoint(text)
+            raise _refused(
+                text, "; comparisons stand in I(...), as in I(x > 3)" if compares else ""
+            )
+        elif kind == "context" and text in "[]":
+            raise _refused(text)
+        elif kind == "value" and not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text, re.ASCII):
+            raise _refused(text, "; name the columns one by one" if text == "." else "")
+    return sorted(found)
+
+
+def _refused(piece: str, hint: str = "") -> ValueError:
+    return refusal("formula", f"be made of {_ALLOWED}", piece, hint)
+
+
+def _called(text: str, braces: bool) -> set[str]:
+    """Returns the columns in a piece that formulaic evaluates as Python, such as log(dose)."""
+    if braces:
+        raise _refused(f"{{{text}}}", f"; arithmetic is I({checks.shown(text)[1:-1]})")
+    quoted: list[str] = []
+
+    def stand_in(match: re.Match[str]) -> str:
+        quoted.append(match[1])
+        return f" _column_{len(quoted) - 1}_ "
+
+    # formulaic writes names in backticks and texts into code of its own: no quote may get out of there.
+    plain = re.sub(r"`([^`'\"\\]*)`", stand_in, text)
+    if "`" in plain or "\\" in plain or "_formulaic_" in text.casefold():
+        raise _refused(text)
+    try:
+        body = ast.parse(plain.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _refused(text) from error
+    names: set[str] = set()
+    waiting: list[tuple[ast.AST, bool]] = [(body, False)]  # with whether it is an argument
+    while waiting:
+        node, argument = waiting.pop()
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+            continue
+        below = _inside(node, argument)
+        if below is None:
+            raise _refused(text, _hint(node))
+        waiting += below
+    stands_for = {f"_column_{i}_": name for i, name in enumerate(quoted)}
+    if any(name.startswith("__") for name in names):
+        raise _refused(text)
+    return {stands_for.get(name, name) for name in names}
+
+
+def _inside(node: ast.AST, argument: bool) -> list[tuple[ast.AST, bool]] | None:
+    """Returns the parts of an expression that are to be looked at in turn; None if it is not allowed."""
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=given, keywords=named) if name in FUNCTIONS:
+            # formulaic hands state over in arguments whose names begin so.
+            if any(word.arg is None or word.arg.startswith("_") for word in named):
+                return None
+            return [(part, True) for part in (*given, *(word.value for word in named))]
+        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _ARITHMETIC):
+            # 9**9**9 would be computed digit by digit.
+            if isinstance(op, ast.Pow) and not (_has_column(left) or _has_column(right)):
+                return None
+            return [(left, False), (right, False)]
+        case ast.UnaryOp(op=op, operand=part) if isinstance(op, _ARITHMETIC):
+            return [(part, False)]
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(
+            isinstance(op, _ARITHMETIC) for op in ops
+        ):
+            return [(part, True) for part in (left, *others)]
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) if argument:
+            return [(part, True) for part in parts]
+        case ast.Constant(value=str(text)) if argument and re.fullmatch(r"[^'\"\\`{}]*", text):
+            return [] if text.isprintable() else None
+        case ast.Constant(value=bool() | int() | float() | None):
+            return []
+    return None
+
+
+def _has_column(node: ast.AST) -> bool:
+    called = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
+    return any(isinstance(part, ast.Name) and id(part) not in called for part in ast.walk(node))
+
+
+def _hint(node: ast.AST) -> str:
+    """Says how the refused piece is written instead, if there is a way."""
+    if not isinstance(node, ast.Call):
+        return ""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "Q":
+        return "; a column with spaces in its name stands in backticks: `a b`"
+    if name in FUNCTIONS:
+        return f"; write {name}(...)"
+    return checks.nearest(name, FUNCTIONS)
+
+
+def check_size(formula: str) -> None:
+    """Refuses products and powers of so many terms that they would fill the memory.
+
+    Args:
+      formula: one that `columns_of` has let pass.
+    """
+    from formulaic.parser import DefaultFormulaParser
+
+    tree = DefaultFormulaParser().get_ast(formula)
+    counts: dict[int, int] = {}
+    waiting = [(tree, False)]
+    while waiting:  # not by recursion: a sum of many terms is as deep as it is long
+        node, ready = waiting.pop()
+        parts = list(getattr(node, "args", ()))
+        if parts and not ready:
+            waiting += [(node, True), *((part, False) for part in parts)]
+            continue
+        symbol = str(node.operator.symbol) if parts else ""
+        each = [counts[id(part)] for part in parts]
+        counts[id(node)] = count = _count(symbol, each, parts)
+        if count > _MOST_TERMS:
+            raise refusal("formula", f"have at most {_MOST_TERMS:,} terms", formula)
+
+
+def _count(symbol: str, each: list[int], parts: list[Any]) -> int:
+    """Returns at least as many terms as formulaic makes of an operator and its operands."""
+    if len(each) < 2:
+        return sum(each) or 1
+    first, second = each[0], each[1]
+    if symbol in ("**", "^"):
+        text = str(parts[1])
+        power = int(text) if text.isdecimal() and len(text) < 4 else _MOST_TERMS
+        return min(max(first, 2) ** min(power, 20), _MOST_TERMS + 1) if power > 1 else first
+    if symbol == ":":
+        return first * second
+    return first + second + (first * second if symbol == "*" else 0)
