@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -15,7 +17,13 @@ import scipy.stats
 
 import jaxlsgd
 from jaxlsgd import Accumulator, Estimator, JointLaw, Law, Measurement, Sync, flatten
+from jaxlsgd.core import blame
+from jaxlsgd.core import blame
 from jaxlsgd.inference import NORMAL, joint
+from jaxlsgd.runs.cell import Cell, as_tuple
+from jaxlsgd.runs.outcomes import method_rows
+from jaxlsgd.runs.cell import Cell, as_tuple
+from jaxlsgd.runs.outcomes import method_rows
 
 SIZE = 25  # rounds per batch
 
@@ -204,3 +212,375 @@ def test_a_state_that_changes_its_kind_is_refused(
     method = dataclasses.replace(BATCH_MEANS, accumulators=(broken,))
     with pytest.raises(ValueError, match=r"methods \(batch_means\).*: must .*got"):
         jaxlsgd.simulate(jax.random.key(0), problem, plan, replications=2, methods=method)
+
+
+# What a method returns is checked from shapes: nothing has run, so nothing was compiled or drawn.
+
+
+def measured(**changes: Any) -> Estimator:
+    """The method with another result, of which some fields are replaced."""
+
+    def changed(states: Any, horizon: Any) -> Any:
+        return measure(states, horizon)._replace(**changes)
+
+    return dataclasses.replace(BATCH_MEANS, name="changed", measure=changed, matrix=None)
+
+
+def short(states: Any, horizon: Any) -> Any:
+    return covariance(states, horizon)[0]
+
+
+MALFORMED = {
+    "a short estimate": (
+        measured(estimate=jnp.zeros(1)),
+        r"\(changed\)\.measure: must return an estimate of shape \(2,\), got \(1,\)",
+    ),
+    "one scale for all": (
+        measured(scale=jnp.ones(())),
+        r"\(changed\)\.measure: must return a scale of shape \(2,\), got \(\)",
+    ),
+    "a scale of another length": (
+        measured(scale=np.ones(3)),
+        r"\(changed\)\.measure: must return a scale of shape \(2,\), got \(3,\)",
+    ),
+    "a list for a scale": (
+        measured(scale=[1.0, 1.0]),
+        r"measure: must return a scale that is an array of shape \(2,\), got \[1\.0, 1\.0\]",
+    ),
+    "text for an estimate": (
+        measured(estimate="none"),
+        r"measure: must return an estimate that is an array of shape \(2,\), got 'none'",
+    ),
+    "no estimate": (
+        measured(estimate=None),
+        r"measure: must return an estimate that is an array of shape \(2,\), got None",
+    ),
+    "complex numbers": (
+        measured(scale=jnp.ones(2, jnp.complex64)),
+        r"measure: must return a scale of real numbers, got 'complex64'",
+    ),
+    "a floor for each coordinate": (
+        measured(floored=jnp.zeros(2, bool)),
+        r"measure: must return `floored` of shape \(\), got \(2,\)",
+    ),
+    "text for a detail": (
+        measured(detail={"df": "many"}),
+        r"measure: must return `detail\['df'\]` that is an array of shape \(\), got 'many'",
+    ),
+    "a pair": (
+        dataclasses.replace(BATCH_MEANS, measure=lambda s, h: (s[0].mean, s[0].mean)),
+        r"\(batch_means\)\.measure: must return a jaxlsgd\.Measurement, got \(",
+    ),
+    "nothing": (
+        dataclasses.replace(BATCH_MEANS, measure=lambda s, h: None),
+        r"\(batch_means\)\.measure: must return a jaxlsgd\.Measurement, got None",
+    ),
+    "a vector for a matrix": (
+        dataclasses.replace(BATCH_MEANS, matrix=short),
+        r"\(batch_means\)\.matrix: must return a matrix of shape \(2, 2\), got \(2,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_measurement_is_refused_before_anything_runs(
+    case: str, problem: jaxlsgd.Problem, plan: jaxlsgd.Plan
+) -> None:
+    method, words = MALFORMED[case]
+    for methods in (method, (jaxlsgd.plug_in(), method)):
+        with pytest.raises(ValueError, match=r"^methods " + words):
+            Cell(problem, plan, as_tuple(methods))
+    with pytest.raises(ValueError, match=r"^methods " + words):
+        jaxlsgd.track(method, np.zeros(2, np.float32))
+
+
+def test_a_table_is_not_fitted_with_a_malformed_method() -> None:
+    rng = np.random.default_rng(0)
+    table = {"y": rng.normal(size=300), "x": rng.normal(size=300)}
+    for method, words in (
+        (dataclasses.replace(BATCH_MEANS, matrix=short), r"matrix of shape \(2, 2\), got \(2,\)"),
+        (dataclasses.replace(BATCH_MEANS, matrix=None), "methods: must have a matrix"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            jaxlsgd.fit_table(table, response="y", methods=[method])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.ones(3), r"broadcast to \(replications, coordinates\) = \(4, 2\), got \(3,\)"),
+        ("many", "return numbers, got 'many'"),
+    ],
+)
+def test_a_multiplier_that_does_not_fit_is_named(
+    value: Any, words: str, plan: jaxlsgd.Plan
+) -> None:
+    law = Law(lambda level, plan, detail: value, STUDENT.tail)
+    method = dataclasses.replace(BATCH_MEANS, law=law)
+    found = Measurement(np.zeros((4, 2)), np.ones((4, 2)), np.zeros(4, bool))
+    with pytest.raises(ValueError, match=r"^methods \(batch_means\)\.law\.multiplier: .*" + words):
+        method_rows(method, found, plan, (0.95,), np.zeros(4))
+    fits = dataclasses.replace(method, law=law._replace(multiplier=lambda *given: np.ones((4, 1))))
+    assert method_rows(fits, found, plan, (0.95,), np.zeros(4)).half_width.shape == (1, 4, 2)
+
+
+# An error inside somebody's own function names the function and whose it is.
+
+
+def fails(*given: Any) -> Any:
+    del given
+    raise KeyError("nothing here")
+
+
+def fine(key: Any, client: Any) -> Any:
+    return jax.random.normal(key, (2,))
+
+
+def of_problem(**changes: Any) -> Callable[[], Any]:
+    given = {"init": np.zeros(2), "sample": fine, "num_clients": 2, "name": "mine"}
+    given["loss"] = lambda x, seen: jnp.sum((x - seen) ** 2)
+    return lambda: jaxlsgd.Problem(**(given | changes))
+
+
+def of_method(**changes: Any) -> Callable[[], Any]:
+    return in_cell(methods=(dataclasses.replace(BATCH_MEANS, **changes),))
+
+
+def of_algorithm(**changes: Any) -> Callable[[], Any]:
+    return in_cell(algorithm=jaxlsgd.Algorithm("mine", **changes))
+
+
+def in_cell(**changes: Any) -> Callable[[], Any]:
+    step = jaxlsgd.schedules.constant_step(0.3)
+    plan = jaxlsgd.schedules.constant(1).plan(step, num_rounds=20 * SIZE)
+    return lambda: Cell(jaxlsgd.problems.linear(2, 3), plan, **changes)
+
+
+draws = {"sample": None, "draws": jaxlsgd.Draws(2)}
+FAILING = {
+    "`loss` of problem 'mine'": of_problem(loss=fails),
+    "`sample` of problem 'mine'": of_problem(sample=fails),
+    "`observe` of problem 'mine'": of_problem(observe=fails, **draws),
+    "`gradient` of problem 'mine'": of_problem(gradient=fails),
+    "`hessian` of problem 'mine'": of_problem(hessian=functools.partial(fails, 1)),
+    "`loss` of the problem": of_problem(loss=jax.jit(fails), name=""),
+    "`init` of method 'batch_means'": of_method(accumulators=(Accumulator(fails, fails),)),
+    "`update` of method 'batch_means'": of_method(
+        accumulators=(batches(SIZE)._replace(update=fails),)
+    ),
+    "`measure` of method 'batch_means'": of_method(measure=fails),
+    "`matrix` of method 'batch_means'": of_method(matrix=fails),
+    "`init_server` of algorithm 'mine'": of_algorithm(init_server=fails),
+    "`init_client` of algorithm 'mine'": of_algorithm(init_client=fails),
+    "`begin` of algorithm 'mine'": of_algorithm(begin=fails),
+    "`direction` of algorithm 'mine'": of_algorithm(direction=fails),
+    "`send` of algorithm 'mine'": of_algorithm(send=fails),
+    "`receive` of algorithm 'mine'": of_algorithm(receive=fails),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_an_error_inside_somebodys_own_function_names_it(what: str) -> None:
+    line = fails.__code__.co_firstlineno + 2
+    with pytest.raises(KeyError, match="nothing here") as caught:
+        FAILING[what]()
+    note = f"in your {what} (test_own_method.py, line {line})"
+    assert caught.value.__notes__[0] == note
+    assert blame.told(caught.value) == f"{note}: KeyError: 'nothing here'"
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "fails" in frames
+
+
+def test_errors_of_the_package_have_no_such_note(problem: jaxlsgd.Problem) -> None:
+    with pytest.raises(ValueError, match="contrasts: must have 2 columns") as caught:
+        in_cell(methods=(jaxlsgd.random_scaling("contrasts", contrasts=[[1.0]]),))()
+    assert blame.note_of(caught.value) == ""
+    with pytest.raises(TypeError) as caught_too:
+        of_problem(loss=lambda x: x)()  # called with two arguments: no line of its own was reached
+    assert blame.note_of(caught_too.value).startswith("in your `loss` of problem 'mine' (test_own_")
+
+
+# What a method returns is checked from shapes: nothing has run, so nothing was compiled or drawn.
+
+
+def measured(**changes: Any) -> Estimator:
+    """The method with another result, of which some fields are replaced."""
+
+    def changed(states: Any, horizon: Any) -> Any:
+        return measure(states, horizon)._replace(**changes)
+
+    return dataclasses.replace(BATCH_MEANS, name="changed", measure=changed, matrix=None)
+
+
+def short(states: Any, horizon: Any) -> Any:
+    return covariance(states, horizon)[0]
+
+
+MALFORMED = {
+    "a short estimate": (
+        measured(estimate=jnp.zeros(1)),
+        r"\(changed\)\.measure: must return an estimate of shape \(2,\), got \(1,\)",
+    ),
+    "one scale for all": (
+        measured(scale=jnp.ones(())),
+        r"\(changed\)\.measure: must return a scale of shape \(2,\), got \(\)",
+    ),
+    "a scale of another length": (
+        measured(scale=np.ones(3)),
+        r"\(changed\)\.measure: must return a scale of shape \(2,\), got \(3,\)",
+    ),
+    "a list for a scale": (
+        measured(scale=[1.0, 1.0]),
+        r"measure: must return a scale that is an array of shape \(2,\), got \[1\.0, 1\.0\]",
+    ),
+    "text for an estimate": (
+        measured(estimate="none"),
+        r"measure: must return an estimate that is an array of shape \(2,\), got 'none'",
+    ),
+    "no estimate": (
+        measured(estimate=None),
+        r"measure: must return an estimate that is an array of shape \(2,\), got None",
+    ),
+    "complex numbers": (
+        measured(scale=jnp.ones(2, jnp.complex64)),
+        r"measure: must return a scale of real numbers, got 'complex64'",
+    ),
+    "a floor for each coordinate": (
+        measured(floored=jnp.zeros(2, bool)),
+        r"measure: must return `floored` of shape \(\), got \(2,\)",
+    ),
+    "text for a detail": (
+        measured(detail={"df": "many"}),
+        r"measure: must return `detail\['df'\]` that is an array of shape \(\), got 'many'",
+    ),
+    "a pair": (
+        dataclasses.replace(BATCH_MEANS, measure=lambda s, h: (s[0].mean, s[0].mean)),
+        r"\(batch_means\)\.measure: must return a jaxlsgd\.Measurement, got \(",
+    ),
+    "nothing": (
+        dataclasses.replace(BATCH_MEANS, measure=lambda s, h: None),
+        r"\(batch_means\)\.measure: must return a jaxlsgd\.Measurement, got None",
+    ),
+    "a vector for a matrix": (
+        dataclasses.replace(BATCH_MEANS, matrix=short),
+        r"\(batch_means\)\.matrix: must return a matrix of shape \(2, 2\), got \(2,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_measurement_is_refused_before_anything_runs(
+    case: str, problem: jaxlsgd.Problem, plan: jaxlsgd.Plan
+) -> None:
+    method, words = MALFORMED[case]
+    for methods in (method, (jaxlsgd.plug_in(), method)):
+        with pytest.raises(ValueError, match=r"^methods " + words):
+            Cell(problem, plan, as_tuple(methods))
+    with pytest.raises(ValueError, match=r"^methods " + words):
+        jaxlsgd.track(method, np.zeros(2, np.float32))
+
+
+def test_a_table_is_not_fitted_with_a_malformed_method() -> None:
+    rng = np.random.default_rng(0)
+    table = {"y": rng.normal(size=300), "x": rng.normal(size=300)}
+    for method, words in (
+        (dataclasses.replace(BATCH_MEANS, matrix=short), r"matrix of shape \(2, 2\), got \(2,\)"),
+        (dataclasses.replace(BATCH_MEANS, matrix=None), "methods: must have a matrix"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            jaxlsgd.fit_table(table, response="y", methods=[method])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.ones(3), r"broadcast to \(replications, coordinates\) = \(4, 2\), got \(3,\)"),
+        ("many", "return numbers, got 'many'"),
+    ],
+)
+def test_a_multiplier_that_does_not_fit_is_named(
+    value: Any, words: str, plan: jaxlsgd.Plan
+) -> None:
+    law = Law(lambda level, plan, detail: value, STUDENT.tail)
+    method = dataclasses.replace(BATCH_MEANS, law=law)
+    found = Measurement(np.zeros((4, 2)), np.ones((4, 2)), np.zeros(4, bool))
+    with pytest.raises(ValueError, match=r"^methods \(batch_means\)\.law\.multiplier: .*" + words):
+        method_rows(method, found, plan, (0.95,), np.zeros(4))
+    fits = dataclasses.replace(method, law=law._replace(multiplier=lambda *given: np.ones((4, 1))))
+    assert method_rows(fits, found, plan, (0.95,), np.zeros(4)).half_width.shape == (1, 4, 2)
+
+
+# An error inside somebody's own function names the function and whose it is.
+
+
+def fails(*given: Any) -> Any:
+    del given
+    raise KeyError("nothing here")
+
+
+def fine(key: Any, client: Any) -> Any:
+    return jax.random.normal(key, (2,))
+
+
+def of_problem(**changes: Any) -> Callable[[], Any]:
+    given = {"init": np.zeros(2), "sample": fine, "num_clients": 2, "name": "mine"}
+    given["loss"] = lambda x, seen: jnp.sum((x - seen) ** 2)
+    return lambda: jaxlsgd.Problem(**(given | changes))
+
+
+def of_method(**changes: Any) -> Callable[[], Any]:
+    return in_cell(methods=(dataclasses.replace(BATCH_MEANS, **changes),))
+
+
+def of_algorithm(**changes: Any) -> Callable[[], Any]:
+    return in_cell(algorithm=jaxlsgd.Algorithm("mine", **changes))
+
+
+def in_cell(**changes: Any) -> Callable[[], Any]:
+    step = jaxlsgd.schedules.constant_step(0.3)
+    plan = jaxlsgd.schedules.constant(1).plan(step, num_rounds=20 * SIZE)
+    return lambda: Cell(jaxlsgd.problems.linear(2, 3), plan, **changes)
+
+
+draws = {"sample": None, "draws": jaxlsgd.Draws(2)}
+FAILING = {
+    "`loss` of problem 'mine'": of_problem(loss=fails),
+    "`sample` of problem 'mine'": of_problem(sample=fails),
+    "`observe` of problem 'mine'": of_problem(observe=fails, **draws),
+    "`gradient` of problem 'mine'": of_problem(gradient=fails),
+    "`hessian` of problem 'mine'": of_problem(hessian=functools.partial(fails, 1)),
+    "`loss` of the problem": of_problem(loss=jax.jit(fails), name=""),
+    "`init` of method 'batch_means'": of_method(accumulators=(Accumulator(fails, fails),)),
+    "`update` of method 'batch_means'": of_method(
+        accumulators=(batches(SIZE)._replace(update=fails),)
+    ),
+    "`measure` of method 'batch_means'": of_method(measure=fails),
+    "`matrix` of method 'batch_means'": of_method(matrix=fails),
+    "`init_server` of algorithm 'mine'": of_algorithm(init_server=fails),
+    "`init_client` of algorithm 'mine'": of_algorithm(init_client=fails),
+    "`begin` of algorithm 'mine'": of_algorithm(begin=fails),
+    "`direction` of algorithm 'mine'": of_algorithm(direction=fails),
+    "`send` of algorithm 'mine'": of_algorithm(send=fails),
+    "`receive` of algorithm 'mine'": of_algorithm(receive=fails),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_an_error_inside_somebodys_own_function_names_it(what: str) -> None:
+    line = fails.__code__.co_firstlineno + 2
+    with pytest.raises(KeyError, match="nothing here") as caught:
+        FAILING[what]()
+    note = f"in your {what} (test_own_method.py, line {line})"
+    assert caught.value.__notes__[0] == note
+    assert blame.told(caught.value) == f"{note}: KeyError: 'nothing here'"
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "fails" in frames
+
+
+def test_errors_of_the_package_have_no_such_note(problem: jaxlsgd.Problem) -> None:
+    with pytest.raises(ValueError, match="contrasts: must have 2 columns") as caught:
+        in_cell(methods=(jaxlsgd.random_scaling("contrasts", contrasts=[[1.0]]),))()
+    assert blame.note_of(caught.value) == ""
+    with pytest.raises(TypeError) as caught_too:
+        of_problem(loss=lambda x: x)()  # called with two arguments: no line of its own was reached
+    assert blame.note_of(caught_too.value).startswith("in your `loss` of problem 'mine' (test_own_")
