@@ -104,13 +104,9 @@ def solve(
     with jax.enable_x64(True), shown(progress, what, after=_SECONDS) as tell:
         sample = _Sample(problem, wanted, seed, tell)
         start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)])
-        x = start.astype(np.float64)
         # Most steps need a rough answer, and a failure to find one shows on a part as well.
-        for calls in sorted({sample.pilot, sample.calls}):
-            x, found = _newton(lambda at, calls=calls: sample.at(at, calls), x)
-            if not found.residual < _SOLVED:
-                rule = "have a mean gradient that vanishes where Newton's method ends"
-                raise refusal("problem", rule, f"one of {found.residual:.3g} standard errors")
+        near, _ = _newton(sample, sample.pilot, start.astype(np.float64))
+        x, found = _newton(sample, sample.calls, near)
         if tell is not None:
             tell(1.0)
     _check_definite(found.G)
@@ -149,22 +145,25 @@ def _like(init: Any, vector: np.ndarray) -> Any:
     )
 
 
-def _newton(at: Callable[[np.ndarray], _Found], x: np.ndarray) -> tuple[np.ndarray, _Found]:
-    """The last x, and what the sample says of it."""
-    found = at(x)
+def _newton(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _Found]:
+    """The root on the first parts of a sample, and what they say of it; refuses one that is not found."""
+    found = sample.at(x, calls)
     for _ in range(_MOST_STEPS):
         if found.residual < _SOLVED:
             break
         step, share = np.linalg.lstsq(found.G, found.gradient)[0], 1.0
         size = np.linalg.norm(found.gradient)
         while True:
-            new = at(x - share * step)
+            new = sample.at(x - share * step, calls)
             if np.linalg.norm(new.gradient) < size or share < 1e-4:
                 break
             share /= 2
         if not np.linalg.norm(new.gradient) < size:
             break
         x, found = x - share * step, new
+    if not found.residual < _SOLVED:
+        rule = "have a mean gradient that vanishes where Newton's method ends"
+        raise refusal("problem", rule, f"one of {found.residual:.3g} standard errors")
     return x, found
 
 
