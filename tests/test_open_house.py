@@ -389,6 +389,87 @@ def test_what_a_file_builds_wrongly_is_told_with_its_line(capsys, tmp_path, own_
     assert not (tmp_path / "out").exists()
 
 
+# By what fails: a file, and the message.
+FAILING = {
+    "a loss": (
+        """\
+import jax, jaxlsgd, numpy as np
+def loss(x, seen):
+    raise ValueError("num_clients: of no use")
+@jaxlsgd.register("problem")
+def poisson(num_clients):
+    sample = lambda key, client: jax.random.normal(key, (2,))
+    return jaxlsgd.Problem(np.zeros(2), loss, num_clients, sample, name="mine", gamma0=0.5)
+""",
+        "in your `loss` of problem 'mine' (mine.py, line 3): ValueError: num_clients: of no use; it was called "
+        "for problems[0]",
+    ),
+    "a builder": (
+        """\
+import jaxlsgd
+@jaxlsgd.register("problem")
+def poisson(num_clients):
+    return jaxlsgd.problems.linear(2, num_clients, noise=-1)
+""",
+        "in your builder of problem 'poisson' (mine.py, line 4): ValueError: noise: must be a finite number of "
+        "at least 0, got -1; it was called for problems[0]",
+    ),
+    "a builder of schedules": (
+        """\
+import jaxlsgd
+@jaxlsgd.register("problem")
+def poisson(num_clients):
+    return jaxlsgd.problems.linear(2, num_clients)
+@jaxlsgd.register("schedule")
+def doubling(start):
+    return [][start]
+""",
+        "in your builder of schedule 'doubling' (mine.py, line 7): IndexError: list index out of range; it was "
+        "called for schedules[0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_an_error_in_a_file_is_not_blamed_on_the_study(
+    capsys, tmp_path, own_registry, name
+) -> None:
+    source, words = FAILING[name]
+    study, _ = write(tmp_path)
+    text = study.read_text().replace('["C5"]', '[{family = "doubling", start = 1}]')
+    study.write_text(text if "schedule" in name else study.read_text())
+    (tmp_path / "mine.py").write_text(source)
+    command = ("run", study, "--out", tmp_path / "out", "--import", tmp_path / "mine.py")
+    code, _, err = run(capsys, *command)
+    assert (code, err) == (2, f"jaxlsgd: error: {words}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_builder_that_refuses_an_argument_means_the_study(capsys, tmp_path, own_registry) -> None:
+    study, _ = write(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import jaxlsgd\n@jaxlsgd.register('problem')\ndef poisson(num_clients):\n"
+        "    raise ValueError('num_clients: must be at least 3, got 2')\n"
+    )
+    command = ("run", study, "--out", tmp_path / "out", "--import", tmp_path / "mine.py")
+    _, _, err = run(capsys, *command)
+    assert err == (f"jaxlsgd: error: {study}: problems[0].num_clients: must be at least 3, got 2\n")
+
+
+def test_a_tile_that_fails_in_somebodys_own_function_names_it(tmp_path) -> None:
+    def multiplier(level: Any, plan: Any, detail: Any) -> Any:
+        raise LookupError("no such level")
+
+    method = dataclasses.replace(
+        estimator("mine", STILL), law=Law(multiplier, lambda statistic, plan, detail: 0.5)
+    )
+    outcome = objects(methods=[method], horizons=[40], replications=16).run(tmp_path / "out")
+    line = multiplier.__code__.co_firstlineno + 1
+    assert list(outcome.errors.values()) == [
+        f"in your `law.multiplier` of method 'mine' (test_open_house.py, line {line}): LookupError: no such level"
+    ]
+
+
 def test_two_files_of_one_name_or_one_kind_are_refused(capsys, tmp_path, own_registry) -> None:
     study, imports = write(tmp_path)
     (tmp_path / "other").mkdir()

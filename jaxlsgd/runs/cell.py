@@ -86,9 +86,11 @@ class Cell:
         return loop_for("cpu", self.problem, self.algorithm).rooms
 
     def check_plan(self) -> None:
-        """Refuses a plan that a method cannot do with."""
+        """Refuses a plan that a method, or its law at a level, cannot do with."""
         for method in self.methods:
             method.check_plan(self.plan)
+            with blaming(method.law.multiplier, f"`law.multiplier` of method {method.name!r}"):
+                method.law.check(self.levels, self.plan)
 
     def laid_out(self, rooms: tuple[int, ...]) -> Layout:
         """The plan as calls of programs with such rooms."""
