@@ -95,6 +95,7 @@ class CellRows:
     judge: str  # the method whose estimate and standard error judge the others, or ""
     methods: dict[str, MethodRows]
     costs: dict[str, str] = dataclasses.field(default_factory=dict)  # by method, where it tells
+    withheld: dict[str, str] = dataclasses.field(default_factory=dict)  # by method: why no verdict
 
     @property
     def acf(self) -> float:
