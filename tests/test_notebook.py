@@ -122,7 +122,7 @@ def test_a_fit_in_a_notebook_has_the_numbers_of_its_text():
     assert {"x[0]", "x[1]"} <= set(cells)
     for cell in cells:
         assert cell in text
-    assert "What to expect of these 95 % intervals" in one._repr_html_()
+    assert "Notes on these intervals" not in one._repr_html_()
 
 
 def test_a_table_in_a_notebook_is_the_same_table():

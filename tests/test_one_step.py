@@ -212,21 +212,23 @@ def paper_cell(
 @pytest.mark.many_steps
 @pytest.mark.parametrize("schedule", ["C1", "P(1/2)"])
 @pytest.mark.parametrize("model", ["linear", "logistic"])
-def test_it_covers_and_the_verdict_tells_who_does_not(model: str, schedule: str):
+def test_it_covers_and_the_verdict_finds_who_does_not(model: str, schedule: str):
     cell = paper_cell(model, schedule)
     rows = measures.summarise(cell, last_only=True)
     error = SIGMAS * np.sqrt(0.95 * 0.05 / REPLICATIONS)
     for name in cell.methods:
         mine = [row for row in rows if row["method"] == name]
         covered = np.mean([row["coverage"] for row in mine])
-        expected = np.mean([row["expected_coverage"] for row in mine])
         if name in ("one_step", "one_step[average]"):
             assert abs(covered - 0.95) < error
-        assert abs(covered - expected) < 0.02 + error / 2
+            assert all(row["chance"] is None and "judge" in row["withheld"] for row in mine)
+        else:
+            chance = np.mean([row["chance"] for row in mine])
+            assert abs(covered - chance) < 0.02 + error / 2
     if schedule == "P(1/2)":
         doubted = [row for row in rows if row["method"].startswith("random_scaling")]
         assert np.mean([row["coverage"] for row in doubted]) < 0.92, (
-            "the verdict had nothing to tell"
+            "the verdict had nothing to find"
         )
         for row in doubted:
             assert row["n_trusted"] + row["n_doubted"] == REPLICATIONS
@@ -256,18 +258,20 @@ def test_communicating_less_costs_no_length(model: str):
     assert lengths[1] < 1.05 * lengths[0]
 
 
-def test_one_fit_says_what_to_expect():
+def test_one_fit_gives_the_chance_of_its_intervals():
     problem = problems.linear(5, 10, init=np.full(5, 10.0))
     plan = schedules.paper("C5").with_warmup(0.05).plan(schedules.power_decay(0.5), num_steps=1_000)
     result = fit(jax.random.key(2), problem, plan)
-    found = {one.method: one for one in result.verdicts()}
-    assert not found["one_step"].doubted and "left out" in str(found["one_step"])
-    assert found["plug_in[finite]"].doubted and "standard errors from" in str(
-        found["plug_in[finite]"]
-    )
-    assert "What to expect" in str(result)
+    found = result.verdicts()
+    assert [one.method for one in found] == ["plug_in[finite]"] and found.judge == "one_step"
+    (one,) = found
+    assert one.doubted and "standard errors from that of one_step" in str(one)
+    told = str(result)
+    assert "Chance that these 95 % intervals hold the truth, given this run" in told
+    assert "one_step: it is the judge, and is not judged by itself; the first" in told
+    assert "left out" in told and "expect" not in told
     only = fit(jax.random.key(2), problem, plan, methods=plug_in())
-    assert only.verdicts() == [] and "What to expect" not in str(only)
+    assert not only.verdicts() and str(only.verdicts()) == "" and "Chance" not in str(only)
 
 
 def test_an_early_explosion_is_left_out():
@@ -293,16 +297,14 @@ def test_p_values_invert_the_intervals():
 
 def test_verdicts_need_the_same_coordinates():
     contrast = random_scaling("contrasts", contrasts=[[1.0, -1.0, 0, 0, 0]], name="difference")
-    plan = paper_plan("C5", 0.5, num_steps=300)
+    plan = paper_plan("C5", 0.5, num_steps=600)
+    methods = (one_step(), contrast, plug_in())
     cell = simulate(
-        jax.random.key(0),
-        problems.paper_linear(),
-        plan,
-        replications=4,
-        methods=(one_step(), contrast),
+        jax.random.key(0), problems.paper_linear(), plan, replications=4, methods=methods
     )
-    assert np.isnan(verdict.expected_coverage(cell, "difference")).all()
-    assert not np.isnan(verdict.expected_coverage(cell, "one_step")).any()
+    assert np.isnan(verdict.chances(cell, "difference")).all()
+    assert np.isnan(verdict.chances(cell, "one_step")).all()  # no method judges itself
+    assert not np.isnan(verdict.chances(cell, "plug_in")).any()
 
 
 def test_a_hessian_is_asked_for():

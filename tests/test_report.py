@@ -479,4 +479,4 @@ def test_a_row_has_the_same_columns_whether_or_not_a_method_judges(cells):
     judged = dataclasses.replace(cells[0], judge="plug_in")
     for a, b in zip(measures.summarise(judged), measures.summarise(cells[0]), strict=True):
         assert set(a) == set(b)
-        assert b["expected_coverage"] is b["n_trusted"] is b["coverage_doubted_high"] is None
+        assert b["chance"] is b["n_trusted"] is b["coverage_doubted_high"] is None

@@ -59,7 +59,7 @@ TRUTH = ("truth_error", "truth_error_share", "coverage_truth_error")
 NOTABLE = 0.1  # a truth's standard error over an interval's, from which on tables warn
 NO_TRUTH = "A coverage of - is unknown: the problem does not say what the truth is."
 _JUDGED = (
-    *("expected_coverage", "expected_coverage_mcse", "n_trusted", "n_doubted"),
+    *("chance", "chance_mcse", "n_trusted", "n_doubted"),
     *(f"coverage_{kind}{end}" for kind in ("trusted", "doubted") for end in SHARE),
 )
 MEASURES = (
@@ -71,7 +71,7 @@ MEASURES = (
     "coverage",
     "coverage_all",
     "coverage_bias_eliminated",
-    "expected_coverage",
+    "chance",
     "coverage_trusted",
     "coverage_doubted",
     "length",
@@ -95,9 +95,11 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
     - `coverage` over the completed; `coverage_all` with failures counted as misses; and
       `coverage_bias_eliminated`, of mean(θ̂) in place of θ. Each with the limits `_low` and `_high`
       of its 95 % Wilson interval, which also works at 0 and 1;
-    - `expected_coverage`, the mean of what `analysis.verdict` expects of each run, where a method of
-      the cell judges (`one_step`), and `coverage_trusted` and `coverage_doubted`, the coverage among
-      the runs whose interval is expected to keep its level up to 5 points, and among the others;
+    - `chance`, the mean over runs of the chance that the interval holds the truth given its run, by the law
+      of the method that judges (`one_step`; see `analysis.verdict`), which is `coverage` if that law is
+      right; and `coverage_trusted` and `coverage_doubted`, the coverage among the runs whose chance is at
+      most 5 points below the level, on average over coordinates, and among the others. None for the judge
+      itself, and where the verdict is withheld: `withheld` then says why, in words;
     - `length`, the mean of 2 w_i, and `length_sd`, their standard deviation;
     - `l2_error`, the mean of ‖θ̂ − θ‖ over all coordinates of the method;
     - `acf`, communication rounds per observation; `numbers_sent`, how many numbers a client has sent, with the
@@ -110,7 +112,8 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
       normal quantile of the level; `coverage_truth_error`, how far `coverage` may be off for that reason: with
       C(b) = Φ(z − b) − Φ(−z − b), the coverage of a normal interval with a bias of b standard errors, the larger
       of |C(b) − C(b ± δ)| at b = bias/s and δ = 1.96 `truth_error_share`, which 19 of 20 truths keep to;
-    - `n_failed`, and of those `n_non_finite`, `n_exploded`, `n_loss` and `n_undefined`, by `Cause`;
+    - `n_failed`, and of those `n_non_finite`, `n_exploded`, `n_loss`, `n_undefined` and `n_correction`, by
+      `Cause`;
       `same_replications`, whether all methods of the cell completed in the same ones;
     - `label`, the method's name as people write it, and `cost`, what it costs beyond the run, in words.
 
@@ -122,7 +125,8 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
       last_only: only the last saved round, not all.
 
     Returns:
-      Rows of plain Python numbers with the keys `IDENTITY`, `COUNTS`, the measures, `label` and `cost`.
+      Rows of plain Python numbers with the keys `IDENTITY`, `COUNTS`, the measures, `label`, `cost` and
+      `withheld`.
 
     Example::
 
@@ -137,14 +141,14 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
 
 def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
     rows = cell.methods[name]
-    expected = verdict.expected_coverage(cell, name)
-    trusted = verdict.trusted(expected, cell.levels)
+    chance = verdict.chances(cell, name)
+    trusted = verdict.trusted(chance, cell.levels)
     arrays = _columns(rows, cell.truth[name], saves, cell.standard_error[name])
     arrays |= _truth_columns(arrays, cell.truth_error.get(name), cell.levels)
-    if np.isnan(expected).all():  # nobody judges, which is quick to say
+    if np.isnan(chance).all():  # nobody judges, which is quick to say
         arrays |= dict.fromkeys(_JUDGED, np.full(arrays["coverage"].shape, np.nan))
     else:
-        arrays |= _judged(rows, cell.truth[name], saves, expected, trusted)
+        arrays |= _judged(rows, cell.truth[name], saves, chance, trusted)
     columns = {key: _plain(array) for key, array in arrays.items()}
     where = (cell.problem, cell.algorithm, cell.schedule, cell.num_steps, cell.num_rounds)
     for i, save in enumerate(saves):
@@ -152,6 +156,7 @@ def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
         facts = {"acf": at / steps, "label": cell.labels[name], **_counts(rows, save)}
         facts |= _sent(cell, name, save)
         facts["cost"] = cell.costs.get(name, "")
+        facts["withheld"] = cell.withheld.get(name, "")
         facts["same_replications"] = failures.same_replications(cell, save)
         for j, level in enumerate(cell.levels):
             for k, coordinate in enumerate(cell.coordinates[name]):
@@ -217,16 +222,16 @@ def _truth_columns(
 
 
 def _judged(
-    rows: MethodRows, truth: Any, saves: range, expected: FloatArray, trusted: BoolArray
+    rows: MethodRows, truth: Any, saves: range, chance: FloatArray, trusted: BoolArray
 ) -> dict[str, FloatArray]:
-    """What was expected of the runs, and what became of those that were trusted and of the others."""
+    """The mean chance of the runs, and the coverage of those that were trusted and of the others."""
     keep = slice(saves.start, saves.stop)
-    expected, trusted = expected[keep], trusted[keep][..., None]
-    known = ~np.isnan(expected)
-    target = np.full(expected.shape[-1], np.nan) if truth is None else np.asarray(truth)
+    chance, trusted = chance[keep], trusted[keep][..., None]
+    known = ~np.isnan(chance)
+    target = np.full(chance.shape[-1], np.nan) if truth is None else np.asarray(truth)
     with np.errstate(invalid="ignore"):
         hits = np.abs(rows.estimate[keep, None] - target) <= rows.half_width[keep]
-    found = mean_measure("expected_coverage", np.where(known, expected, 0.0), known)
+    found = mean_measure("chance", np.where(known, chance, 0.0), known)
     for name, group in (("trusted", known & trusted), ("doubted", known & ~trusted)):
         n = group.sum(-2)
         covered = np.where(np.isnan(target) | (n == 0), np.nan, (hits & group).sum(-2))
@@ -398,6 +403,15 @@ def _sent_note(rows: Iterable[Row]) -> str:
         return ""
     ends = dict.fromkeys(f"{share:.3g}" for share in (shares[0], shares[-1]))
     return f"; a client sends {' to '.join(ends)} × the numbers of Local SGD under C1"
+
+
+def withheld_notes(rows: Iterable[Row]) -> list[str]:
+    """Why no verdict is given, a line for all methods of which the same is said."""
+    methods: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if why := row.get("withheld"):
+            methods.setdefault(why, {})[row["method"]] = None
+    return [f"No verdict on {', '.join(names)}: {why}." for why, names in methods.items()]
 
 
 def no_truth(rows: Iterable[Row]) -> bool:

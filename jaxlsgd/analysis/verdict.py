@@ -1,73 +1,198 @@
-"""What coverage to expect of each interval of a run, judged by the method that says it can.
+"""The chance that each interval of a run holds the truth, given that run, by the law of one method: the judge.
 
-Given the run, the truth is about N(x̂, se²) with the judge's estimate and standard error, so an interval
+With the judge's estimate x̂ and standard error se, and the truth taken to be N(x̂, se²) given the run, an interval
 [lo, hi] of another method holds it with probability
 
     Φ((hi − x̂)/se) − Φ((lo − x̂)/se).
 
-Averaged over the runs of a cell that is the coverage; tests and `benchmarks.stress` compare the two. One run
-tells 50 % from 95 %, but not 92 % from 95 %: the truth may lie anywhere within a standard error or two.
+This is a conditional probability and not the method's coverage: an interval that covers as often as it says has a
+lower chance in some runs and a higher one in others. Their mean over runs is the coverage if the judge's law is right.
+
+The judge is not tested by this, so nothing is said of it, nor of methods that are made of the same statistics. It
+is known to be right only where it was measured (`MEASURED`; `benchmarks.stress` and `benchmarks.verdict`), so the
+verdict is withheld elsewhere. How often a verdict is wrong is in benchmarks/results/verdict.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.special
 from numpy.typing import NDArray
 
 from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.text import plural
+
+if TYPE_CHECKING:
+    from jaxlsgd.core.algorithm import Algorithm
+    from jaxlsgd.core.problem import Problem
+    from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
-DOUBT = 0.05  # an interval that is expected to cover this much less than its level is doubted
+DOUBT = 0.05  # an interval whose chance is this much less than its level is doubted
+_NOT_COVERAGE = "A chance is not coverage: intervals that cover as often as they say have less in some runs and more in others."
+IS_JUDGE = "it is the judge, and is not judged by itself"
+
+
+class Measured(NamedTuple):
+    """Where verdicts were compared with the coverage, within the paper's theory; both ends included."""
+
+    local_steps: int  # most in a round, E_m
+    clients: int  # most
+    parameters: int  # most
+    observations: tuple[int, int]  # per client, t_T
+    alpha: tuple[float, float]  # of step sizes γ_m = γ_0 m^−α
+
+
+# What the cells of `benchmarks.stress` and `benchmarks.verdict` span; a test compares.
+MEASURED = Measured(20, 50, 20, (500, 20_000), (0.505, 0.8))
+
+
+def outside(algorithm: Algorithm, problem: Problem, plan: Plan) -> str:
+    """Why a run is outside what the verdict was measured on, in words; "" if it is inside.
+
+    Clients that are unlike pull local steps away from x̄, and the judge with them. That cannot be seen from
+    its sums, and grows with the length of a round.
+
+    Args:
+      algorithm: declares whether it is within the paper's theory.
+      problem: declares its clients, its parameters, and whether it drifts.
+      plan: up to the round that is read.
+    """
+    if not algorithm.within_theory:
+        return f"{algorithm.name} is outside the theory, and the verdict was measured on Local SGD only"
+    if problem.drifts:
+        return "the observations drift, and the verdict was measured on observations that do not"
+    fewest, most = MEASURED.observations
+    longest, steps, alpha = int(plan.E.max()), plan.num_steps, plan.step_size.alpha
+    if longest > MEASURED.local_steps:
+        return (
+            f"rounds of {longest} local steps are longer than any that the verdict was measured on "
+            f"(at most {MEASURED.local_steps})"
+        )
+    if alpha is None or not MEASURED.alpha[0] <= alpha <= MEASURED.alpha[1]:
+        low, high = MEASURED.alpha
+        return (
+            f"steps of {plan.step_size.name} are of another family than those that the verdict was "
+            f"measured on (γ_0 m^−α with α from {low:g} to {high:g})"
+        )
+    if not fewest <= steps <= most:
+        return (
+            f"{plural(steps, 'observation')} per client are {'fewer' if steps < fewest else 'more'} "
+            f"than the verdict was measured on ({fewest:,} to {most:,})"
+        )
+    if problem.num_clients > MEASURED.clients:
+        return (
+            f"{problem.num_clients:,} clients are more than the verdict was measured on "
+            f"(at most {MEASURED.clients})"
+        )
+    if problem.dim > MEASURED.parameters:
+        return (
+            f"{problem.dim:,} parameters are more than the verdict was measured on "
+            f"(at most {MEASURED.parameters})"
+        )
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What to expect of one method's interval in one run; `print(verdict)` says it in a line."""
+    """The chance of one method's interval in one run; `print(verdict)` says it in a line."""
 
     method: str
     level: float
-    expected: FloatArray  # (coordinates,) probability that the interval holds the truth
+    chance: FloatArray  # (coordinates,) that the interval holds the truth, given this run
     offset: FloatArray  # (coordinates,) its centre's distance from the judge's, in standard errors
     width: FloatArray  # (coordinates,) its half-width over the judge's standard error times z
     coordinates: tuple[str, ...]
+    judge: str
     notes: tuple[str, ...] = ()  # what else there is to say of the run
 
     @property
     def doubted(self) -> bool:
-        """Whether the mean over coordinates is expected to miss the level by more than `DOUBT`."""
-        return bool(np.mean(self.expected) < self.level - DOUBT)
+        """Whether the mean chance over coordinates is below the level by more than `DOUBT`."""
+        return bool(np.mean(self.chance) < self.level - DOUBT)
 
     def __str__(self) -> str:
-        worst = int(np.argmin(self.expected))
-        text = f"{self.method}: expect {100 * np.mean(self.expected):.0f} %"
-        if len(self.expected) > 1 and self.expected[worst] < self.level - DOUBT:
-            text += f" (least {100 * self.expected[worst]:.0f} %, {self.coordinates[worst]})"
+        worst = int(np.argmin(self.chance))
+        text = f"{self.method}: {100 * np.mean(self.chance):.0f} %"
+        if len(self.chance) > 1 and self.chance[worst] < self.level - DOUBT:
+            text += f" on average, {100 * self.chance[worst]:.0f} % for {self.coordinates[worst]}"
         reasons = [*self._reasons(worst), *self.notes]
         return text + (f": {'; '.join(reasons)}" if reasons else "")
 
     def _reasons(self, j: int) -> list[str]:
-        if self.expected[j] >= self.level - DOUBT:
+        if self.chance[j] >= self.level - DOUBT:
             return []
         # What the same interval would do around the judge's estimate.
         centred = 2 * scipy.special.ndtr(self.width[j] * _z(self.level)) - 1
         reasons = []
         if centred < self.level - DOUBT:
             reasons.append(
-                f"it is {100 * (1 - self.width[j]):.0f} % shorter than the noise asks for"
+                f"it is {100 * (1 - self.width[j]):.0f} % shorter than that of {self.judge}"
             )
-        if self.expected[j] < centred - DOUBT:
+        if self.chance[j] < centred - DOUBT:
             reasons.append(
-                f"its centre is {abs(self.offset[j]):.1f} standard errors from the one-step estimate"
+                f"its centre is {abs(self.offset[j]):.1f} standard errors from that of {self.judge}"
             )
         return reasons
 
 
-def expected_coverage(cell: CellRows, name: str) -> FloatArray:
+@dataclasses.dataclass(frozen=True)
+class Verdicts:
+    """The verdicts on a run, to iterate over; `print(verdicts)` says them, or why they are withheld."""
+
+    given: tuple[Verdict, ...] = ()
+    judge: str = ""  # the method by whose law they are; "" if none of the run judges
+    level: float = 0.95
+    withheld: str = ""  # why none is given, in words
+    unjudged: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by method, why not
+    notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # by method
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return iter(self.given)
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __getitem__(self, method: str) -> Verdict:
+        for one in self.given:
+            if one.method == method:
+                return one
+        raise KeyError(method)
+
+    def lines(self) -> list[str]:
+        """A heading, and a line for each method of which there is something to say."""
+        rest = [
+            f"{name}: {'; '.join(told)}"
+            for name in dict.fromkeys([*self.unjudged, *self.notes])
+            if (told := self._told(name))
+        ]
+        if not self.judge:
+            return ["Notes on these intervals:", *rest] if rest else []
+        if self.withheld:
+            return [f"No verdict on these intervals, withheld: {self.withheld}.", *rest]
+        if not self.given:
+            return ["No verdict on these intervals:", *rest]
+        heading = (
+            f"Chance that these {100 * self.level:g} % intervals hold the truth, given this run, if {self.judge} is "
+            "right (which is not tested here):"
+        )
+        return [heading, *map(str, self.given), *rest, _NOT_COVERAGE]
+
+    def _told(self, name: str) -> list[str]:
+        if name in {one.method for one in self.given}:
+            return []  # its own line has the notes
+        why = "" if self.withheld else self.unjudged.get(name, "")
+        return [*([why] if why else []), *self.notes.get(name, ())]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def chances(cell: CellRows, name: str) -> FloatArray:
     """Probability that each interval of a method holds the truth, given its run.
 
     Args:
@@ -75,10 +200,13 @@ def expected_coverage(cell: CellRows, name: str) -> FloatArray:
       name: the method to judge.
 
     Returns:
-      (saves, levels, replications, coordinates); NaN where there is no judge of these coordinates.
+      (saves, levels, replications, coordinates); NaN without a judge of these coordinates, and if the
+      verdict is withheld: see `CellRows.withheld`. Saved rounds before the fewest observations that
+      it was measured on are NaN too.
     """
     rows = cell.methods[name]
-    if not cell.judge or cell.coordinates[cell.judge] != cell.coordinates[name]:
+    withheld = not cell.judge or name in cell.withheld
+    if withheld or cell.coordinates[cell.judge] != cell.coordinates[name]:
         return np.full(rows.half_width.shape, np.nan)
     judge = cell.methods[cell.judge]
     center, error = judge.estimate[:, None], judge.scale[:, None]
@@ -86,48 +214,60 @@ def expected_coverage(cell: CellRows, name: str) -> FloatArray:
         gap = rows.estimate[:, None] - center
         upper, lower = (gap + rows.half_width) / error, (gap - rows.half_width) / error
         found = scipy.special.ndtr(upper) - scipy.special.ndtr(lower)
-    return np.where(rows.ok[:, None, :, None] & judge.ok[:, None, :, None], found, np.nan)
+    known = rows.ok & judge.ok & (np.asarray(cell.steps_at) >= MEASURED.observations[0])[:, None]
+    return np.where(known[:, None, :, None], found, np.nan)
 
 
-def verdicts(cell: CellRows, notes: Mapping[str, tuple[str, ...]] | None = None) -> list[Verdict]:
-    """A verdict on every method of a run, at its first level and last saved round.
+def verdicts(
+    cell: CellRows, notes: Mapping[str, tuple[str, ...]] | None = None, withheld: str = ""
+) -> Verdicts:
+    """The verdicts on the methods of a run, at its first level and last saved round.
 
     Args:
-      cell: rows of one replication with a method that judges.
-      notes: by method, what else there is to say.
-
-    Returns:
-      A `Verdict` for every method that the judge can judge; none where there is no judge.
+      cell: rows of one replication.
+      notes: by method, what else there is to say of it.
+      withheld: why none is given, from `outside`.
     """
-    found = []
+    notes = {name: told for name, told in (notes or {}).items() if told}
+    level, found, unjudged = cell.levels[0], [], dict(cell.withheld)
+    if cell.judge and not withheld and not cell.methods[cell.judge].ok[-1, 0]:
+        withheld = f"{cell.judge}, which judges, has no interval"
     for name, rows in cell.methods.items():
-        expected = expected_coverage(cell, name)[-1, 0, 0]
-        if np.isnan(expected).any():
+        chance = chances(cell, name)[-1, 0, 0]
+        if cell.judge and cell.coordinates[name] != cell.coordinates[cell.judge]:
+            unjudged.setdefault(
+                name, f"it is for other coordinates than {cell.judge}, which judges"
+            )
+        if np.isnan(chance).any():
             continue
-        judge, level = cell.methods[cell.judge], cell.levels[0]
+        judge = cell.methods[cell.judge]
         error = judge.scale[-1, 0]
         found.append(
             Verdict(
                 name,
                 level,
-                expected,
+                chance,
                 (rows.estimate[-1, 0] - judge.estimate[-1, 0]) / error,
                 rows.half_width[-1, 0, 0] / error / _z(level),
                 cell.coordinates[name],
-                (notes or {}).get(name, ()),
+                cell.judge,
+                notes.get(name, ()),
             )
         )
-    return found
+    return Verdicts(tuple(found), cell.judge, level, withheld, unjudged, notes)
 
 
-def trusted(expected: FloatArray, levels: Any) -> NDArray[np.bool_]:
-    """(saves, levels, replications): runs whose interval is expected to miss its level by little."""
+def trusted(chance: FloatArray, levels: Any) -> NDArray[np.bool_]:
+    """(saves, levels, replications): runs whose mean chance is below the level by `DOUBT` at most."""
     limit = np.asarray(levels, np.float64)[:, None] - DOUBT
-    return np.sum(expected, axis=-1) / max(1, expected.shape[-1]) >= limit
+    return np.sum(chance, axis=-1) / max(1, chance.shape[-1]) >= limit
 
 
 def _z(level: float) -> float:
     return float(-scipy.special.ndtri((1 - level) / 2))
 
 
-__all__ = ["DOUBT", "Verdict", "expected_coverage", "trusted", "verdicts"]
+__all__ = [
+    *("DOUBT", "IS_JUDGE", "MEASURED", "Measured", "Verdict", "Verdicts"),
+    *("chances", "outside", "trusted", "verdicts"),
+]

@@ -21,6 +21,9 @@ class Cause(enum.IntEnum):
     x_0 by more than `MOST_GROWTH` times the mean absolute loss at x_0, all of it on 32 observations that
     belong to the problem (see `engine.probe`). A method that leaves the wild part of a path out, as
     `one_step` does, is judged by its own estimate, and may complete where the others have exploded.
+
+    `CORRECTION` is a failure of the method and not of the run: the estimate is not finite or has exploded,
+    though the path's average, which it corrects (`Measurement.path`), has not. The path has probably not arrived.
     """
 
     COMPLETED = 0
@@ -29,6 +32,7 @@ class Cause(enum.IntEnum):
     EXPLODED = 3
     LOSS = 4  # the loss at the estimate is not a number, whatever its gradient is
     UNDEFINED = 5  # an infinite half-width: too few rounds for an interval
+    CORRECTION = 6  # the method's correction of a sound path failed
 
     @property
     def text(self) -> str:
@@ -48,8 +52,10 @@ _TEXTS = {
     Cause.EXPLODED: "exploded",
     Cause.LOSS: "loss not a number",
     Cause.UNDEFINED: "no interval yet",
+    Cause.CORRECTION: "correction failed",
 }
-FAILURES = (Cause.NON_FINITE, Cause.EXPLODED, Cause.LOSS, Cause.UNDEFINED)
+DIVERGED = (Cause.NON_FINITE, Cause.EXPLODED, Cause.LOSS)  # failures of the run itself
+FAILURES = (*DIVERGED, Cause.UNDEFINED, Cause.CORRECTION)
 
 
 def causes(
@@ -57,6 +63,7 @@ def causes(
     half_width: NDArray[np.float64],
     floored: NDArray[np.bool_],
     growth: ArrayLike = 0.0,
+    path_growth: ArrayLike = np.nan,
 ) -> NDArray[np.uint8]:
     """The `Cause` of every replication.
 
@@ -66,6 +73,8 @@ def causes(
       floored: (..., replications).
       growth: (..., replications), how much worse the loss is than at x_0, in units of the loss there; NaN
         where it is not a number.
+      path_growth: (..., replications), the same at the path's average, for a method whose estimate is a
+        correction of it; NaN for others.
     """
     growth = np.broadcast_to(np.asarray(growth, np.float64), floored.shape)
     rules = {
@@ -77,4 +86,6 @@ def causes(
     }
     found = np.select(list(rules.values()), list(rules), Cause.COMPLETED)
     lost = ~np.isfinite(estimate).all(-1)
-    return np.where(lost, Cause.NON_FINITE, found).astype(np.uint8)
+    found = np.where(lost, Cause.NON_FINITE, found)
+    sound = np.asarray(path_growth, np.float64) <= MOST_GROWTH
+    return np.where(np.isin(found, DIVERGED) & sound, Cause.CORRECTION, found).astype(np.uint8)

@@ -24,6 +24,10 @@ ARRAYS = {
     "cause": "|u1",
 }
 
+_UNSAID = (
+    "the rows were written by a version that did not say whether the verdict was measured here"
+)
+
 
 class Unfit(ValueError):
     """Content that does not describe a cell."""
@@ -135,9 +139,11 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
     names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
     if isinstance(content, dict):
-        # Cells of version 0.1 do not state costs or numbers sent, and exact truths have no error.
+        # Cells of version 0.1 do not state costs, numbers sent or why a verdict is withheld, and exact
+        # truths have no error.
+        unsaid = dict.fromkeys(methods, _UNSAID) if content.get("judge") else {}
         absent = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], "truth_error": {}}
-        content = {**absent, **content}
+        content = {**absent, "withheld": unsaid, **content}
     if not isinstance(content, dict) or set(content) != set(names):
         raise Unfit("it has other fields than a cell")
     if not all(_name(content[key]) for key in ("problem", "algorithm", "schedule")):
@@ -164,12 +170,12 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     errors, shown = content["standard_error"], content["labels"]
     if not (_by_method(errors, methods, bool) and _by_method(shown, methods, str)):
         raise Unfit("it does not say of each method what it is")
-    costs = content["costs"]
-    if not isinstance(costs, dict) or not _by_method(
-        costs, [x for x in methods if x in costs], str
-    ):
+    costs, withheld = content["costs"], content["withheld"]
+    if not _by_some(costs, methods):
         raise Unfit("it does not say of its methods what they cost")
-    if not all(text.isprintable() for text in (*shown.values(), *costs.values())):
+    if not _by_some(withheld, methods):
+        raise Unfit("it does not say of its methods why they are not judged")
+    if not all(map(str.isprintable, (*shown.values(), *costs.values(), *withheld.values()))):
         raise Unfit("its methods' names are not printable")
     if not _counted(content["numbers_sent"], content["sent_under_c1"], methods, len(saves)):
         raise Unfit("it does not say how many numbers a client sends")
@@ -206,6 +212,11 @@ def _by_method(values: Any, methods: list[str], kind: type) -> bool:
         and set(values) == set(methods)
         and all(type(value) is kind for value in values.values())
     )
+
+
+def _by_some(values: Any, methods: list[str]) -> bool:
+    """Whether some of the methods, or none, have a text each."""
+    return isinstance(values, dict) and _by_method(values, [x for x in methods if x in values], str)
 
 
 def _whole(values: Any) -> bool:

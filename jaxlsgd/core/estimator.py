@@ -62,6 +62,9 @@ class Measurement(NamedTuple):
     scale: Array  # (d,); infinite where there is too little data for one
     floored: Any = False  # () bool: a numerical floor acted, so that `scale` is regularised
     detail: Any = ()  # what a law that depends on the data needs: (d,) or (1,) per leaf
+    path: Any = (
+        None  # (d,) the path's average, if `estimate` is a correction of it; see `Cause.CORRECTION`
+    )
 
 
 class Accumulator(NamedTuple):
@@ -200,8 +203,8 @@ class Estimator:
       matrix: `(states, horizon) → M`, the (d, d) matrix whose diagonal is the squared scale; joint
         inference calls it in float64. None where there is none.
       standard_error: whether the scale estimates the standard error of the estimate.
-      judges: whether estimate and scale hold so widely that other methods' intervals can be judged by
-        them, see `analysis.verdict`.
+      judges: whether estimate and scale hold so widely that the intervals of methods that share none of its
+        accumulators can be judged by them, see `analysis.verdict`.
       needs_plan: whether `measure` or `law` needs the plan.
       contrasts: rows R where the interval is for Rx, or () where it is for x itself.
       label: the name as people write it, for figures; the name itself if "".

@@ -100,6 +100,7 @@ class CellRows:
     sent_under_c1: tuple[int, ...] = ()
     # By method, (coordinates,): the standard error of `truth`; no entry if that is exact or not known.
     truth_error: dict[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+    withheld: dict[str, str] = dataclasses.field(default_factory=dict)  # by method: why no verdict
 
     @property
     def acf(self) -> float:

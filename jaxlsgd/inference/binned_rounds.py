@@ -204,6 +204,14 @@ def _tick(
     )
 
 
+def mean_place(state: OneStepState) -> Array:
+    """(d,) Σ E_m x̄_{m−1}/t over all rounds, those included that an interval leaves out."""
+    xp = state.x.__array_namespace__()
+    now, past, clock = state.now, state.past, state.clock
+    total = xp.sum(clock.past.E[:, None] * past.c + past.Es, 0) + clock.now.E * now.c + now.Es
+    return total / xp.maximum(xp.sum(clock.past.E) + clock.now.E, 1)
+
+
 def one_minus_power(step: Array, E: Array, xp: Any = jnp) -> Array:
     """1 − (1 − ηλ)^E, without cancellation for small ηλ; bounded where a step is too long (ηλ > 2)."""
     rate = xp.maximum(1 - step, -1.0)

@@ -52,7 +52,7 @@ from jaxlsgd.core.estimator import Estimator, Horizon, Law, Measurement
 from jaxlsgd.core.problem import Array
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference import newton_step
-from jaxlsgd.inference.binned_rounds import OneStepState, binned_rounds
+from jaxlsgd.inference.binned_rounds import OneStepState, binned_rounds, mean_place
 from jaxlsgd.inference.laws.normal import NORMAL
 from jaxlsgd.inference.path_mean import path_mean
 
@@ -150,7 +150,10 @@ def _notes(detail: OneStepDetail) -> tuple[str, ...]:
     if (least := float(np.min(detail.df))) < 10:
         notes.append(f"only {least:.0f} degrees of freedom: too few rounds to be sure")
     if (bent := float(np.max(np.abs(detail.curvature)))) > 2:
-        notes.append(f"the loss curves: corrected by {bent:.1f} standard errors")
+        notes.append(
+            f"corrected for the curvature of the loss by {bent:.1f} standard errors; of a loss without "
+            "curvature, a sign that the path has not arrived"
+        )
     return tuple(notes)
 
 
@@ -163,7 +166,7 @@ def _measure(states: tuple[OneStepState, ...], horizon: Horizon | None) -> Measu
     scale = xp.where(states[0].clock.m < 2, xp.inf, scale)
     centered = xp.zeros_like(scale)
     detail = OneStepDetail(found.df, found.curvature, found.left_out, centered)
-    return Measurement(found.estimate, scale, found.floored, detail)
+    return Measurement(found.estimate, scale, found.floored, detail, mean_place(states[0]))
 
 
 def _measure_average(states: tuple[Any, ...], horizon: Horizon | None) -> Measurement:

@@ -45,7 +45,8 @@ _SHARES = (
     "coverage_trusted",
     "coverage_doubted",
 )
-_PERCENT = (*_SHARES, "expected_coverage", "model_se_error")
+_JUDGED = ("chance", "coverage_trusted", "coverage_doubted")
+_PERCENT = (*_SHARES, "chance", "model_se_error")
 _HEADINGS = {
     "num_steps": "steps",
     "num_rounds": "rounds",
@@ -59,6 +60,9 @@ _HEADINGS = {
     "coverage": "coverage %",
     "coverage_all": "all runs %",
     "coverage_bias_eliminated": "bias-eliminated coverage %",
+    "chance": "mean chance %",
+    "coverage_trusted": "coverage if trusted %",
+    "coverage_doubted": "coverage if doubted %",
     "length_sd": "length SD",
     "l2_error": "L2 error",
     "acf": "rounds per step",
@@ -87,6 +91,10 @@ _NOTES = {
     "that completed.",
     "numbers_sent": "Numbers sent: per client, its models and the gradients and Hessians that the method needs.",
     "sent_over_c1": "Sent / C1: the same, over those of plain Local SGD that communicates after every step.",
+    "chance": "Mean chance: that an interval holds the truth given its run, by the law of the method that "
+    "judges, on average over runs.",
+    "coverage_trusted": "Trusted: runs whose mean chance over coordinates is at most 5 points below the level; "
+    "the others are doubted.",
     "n_floored": "Regularised: completed, but a numerical floor acted on the scale.",
     "coverage_difference": "Differences and ratios are those of a row from its reference, over "
     "replications that completed in both.",
@@ -224,7 +232,8 @@ def _plain_columns(measures: Sequence[str] | None) -> list[str]:
         suffixes = ["", "_mcse"] if name not in EXACT else [""]
         suffixes += ["_low", "_high"] if name.startswith("coverage") else []
         names += [name + suffix for suffix in suffixes]
-    return [*names, *measures_lib.TRUTH, "cost"]
+    judged = set(measures or MEASURES) & set(_JUDGED)
+    return [*names, *measures_lib.TRUTH, "cost", *(["withheld"] if judged else [])]
 
 
 def _machine(rows: Iterable[Row], columns: Sequence[str], format: str) -> str:
@@ -263,7 +272,9 @@ def for_people(
     told = [row | {"why": _why(row)} for row in rows]
     columns = measures_lib.columns_for_people(rows), shown, ("n_ok", "n_failed", *why, *floored)
     where, shown, counts = (tuple(x for x in part if x not in without) for part in columns)
-    return tabulate(told, where, shown, counts)
+    table = tabulate(told, where, shown, counts)
+    why = measures_lib.withheld_notes(rows) if set(shown) & set(_JUDGED) else []
+    return table._replace(notes=(*table.notes, *why))
 
 
 def with_costs(table: layout.Table, rows: Sequence[Row]) -> layout.Table:

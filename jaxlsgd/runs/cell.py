@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxlsgd.algorithms import local_sgd
+from jaxlsgd.analysis import verdict
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.blame import blaming
@@ -126,7 +127,7 @@ class Cell:
             truth={method.name: method.truth(self.problem) for method in self.methods},
             standard_error={method.name: method.standard_error for method in self.methods},
             labels={method.name: method.label or method.name for method in self.methods},
-            judge=next((method.name for method in self.methods if method.judges), ""),
+            judge="" if self.judge is None else self.judge.name,
             methods=rows,
             costs={method.name: method.cost for method in self.methods if method.cost},
             numbers_sent={
@@ -137,7 +138,31 @@ class Cell:
             },
             sent_under_c1=tuple(sent_under_c1(self.problem, t) for t in steps),
             truth_error={name: error for name, error in errors.items() if error is not None},
+            withheld=self.withheld(),
         )
+
+    @property
+    def judge(self) -> Estimator | None:
+        """The first method that judges others, if one does."""
+        return next((method for method in self.methods if method.judges), None)
+
+    def outside(self) -> str:
+        """Why the cell is outside what verdicts were measured on, in words; "" if it is inside."""
+        return verdict.outside(self.algorithm, self.problem, self.plan)
+
+    def withheld(self) -> dict[str, str]:
+        """By method, why no verdict is given on it; nothing for those that are judged."""
+        judge = self.judge
+        if judge is None:
+            return {}
+        why = self.outside()
+        found = {method.name: why for method in self.methods if why}
+        for method in self.methods:
+            if set(method.accumulators) & set(judge.accumulators):
+                found[method.name] = (
+                    f"it is made of the same statistics as {judge.name}, which judges"
+                )
+        return found | {judge.name: verdict.IS_JUDGE}
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

@@ -1,9 +1,9 @@
-"""One run of Local SGD with its intervals and tests, for people."""
+"""One run of a federated algorithm with its intervals and tests, for people."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from jaxlsgd.analysis import verdict
 from jaxlsgd.core import checks, html
 from jaxlsgd.core.algorithm import Algorithm
-from jaxlsgd.core.causes import FAILURES, Cause
+from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
 from jaxlsgd.core.keys import check_key
@@ -28,8 +28,6 @@ from jaxlsgd.inference import joint
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
 from jaxlsgd.runs.simulation import Reading, read_cells
 from jaxlsgd.schedules import Plan
-
-_HOW_SURE = "One run tells 50 % from 95 %, not 92 % from 95 %."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,16 +63,35 @@ class Fit:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run failed under some method; `failures` says why."""
-        return bool(self.failures)
+        """Whether the run itself diverged, by some method's estimate; `failures` has other reasons too.
+
+        A run with too few rounds for an interval has not diverged, nor has one of which only a method's
+        correction failed.
+        """
+        return any(cause in DIVERGED for cause in self.failures.values())
 
     @property
     def estimate(self) -> Params:
-        """ȳ_T in the shape of the problem's parameters."""
+        """The centre of the first method's intervals, in the shape of the problem's parameters.
+
+        Of the first method without contrasts: x̂ for `one_step`, which is first unless methods are given. The
+        paper's average ȳ_T is the centre of `plug_in`, `random_scaling` and `one_step(center="average")`:
+        `estimate_of("plug_in[finite]")`.
+        """
         for method in self.cell.methods:
             if not method.contrasts:
-                return _like(self.cell.problem.init, self.rows[method.name].estimate[-1, 0])
+                return self.estimate_of(method.name)
         raise ValueError("estimate: only contrasts were followed; add a method without contrasts")
+
+    def estimate_of(self, method: str) -> Params:
+        """The centre of a method's intervals after the last round, in the shape of the parameters.
+
+        Args:
+          method: its name; one for the parameters and not for contrasts.
+        """
+        if self._method(method).contrasts:
+            raise refusal("method", "be for the parameters and not for contrasts", method)
+        return _like(self.cell.problem.init, self.rows[method].estimate[-1, 0])
 
     def interval(
         self, method: str, level: float | None = None, save: int = -1, side: str = "both"
@@ -99,8 +116,7 @@ class Fit:
     def _one_sided(self, method: str, level: float, save: int, side: str) -> Any:
         if save not in (-1, len(self.save_at) - 1):
             raise refusal("save", "be the last for an interval with one bound", save)
-        law = next(m.law for m in self.cell.methods if m.name == method)
-        half = law.half(level, side, self.cell.plan, self.details[method])
+        half = self._method(method).law.half(level, side, self.cell.plan, self.details[method])
         return half * self.rows[method].scale[-1, 0]
 
     def function(
@@ -123,7 +139,7 @@ class Fit:
             result.function(lambda x: x[0] / x[1])
         """
         chosen = self.cell.methods[0].name if method is None else method
-        if next(m for m in self.cell.methods if m.name == self._known(chosen)).contrasts:
+        if self._method(chosen).contrasts:
             raise refusal("method", "be for the parameters and not for contrasts", chosen)
         like = self.cell.problem.init
 
@@ -135,7 +151,7 @@ class Fit:
 
     def test(self, method: str, null: Params = 0.0) -> Test:
         """Two-sided tests of x_j = null_j after the last round; one null for all if a number."""
-        estimator = next(m for m in self.cell.methods if m.name == self._known(method))
+        estimator = self._method(method)
         rows = self.rows[method]
         check_finite("null", null)
         # By NumPy, which keeps float64 as it is.
@@ -150,10 +166,10 @@ class Fit:
 
     def joint(self, method: str) -> joint.Joint:
         """Average and matrix for `ellipsoid` and `simultaneous` of `inference.joint`."""
-        estimator = next(m for m in self.cell.methods if m.name == self._known(method))
+        estimator = self._method(method)
         if method in self.failures:
             why = self.failures[method].text
-            raise ValueError(f"method: the run diverged ({why}), so there is nothing to test")
+            raise ValueError(f"method: {method} has no interval to test ({why})")
         return joint.joint(estimator, self.states[method], self.cell.plan)
 
     def joint_test(
@@ -166,19 +182,26 @@ class Fit:
         """Test of Rx* = r after the last round; of all coordinates at once without contrasts R."""
         return joint.joint_test(self.joint(method), contrasts, null, level)
 
-    def verdicts(self) -> list[verdict.Verdict]:
-        """What coverage to expect of each method's interval in this run, and why.
+    def verdicts(self) -> verdict.Verdicts:
+        """The chance that each method's interval holds the truth, given this run, and why.
 
-        Needs a method that judges, as `one_step` does, among the methods; empty without one.
+        It is by the law of a method that judges, as `one_step` does, which is not judged by itself; empty
+        without one. Outside what it was measured on it is withheld, and `withheld` says why: see
+        `analysis.verdict.outside`.
         """
         if len(self.failures) == len(self.rows):
-            raise ValueError("methods: the run diverged, so there is nothing to judge")
+            told = _told(self.failures)
+            raise ValueError(f"methods: no method has an interval to judge ({told})")
         notes = {
             method.name: method.notes(self.details[method.name])
             for method in self.cell.methods
             if method.notes is not None
         }
-        return verdict.verdicts(self.cell.with_rows(self.rows), notes)
+        withheld = self.cell.outside() if self.cell.judge is not None else ""
+        return verdict.verdicts(self.cell.with_rows(self.rows), notes, withheld)
+
+    def _method(self, name: str) -> Estimator:
+        return next(m for m in self.cell.methods if m.name == self._known(name))
 
     def _known(self, method: str) -> str:
         if method not in self.rows:
@@ -205,7 +228,7 @@ def fit(
     replication: int = 0,
     progress: Progress = None,
 ) -> Fit:
-    """Runs Local SGD once and returns the estimate with its intervals and tests.
+    """Runs Local SGD, or another algorithm, once and returns the estimate with its intervals and tests.
 
     Args:
       key: typed root key, as for `simulate`.
@@ -220,7 +243,7 @@ def fit(
       progress: as for `simulate`.
 
     Returns:
-      A `Fit`: `fit.estimate`, `fit.interval("one_step")`, `fit.test("one_step")`, `print(fit)`.
+      A `Fit`: `fit.estimate` (the centre of the first method's intervals), `fit.interval("one_step")`, `fit.test("one_step")`, `print(fit)`.
 
     Example::
 
@@ -294,7 +317,8 @@ def _head(result: Fit) -> list[str]:
     cell = result.cell
     plan = cell.plan
     lines = [
-        f"Local SGD on {cell.problem.name}: {plural(cell.problem.num_clients, 'client')}, schedule "
+        f"{cell.algorithm.name} on {_problem_name(cell.problem)}: "
+        f"{plural(cell.problem.num_clients, 'client')}, schedule "
         f"{plan.name}, T = {plural(plan.num_rounds, 'round')}, "
         f"{plural(plan.num_steps, 'observation')} per client",
     ]
@@ -305,30 +329,45 @@ def _head(result: Fit) -> list[str]:
     return lines + _failure_lines(result)
 
 
+def _problem_name(problem: Problem) -> str:
+    return problem.name or f"a problem of {plural(problem.dim, 'parameter')}"
+
+
 def _completed(result: Fit) -> list[Estimator]:
     return [method for method in result.cell.methods if method.name not in result.failures]
 
 
 def _judged(result: Fit) -> list[str]:
-    """What to expect of the intervals, under a heading; empty where nothing judges."""
-    if not _completed(result) or not (found := result.verdicts()):
-        return []
-    level = 100 * result.cell.levels[0]
-    return [f"What to expect of these {level:g} % intervals ({_HOW_SURE})", *map(str, found)]
+    """The verdicts under a heading, or why they are withheld; empty if no method has an interval."""
+    return result.verdicts().lines() if _completed(result) else []
 
 
 def _failure_lines(result: Fit) -> list[str]:
+    """What failed, what may help, and that the other methods are no better for it."""
     failures = result.failures
-    if not failures:
-        return []
-    told = "; ".join(f"{name}: {cause.text}" for name, cause in failures.items())
-    if set(failures.values()) == {Cause.UNDEFINED}:
-        return [f"There are too few rounds for an interval ({told})."]
-    lines = [f"The run diverged ({told}). Try a smaller step size."]
-    if rest := [method for method in result.cell.methods if method.name not in failures]:
-        names = " and ".join(method.name for method in rest)
-        lines.append(f"The estimate of {names} is not affected.")
+
+    def told(*causes: Cause) -> str:
+        return _told({name: cause for name, cause in failures.items() if cause in causes})
+
+    lines = []
+    if why := told(*DIVERGED):
+        lines.append(f"The run diverged ({why}). Try a smaller step size.")
+    if why := told(Cause.CORRECTION):
+        lines.append(
+            f"A method failed although the path did not explode ({why}). The path has probably not arrived: "
+            "try a longer run or a larger step size."
+        )
+    if why := told(Cause.UNDEFINED):
+        lines.append(f"There are too few rounds for an interval ({why}).")
+    if lines and (rest := [method.name for method in _completed(result)]):
+        lines.append(
+            f"That {' and '.join(rest)} did not fail does not show that its intervals hold."
+        )
     return lines
+
+
+def _told(failures: Mapping[str, Cause]) -> str:
+    return "; ".join(f"{name}: {cause.text}" for name, cause in failures.items())
 
 
 def _method_table(result: Fit, method: Estimator) -> list[str]:

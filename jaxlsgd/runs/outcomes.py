@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxlsgd.core.blame import blaming
-from jaxlsgd.core.causes import Cause, causes
+from jaxlsgd.core.causes import MOST_GROWTH, Cause, causes
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator, Measurement
 from jaxlsgd.core.problem import Problem, flatten
@@ -16,12 +17,21 @@ from jaxlsgd.engine import probe
 from jaxlsgd.schedules import Plan
 
 
+class Growth(NamedTuple):
+    """How much worse the loss is than at x_0; see `engine.probe`."""
+
+    estimate: np.ndarray  # (R,) at a method's estimates
+    path: np.ndarray | float = (
+        np.nan
+    )  # (R,) at the path's averages that they correct, if some failed
+
+
 def method_rows(
     method: Estimator,
     found: Measurement,
     plan: Plan,
     levels: tuple[float, ...],
-    growth: np.ndarray,
+    growth: Growth,
 ) -> MethodRows:
     """The rows of one method at a saved round; half-widths are multiplier times scale.
 
@@ -30,14 +40,16 @@ def method_rows(
       found: its measurement, NumPy float64, replications first.
       plan: up to the saved round.
       levels: confidence levels.
-      growth: of the loss at its estimates, see `growths`.
+      growth: of the loss, see `growths`.
     """
     estimate, scale = np.asarray(found.estimate), np.asarray(found.scale)
     half = np.stack([_multiplier(method, level, plan, found) * scale for level in levels])
     floored = np.asarray(found.floored).astype(bool)
-    cause = causes(estimate, half, floored, growth)
     if plan.num_rounds == 1:  # of one round, some methods have no estimate either
+        cause = causes(estimate, half, floored, growth.estimate)
         cause[cause == Cause.NON_FINITE] = Cause.UNDEFINED
+    else:
+        cause = causes(estimate, half, floored, growth.estimate, growth.path)
     return MethodRows(estimate, scale, half, floored, cause)
 
 
@@ -63,17 +75,29 @@ def _multiplier(method: Estimator, level: float, plan: Plan, found: Measurement)
 
 def growths(
     problem: Problem, dtype: str, methods: Sequence[Estimator], found: dict[str, Measurement]
-) -> dict[str, np.ndarray]:
-    """By method, how much worse the loss is at its estimates than at x_0; see `engine.probe`."""
+) -> dict[str, Growth]:
+    """By method, how much worse the loss is at its estimates than at x_0."""
     known: dict[bytes, np.ndarray] = {}  # most methods share one estimate
-    growth = {}
-    for method in methods:
-        x = _parameters(problem, method, np.asarray(found[method.name].estimate, np.float64))
+
+    def at(x: np.ndarray) -> np.ndarray:
         key = x.tobytes()
         if key not in known:
             known[key] = probe.growth(problem, dtype, x)
-        growth[method.name] = known[key]
-    return growth
+        return known[key]
+
+    def of(method: Estimator) -> Growth:
+        one = found[method.name]
+        estimate = np.asarray(one.estimate, np.float64)
+        growth = Growth(at(_parameters(problem, method, estimate)))
+        numbers = np.isfinite(estimate).all(-1) & ~np.isnan(one.scale).any(-1)
+        sound = numbers & (growth.estimate <= MOST_GROWTH)
+        if one.path is None or sound.all():
+            return growth
+        path = np.asarray(one.path, np.float64)
+        # A path that is not finite is not sound, whatever its loss.
+        return growth._replace(path=np.where(np.isfinite(path).all(-1), at(path), np.nan))
+
+    return {method.name: of(method) for method in methods}
 
 
 def _parameters(problem: Problem, method: Estimator, estimate: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ from jaxlsgd.engine.lanes import run_side_by_side
 from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.engine.tile import Advanced, run_tile
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
-from jaxlsgd.runs.outcomes import growths, method_rows
+from jaxlsgd.runs.outcomes import Growth, growths, method_rows
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     plan: Plan  # up to the saved round
     found: dict[str, Measurement]  # by method, NumPy float64
     states: dict[str, tuple[Any, ...]]  # by method, what it was made of; replications last
-    growth: dict[str, np.ndarray]  # by method, of the loss at its estimates
+    growth: dict[str, Growth]  # by method, of the loss
 
     def rows(self, cell: Cell) -> dict[str, MethodRows]:
         """Half-widths are multiplier times scale, in float64 on the host."""
