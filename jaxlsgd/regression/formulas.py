@@ -48,11 +48,11 @@ def columns_of(formula: Any) -> list[str]:
         raise refusal("formula", f"have at most {_MOST_CHARACTERS:,} characters", len(formula))
     found: set[str] = set()
     for token in tokenize(formula):
-        kind, text = token.kind.value, token.token
+        kind, text = token.kind.value if token.kind else "", token.token
         if kind == "name":
             found.add(text)
         elif kind == "python":
-            found |= _called(text, braces=formula[token.source_start] == "{")
+            found |= _called(text, braces=formula[token.source_start or 0] == "{")
         elif kind == "operator" and not (_OPERATORS.issuperset(text) or text == "in"):
             compares = not frozenset("<>=!").isdisjoint(text)
             raise _refused(
@@ -157,9 +157,9 @@ def check_size(formula: str) -> None:
     """
     from formulaic.parser import DefaultFormulaParser
 
-    tree = DefaultFormulaParser().get_ast(formula)
+    tree: Any = DefaultFormulaParser().get_ast(formula)
     counts: dict[int, int] = {}
-    waiting = [(tree, False)]
+    waiting: list[tuple[Any, bool]] = [(tree, False)]
     while waiting:  # not by recursion: a sum of many terms is as deep as it is long
         node, ready = waiting.pop()
         parts = list(getattr(node, "args", ()))
