@@ -9,6 +9,7 @@ from typing import Any
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator
+from jaxlsgd.core.states import check_measure
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
@@ -109,3 +110,17 @@ def _method(given: Any) -> Estimator:
     if isinstance(given, Estimator):
         return given
     return METHODS[checks.choice("methods", given, tuple(METHODS))]
+
+
+def check_methods(methods: Sequence[Estimator], dim: int) -> None:
+    """Refuses methods whose results cannot be read after a run in `dim` coordinates, before it."""
+    for method in methods:
+        if method.matrix is None:
+            rule = "have a matrix, to go back to the scale of the table"
+            raise refusal("methods", rule, method.name)
+        if method.contrasts:
+            rule = (
+                "be for the coefficients and not for contrasts, for which there is result.function"
+            )
+            raise refusal("methods", rule, method.name)
+        check_measure(method, dim, "float32")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator
-from jaxlsgd.core.states import check_measure
 from jaxlsgd.inference.measuring import in_float64
 from jaxlsgd.schedules import Plan
 
@@ -47,20 +44,6 @@ class Reading(NamedTuple):
         found = () if self.method.notes is None else tuple(self.method.notes(self.detail))
         floor = ("a numerical floor acted: the interval is regularised",) if self.floored else ()
         return found + floor
-
-
-def check_methods(methods: Sequence[Estimator], dim: int) -> None:
-    """Refuses methods whose results cannot be read after a run in `dim` coordinates, before it."""
-    for method in methods:
-        if method.matrix is None:
-            rule = "have a matrix, to go back to the scale of the table"
-            raise refusal("methods", rule, method.name)
-        if method.contrasts:
-            rule = (
-                "be for the coefficients and not for contrasts, for which there is result.function"
-            )
-            raise refusal("methods", rule, method.name)
-        check_measure(method, dim, "float32")
 
 
 def read(method: Estimator, states: Any, plan: Plan) -> Reading:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from jaxlsgd.regression import pilot as pilots
 from jaxlsgd.regression.design import Design
 from jaxlsgd.regression.families import Family
-from jaxlsgd.regression.options import Options
-from jaxlsgd.regression.reading import check_methods
+from jaxlsgd.regression.options import Options, check_methods
 from jaxlsgd.regression.rows import Rows
 
 FloatArray = NDArray[np.floating[Any]]
