@@ -21,7 +21,7 @@ pytest.importorskip("pdoc")
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "scripts" / "reference" / "build.py"
-SCRIPTS = ("docs", "study", "test")
+SCRIPTS = ("docs", "study", "test", "test_lowest", "test_places")
 # Elements that a browser loads something for, and where they say what.
 LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
 
@@ -202,3 +202,33 @@ def test_the_version_is_the_same_everywhere() -> None:
     cited = (ROOT / "CITATION.cff").read_text("utf-8")
     assert f"\nversion: {jaxlsgd.__version__}\n" in cited
     assert f"\n## {jaxlsgd.__version__}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_lowest_versions_that_are_tried_are_the_declared_ones() -> None:
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = {
+        name: list(map(Requirement, rules))
+        for name, rules in project["optional-dependencies"].items()
+    }
+    needed = list(map(Requirement, project["dependencies"]))
+    (jax,) = (rule for rule in needed if rule.name == "jax")
+    (jaxlib,) = (rule for rule in needed if rule.name == "jaxlib")
+    accelerators = [rule for name in ("cuda12", "cuda13", "tpu") for rule in extras.pop(name)]
+    assert all(rule.specifier == jax.specifier for rule in [jaxlib, *accelerators])
+
+    developers = {"docs", "dev"}
+    for name in extras.keys() - developers:
+        needed += extras[name]
+    script = ROOT / "scripts" / "test_lowest"
+    done = subprocess.run([script, "--list"], capture_output=True, text=True, check=True)
+    tried = dict(line.split("==") for line in done.stdout.split())
+    assert {(rule.name, str(rule.specifier)) for rule in needed} == {
+        (name, f">={version}") for name, version in tried.items()
+    }
+    assert f"PYTHON:-python{project['requires-python'].removeprefix('>=')}}}" in script.read_text(
+        "utf-8"
+    )

@@ -403,8 +403,8 @@ def csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_files_are_read_alike(csv: Path):
     parquet = csv.with_suffix(".parquet")
-    pd.read_csv(csv).to_parquet(parquet)
-    assert fit(csv).estimate == fit(parquet).estimate == fit(pd.read_csv(csv)).estimate
+    table().to_parquet(parquet)  # not what `read_csv` makes of the file: pandas 2 loses last bits
+    assert fit(csv).estimate == fit(parquet).estimate == fit(table()).estimate
 
 
 @pytest.mark.parametrize(
