@@ -21,6 +21,7 @@ from jaxlsgd.cli._common import (
     seconds,
     share,
 )
+from jaxlsgd.core.files import check_output
 
 if TYPE_CHECKING:
     from jaxlsgd.study.runner import Outcome
@@ -123,7 +124,9 @@ def _add_run(verbs: Any) -> None:
         "--fresh", action="store_true", help="refuse a DIR that already holds a study"
     )
     add_other_code(parser)
-    parser.add_argument("--quiet", action="store_true", help="print warnings only")
+    parser.add_argument(
+        "--quiet", action="store_true", help="print nothing but warnings and failures"
+    )
     add_import(parser)
 
 
@@ -155,6 +158,7 @@ def init(arguments: argparse.Namespace) -> int:
     import jaxlsgd.study
 
     folder, path = Path(jaxlsgd.study.__file__).parent, Path(arguments.path)
+    check_output(path)
     content = (folder / _TEMPLATES[arguments.paper]).read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -282,8 +286,14 @@ def run(arguments: argparse.Namespace) -> int:
             allow_other_code=arguments.allow_other_code,
         )
     if not arguments.distributed or _leads():
-        print(_outcome(outcome, arguments.out))
+        _print_outcome(outcome, arguments.out, arguments.quiet)
     return outcome.exit_code
+
+
+def _print_outcome(outcome: Outcome, directory: str, quiet: bool) -> None:
+    """Prints how a run ended; with --quiet only if rows are missing."""
+    if not quiet or outcome.exit_code:
+        print(_outcome(outcome, directory))
 
 
 def _leads() -> bool:
@@ -357,6 +367,13 @@ def _outcome(outcome: Outcome, directory: str) -> str:
     made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
     if told := outcome.tally.total():
         made += f"; {told}"
+    if outcome.lost:
+        gone = plural(len(outcome.lost), "tile")
+        which = ", ".join(outcome.lost[:5]) + (", …" if len(outcome.lost) > 5 else "")
+        return (
+            f"failed: {gone} committed before or by this run are missing from {directory} ({which}); "
+            f"run the same command again, which computes them; {made}"
+        )
     if outcome.errors:
         cells = plural(len(outcome.errors), "cell")
         return f"failed: {cells}; {made}, all other rows are in {directory}"
@@ -380,7 +397,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
         with _signals(stop):
             other = arguments.allow_other_code
             outcome = study.run(directory, stop=stop, progress=told, allow_other_code=other)
-        print(_outcome(outcome, str(directory)))
+        _print_outcome(outcome, str(directory), arguments.quiet)
         return outcome.exit_code
 
     machine.prepare()

@@ -62,7 +62,7 @@ def pack(rows: dict[str, MethodRows]) -> bytes:
         for name, part in rows.items()
         for field in dataclasses.fields(part)
     }
-    np.savez(file, allow_pickle=False, **arrays)
+    np.savez(file, **arrays)
     return file.getvalue()
 
 

@@ -27,7 +27,8 @@ def seal(arrays: Mapping[str, np.ndarray]) -> bytes:
     """The file, a function of the arrays alone: `numpy.savez` writes no times."""
     whole = {**arrays, _SEAL: np.frombuffer(_checksum(arrays), np.uint8)}
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **whole)
+    # Without `allow_pickle`, which NumPy 2.0 takes for an array; there are plain numbers only.
+    np.savez(buffer, **whole)
     return buffer.getvalue()
 
 

@@ -6,8 +6,11 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from jaxlsgd.core import checks
 
 PACKAGE = Path(__file__).parents[1]
 _READERS = ("analysis", "report", "cli")  # rooms that make no rows
@@ -57,6 +60,42 @@ def cores() -> int:
 def most_cpu_devices() -> int:
     """More devices than this would only share the cores, each with programs and memory of its own."""
     return 4 * cores()
+
+
+def chosen(devices: Any = None) -> list[Any]:
+    """Return the devices of this process to run on.
+
+    Args:
+      devices: None for all of the default backend's, a number for the first so many of them, or a
+        sequence of JAX devices.
+
+    Example::
+
+        chosen(2)  # as jax.local_devices()[:2]
+    """
+    import jax
+
+    if devices is None:
+        return list(jax.local_devices())
+    rule = "be a number of devices or a list of JAX devices"
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        found = list(jax.local_devices())
+        if not 1 <= devices <= len(found):
+            hint = ""
+            if devices > 0 and found[0].platform == "cpu":
+                hint = (
+                    f'; jax.config.update("jax_num_cpu_devices", {devices}) makes more of a CPU, '
+                    "before JAX makes its first array"
+                )
+            few = f"be from 1 to {len(found)}, the number of devices here"
+            raise checks.refusal("devices", few, devices, hint)
+        return found[:devices]
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
+        raise checks.refusal("devices", rule, devices)
+    given = list(devices)
+    if not given or not all(hasattr(device, "platform") for device in given):
+        raise checks.refusal("devices", rule, devices)
+    return given
 
 
 def cache_directory() -> Path:

@@ -18,7 +18,7 @@ from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.keys import check_key
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.rows import CellRows, MethodRows, pack, unpack
-from jaxlsgd.engine import distributed, sharded, statistics
+from jaxlsgd.engine import distributed, machine, sharded, statistics
 from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile, lane_widths
 from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.engine.lanes import run_side_by_side
@@ -245,7 +245,7 @@ def simulate(
     dtype: str = "float32",
     algorithm: Algorithm = LOCAL_SGD,
     tile_size: int | None = None,
-    devices: Sequence[Device] | None = None,
+    devices: int | Sequence[Device] | None = None,
     mesh: Mesh | None = None,
     progress: Progress = None,
 ) -> CellRows:
@@ -266,7 +266,7 @@ def simulate(
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
       tile_size: replications that run side by side on one device; if None, what `cost.default_tile`
         finds best. `cost.largest_tile` makes one from a budget of bytes.
-      devices: where to run; all of the default backend's if None.
+      devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
       mesh: where to run instead, with axes "replications" (devices run tiles of their own; the same bits)
         and "clients" (devices share the clients of a tile, with one sum per round; another order of that
         sum, see `client_rounds`). It may span all processes, which then all get all rows.
@@ -289,7 +289,7 @@ def simulate(
     checks.count("replications", replications, 1)
     if mesh is not None and devices is not None:
         raise ValueError("devices: must be None where a mesh is given, which has its own")
-    places, shards = list(devices or jax.local_devices()), 1
+    places, shards = machine.chosen(devices), 1
     if mesh is not None:
         mesh = sharded.check_mesh(mesh, problem.num_clients, algorithm)
         places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from jaxlsgd.core.files import check_output
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import comparison, tables
 from jaxlsgd.report.page import markup
@@ -40,6 +41,7 @@ def write(results: Results, path: str | Path, other: Results | None = None) -> P
         write(Results("results"), "report.html")
     """
     path = Path(path)
+    check_output(path)  # before the page is made, which may take a minute
     codec.write_whole(path, page(results, other).encode())
     return path
 
