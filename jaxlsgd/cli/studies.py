@@ -191,6 +191,8 @@ def kinds(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Prints a forecast."""
+    import jax
+
     from jaxlsgd.engine import machine
 
     machine.prepare()  # before anything can create an array
@@ -202,7 +204,7 @@ def plan(arguments: argparse.Namespace) -> int:
     with _naming(arguments.study):
         if arguments.mcse is not None:
             forecast.replications_for(0.95, arguments.mcse)  # refused before anything is measured
-        devices = arguments.devices or machine.cores()
+        devices = arguments.devices or len(jax.local_devices())
         times, how = _times(study, arguments.rate, devices)
         lines = list(_plan_lines(study, times, how, devices, arguments.mcse))
     print("\n".join(f"{name:<24}{value}" for name, value in lines))
@@ -236,11 +238,14 @@ def _plan_lines(
         full = study.tiles_per_cell * study.tile_size
         yield "", f"({full:,} replications would take no longer, as every tile runs at full width)"
     yield "compiled programs", f"about {found.programs}"
-    yield "memory", f"about {found.job_bytes / 1e6:,.0f} MB on each of {devices} devices"
+    yield from _memory_lines(study, devices)
     yield "work", f"{found.work:.3g} client-steps"
-    yield "time", f"about {duration(times.total)} {how}"
-    parts = times._asdict().items()
-    yield "", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts if seconds >= 0.5)
+    if times is None:
+        yield "time", f"not measured: {how}"
+    else:
+        yield "time", f"about {duration(times.total)} {how}"
+        parts = times._asdict().items()
+        yield "", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts if seconds >= 0.5)
     for level in study.levels:
         got = forecast.standard_error(level, study.replications)
         yield f"MC error at {level:g}", f"{got:.4f} with {study.replications:,} replications"
@@ -248,8 +253,24 @@ def _plan_lines(
             yield "", f"{error:g} needs {forecast.replications_for(level, error):,} replications"
 
 
+def _memory_lines(study: Any, devices: int) -> Iterator[tuple[str, str]]:
+    """What a study needs in memory, of what that consists, and whether it is there."""
+    import jax
+
+    from jaxlsgd.study import forecast
+
+    device = jax.local_devices()[0]
+    need, room = forecast.memory(study, devices, device.platform), forecast.Room.of(device)
+    has = "" if room.host is None else f"; this machine has {room.host / 1e6:,.0f} MB"
+    yield "memory", f"about {need.host / 1e6:,.0f} MB{has}"
+    yield "", str(need)
+    if lack := room.lacks(need):
+        yield "", f"does not fit: {lack}"
+        yield "", forecast.what_fits(study, room, devices, device.platform)
+
+
 def _times(study: Any, rate: int | None, devices: int) -> tuple[Any, str]:
-    """What a study will take, and how that is known."""
+    """What a study will take, or None if a trial does not fit in memory, and how that is known."""
     from jaxlsgd.study import compute, forecast, trial
 
     if rate is not None:
@@ -259,6 +280,10 @@ def _times(study: Any, rate: int | None, devices: int) -> tuple[Any, str]:
     import jax
 
     local = jax.local_devices()[:devices]
+    need = forecast.memory(study, len(local), local[0].platform)
+    if forecast.Room.of(local[0]).lacks(need):
+        compute.check(study)
+        return None, "a trial does not fit in memory"
     return trial.measured(study, local, devices), f"on {devices} devices (measured)"
 
 

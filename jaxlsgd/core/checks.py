@@ -203,7 +203,9 @@ def positive_array(argument: str, values: ArrayLike) -> NDArray[Any]:
 def interval_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
     """A non-empty vector of integers from 1 to the largest interval."""
     found = positive_array(argument, values)
-    good = (found == np.floor(found)) & (found <= LARGEST_INTERVAL)
+    good = found <= LARGEST_INTERVAL
+    if found.dtype.kind == "f":
+        good &= found == np.floor(found)
     if not good.all():
         first, rule = int(good.argmin()), f"be an integer from 1 to {LARGEST_INTERVAL}"
         raise refusal(f"{argument}[{first}]", rule, found[first].item())

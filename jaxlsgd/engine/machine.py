@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
@@ -96,6 +97,60 @@ def chosen(devices: Any = None) -> list[Any]:
     if not given or not all(hasattr(device, "platform") for device in given):
         raise checks.refusal("devices", rule, devices)
     return given
+
+
+def memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes that this process can have in all, with those that it has already.
+
+    What the system says is available, or the limit of the control group if that is lower (a container, a
+    batch job); None if the system says nothing.
+
+    Args:
+      root: of the file system that is asked.
+    """
+    found = [x for x in (_available(root), *_limits(root)) if x is not None]
+    return min(found, default=None)
+
+
+def _available(root: Path) -> int | None:
+    try:
+        lines = dict(x.split(":") for x in (root / "proc/meminfo").read_text().splitlines())
+        free = 1024 * int(lines["MemAvailable"].split()[0])
+        ours = int((root / "proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return free + ours
+    except (OSError, ValueError, KeyError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _limits(root: Path) -> list[int]:
+    """The limits on memory of the control groups that this process is in, of either version."""
+    groups = root / "sys/fs/cgroup"
+    paths = [groups / "memory" / "memory.limit_in_bytes"]
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            place = Path(line.split(":")[-1].strip("/"))
+            names = (place, *place.parents)
+            paths += [groups / name / "memory.max" for name in names]
+            paths += [groups / "memory" / name / "memory.limit_in_bytes" for name in names]
+    limits = []
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            limits.append(int(path.read_text()))
+    return limits
+
+
+def device_memory(device: Any) -> int | None:
+    """Return the bytes that JAX may use on a device with memory of its own; None if it does not say."""
+    if device.platform == "cpu":
+        return None
+    try:
+        return (device.memory_stats() or {}).get("bytes_limit")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return None
 
 
 def cache_directory() -> Path:

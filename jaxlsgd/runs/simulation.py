@@ -29,6 +29,7 @@ from jaxlsgd.runs.outcomes import growths, method_rows
 from jaxlsgd.runs.progress import Progress, shown
 from jaxlsgd.schedules import Plan
 
+MOST_REPLICATIONS = 2**32  # a replication's number is a uint32 in its key
 Device = Any  # jax.Device is a value to type checkers
 
 
@@ -257,7 +258,7 @@ def simulate(
       key: typed root key; replication r uses the stream root → r → data.
       problem: what is estimated.
       plan: how many rounds, of how many steps, of what size.
-      replications: how many independent runs.
+      replications: how many independent runs, 2**32 at most; their rows are kept in memory.
       methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
       levels: confidence levels.
       save_at: rounds at which to read the intervals; the last is always read.
@@ -286,7 +287,8 @@ def simulate(
     save = None if save_at is None else as_tuple(save_at)
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
     cell.check_plan()
-    checks.count("replications", replications, 1)
+    checks.count("replications", replications, 1, MOST_REPLICATIONS)
+    _check_rows(cell, replications)
     if mesh is not None and devices is not None:
         raise ValueError("devices: must be None where a mesh is given, which has its own")
     places, shards = machine.chosen(devices), 1
@@ -310,6 +312,19 @@ def simulate(
         name: MethodRows.joined([part[name] for part in parts], replications) for name in parts[0]
     }
     return cell.with_rows(rows)
+
+
+def _check_rows(cell: Cell, replications: int) -> None:
+    """Refuse more replications than the machine's memory can keep the rows of."""
+    room = machine.memory()
+    need = replications * cell.row_bytes
+    if room is not None and need > room:
+        rule = "leave room in memory for their rows"
+        hint = (
+            f", which need {need / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are available; ask for fewer "
+            "replications, methods, levels or saved rounds, or run a Study, which keeps rows on the disk"
+        )
+        raise checks.refusal("replications", rule, replications, hint)
 
 
 def _run_tiles(

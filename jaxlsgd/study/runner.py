@@ -13,7 +13,7 @@ from jaxlsgd.analysis.failures import Tally
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.core.tables import Rows
 from jaxlsgd.engine import machine
-from jaxlsgd.study import compute
+from jaxlsgd.study import compute, forecast
 from jaxlsgd.study.compute import Done, Tabulated, Worked
 from jaxlsgd.study.executors.base import Event, Events, Executor, Failed
 from jaxlsgd.study.executors.threads import Threads
@@ -77,6 +77,9 @@ def run(
       fresh: refuse a directory that already holds a study.
       allow_other_code: accept rows that other code of this package made, and record that.
 
+    A study that does not fit in the memory of this machine is refused before anything is written, with
+    what it needs, what there is, and what to change.
+
     Returns:
       The outcome. If a cell fails, its error is recorded there, and the other cells still run.
 
@@ -93,7 +96,7 @@ def run(
         if client is not None:
             raise ValueError("client: must be None where the run is distributed, got one")
         return _run_with_others(study, directory, devices, stop, told, how)
-    executor = _here(devices) if client is None else _there(client, stop, told)
+    executor = _here(study, devices) if client is None else _there(client, stop, told)
     if executor is None:
         return Outcome(0, len(study.cells) * study.tiles_per_cell, {}, time.monotonic() - began)
     return _run_on(executor, study, directory, stop, told, how)
@@ -162,6 +165,7 @@ def _run_with_others(
 
     began = time.monotonic()
     chosen = machine.chosen(devices)
+    forecast.refuse_too_large(study, chosen)
     counts = joined.meet(study, chosen)
     if jax.process_index() != joined.LEADER:
         return Outcome(joined.follow(study, chosen), 0, {}, time.monotonic() - began)
@@ -170,8 +174,10 @@ def _run_with_others(
         return _run_on(leader, study, directory, stop, progress, how)
 
 
-def _here(devices: int | Sequence[Any] | None) -> Executor:
-    return Threads(machine.chosen(devices))
+def _here(study: Study, devices: int | Sequence[Any] | None) -> Executor:
+    places = machine.chosen(devices)
+    forecast.refuse_too_large(study, places)
+    return Threads(places)
 
 
 def _there(client: Any, stop: Stop, progress: Silent) -> Executor | None:
