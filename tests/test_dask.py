@@ -312,7 +312,7 @@ def test_a_worker_that_dask_pauses_is_named_once_and_again_when_it_goes_on() -> 
     from jaxlsgd.study.executors.dask import _Workers
 
     said: list[str] = []
-    place = {"dashboard_address": None, "host": "127.0.0.1", "protocol": "tcp"}
+    place = {"dashboard_address": ":0", "host": "127.0.0.1", "protocol": "tcp"}
     with (
         # Without a limit, so that nobody but this test changes a worker's status.
         LocalCluster(1, threads_per_worker=1, processes=False, memory_limit=0, **place) as cluster,

@@ -409,10 +409,14 @@ def test_what_is_in_the_way_is_named_with_what_to_do(tmp_path, name: str) -> Non
         path.mkdir()
     else:
         path.write_text("")
-    with pytest.raises(StoreError, match=rf"{path}.*is in the way: move it, or choose"):
+
+    def write() -> None:
         fill(tmp_path, small())
         with Writer(tmp_path, small(), ENVIRONMENT) as writer:
             writer.keep({"key": np.zeros(1)})
+
+    with pytest.raises(StoreError, match=rf"{path}.*is in the way: move it, or choose"):
+        write()
 
 
 @pytest.mark.parametrize("replaced", [True, False])

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LARGEST_INTERVAL = 2**31 - 1  # an interval is an int32 on the device
+MOST_REPLICATIONS = 10**8  # of a simulation or a cell: a coverage to 0.00005
 LARGEST_COUNT = 2**53
 MOST_ENTRIES = 100_000  # of a list of problems, schedules, horizons, methods or levels
 _SHOWN = 80  # characters of a refused value that a message repeats

@@ -29,7 +29,6 @@ from jaxlsgd.runs.outcomes import growths, method_rows
 from jaxlsgd.runs.progress import Progress, shown
 from jaxlsgd.schedules import Plan
 
-MOST_REPLICATIONS = 2**32  # a replication's number is a uint32 in its key
 Device = Any  # jax.Device is a value to type checkers
 
 
@@ -258,7 +257,7 @@ def simulate(
       key: typed root key; replication r uses the stream root → r → data.
       problem: what is estimated.
       plan: how many rounds, of how many steps, of what size.
-      replications: how many independent runs, 2**32 at most; their rows are kept in memory.
+      replications: how many independent runs, 10**8 at most; their rows are kept in memory.
       methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
       levels: confidence levels.
       save_at: rounds at which to read the intervals; the last is always read.
@@ -287,7 +286,7 @@ def simulate(
     save = None if save_at is None else as_tuple(save_at)
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
     cell.check_plan()
-    checks.count("replications", replications, 1, MOST_REPLICATIONS)
+    checks.count("replications", replications, 1, checks.MOST_REPLICATIONS)
     _check_rows(cell, replications)
     if mesh is not None and devices is not None:
         raise ValueError("devices: must be None where a mesh is given, which has its own")

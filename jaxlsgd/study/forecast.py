@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,17 +17,19 @@ from jaxlsgd.engine.layout import BLOCK_STEPS
 from jaxlsgd.engine.program import loop_for
 from jaxlsgd.schedules import Plan
 from jaxlsgd.study.errors import SpecError
+from jaxlsgd.study.grid import CellSpec
 from jaxlsgd.study.jobs import Job, Tile, grouped, job_bytes, program_kind, work
+from jaxlsgd.study.parts import Part
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.trial import START, Times
 
 PROGRAM = 2.0  # seconds to compile one
-# Bytes of host memory besides arrays, from the peaks of processes that ran seven kinds of studies on one, two
-# and four CPU devices with nothing compiled before: 350 to 1,640 MB, of which this
-# model, with the arrays, gives 0.85 to 1.35 times.
+# Bytes of host memory besides arrays, from the peaks of processes that ran small studies on one and two CPU
+# devices with nothing compiled before.
 PROCESS_BYTES = 300_000_000  # the interpreter, JAX and its compiler
 PROGRAM_BYTES = 45_000_000  # a block program, compiled for one device
-METHOD_BYTES = 25_000_000  # a method's programs that read its intervals, compiled for one device
+METHOD_BYTES = 10_000_000  # a method's program that reads its intervals, compiled for one device
+EQUATION_BYTES = 75_000  # besides, for each operation in it
 
 
 class Forecast(NamedTuple):
@@ -51,15 +54,23 @@ class Memory(NamedTuple):
     process: int  # the interpreter, JAX and its compiler
     programs: int  # compiled, for all devices
     arrays: int  # of the largest job, on each device that is busy
+    reading: int  # to read the intervals of a method: of one tile at a time, whatever the devices
     rows: int  # of the largest job, on the host, for each device that is busy
+    writing: int  # of the tile that is encoded, and the first read back
     devices: int  # that are busy
     shared: bool  # whether the devices' memory is the host's, as it is on a CPU
 
     @property
     def host(self) -> int:
         """All that is needed of the host's memory."""
-        on_devices = self.arrays if self.shared else 0
-        return self.process + self.programs + self.devices * (on_devices + self.rows)
+        each = self.rows + (self.arrays if self.shared else 0)
+        once = self.writing + (self.reading if self.shared else 0)
+        return self.process + self.programs + once + self.devices * each
+
+    @property
+    def device(self) -> int:
+        """All that is needed on each device with memory of its own."""
+        return 0 if self.shared else self.arrays + self.reading
 
     def __str__(self) -> str:
         parts = [
@@ -67,8 +78,9 @@ class Memory(NamedTuple):
             f"compiled programs {_megabytes(self.programs)}",
         ]
         for name, each in (("arrays", self.arrays), ("rows", self.rows)):
-            parts.append(f"{name} {_megabytes(each)} for each of {self.devices} devices")
-        return ", ".join(parts)
+            parts.append(f"{name} {self.devices} × {_megabytes(each)}")
+        once = ("reading intervals", self.reading), ("writing tiles", self.writing)
+        return ", ".join(parts + [f"{name} {_megabytes(each)}" for name, each in once])
 
 
 class Room(NamedTuple):
@@ -86,8 +98,8 @@ class Room(NamedTuple):
         """In words what does not fit; "" if all does, or nothing is known."""
         if self.host is not None and need.host > self.host:
             return f"needs about {_megabytes(need.host)}, this machine has {_megabytes(self.host)}"
-        if not need.shared and self.device is not None and need.arrays > self.device:
-            each = f"needs about {_megabytes(need.arrays)} on each device"
+        if self.device is not None and need.device > self.device:
+            each = f"needs about {_megabytes(need.device)} on each device"
             return f"{each}, which has {_megabytes(self.device)}"
         return ""
 
@@ -126,9 +138,24 @@ def memory(study: Study, devices: int, platform: str = "cpu") -> Memory:
         for job in jobs
     )
     rows = max(2 * sum(map(_row_bytes, job)) for job in jobs)  # as they are saved, and put together
-    methods = {(program_kind(cell), method) for cell in study.cells for method in cell.methods}
-    each = PROGRAM_BYTES * len(programs) + METHOD_BYTES * len(methods)
-    return Memory(PROCESS_BYTES, busy * each, arrays, rows, busy, platform == "cpu")
+    writing = 2 * max(_row_bytes(tile) for job in jobs for tile in job)
+    read = {(program_kind(cell), method): cell for cell in study.cells for method in cell.methods}
+    found = [(cell, _reading(method, cell)) for (_, method), cell in read.items()]
+    each = PROGRAM_BYTES * len(programs)
+    each += sum(METHOD_BYTES + EQUATION_BYTES * reading.equations for _, reading in found)
+    reading = max(cell.tile_size * reading.bytes for cell, reading in found)
+    return Memory(
+        PROCESS_BYTES, busy * each, arrays, reading, rows, writing, busy, platform == "cpu"
+    )
+
+
+def _reading(method: Part, cell: CellSpec) -> cost.Reading:
+    return _reading_of(method, cell.problem.fact("dim"), cell.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reading_of(method: Part, dim: int, dtype: str) -> cost.Reading:
+    return cost.reading(method.built().made, dim, dtype)
 
 
 def _beyond(job: Job, dense: bool) -> int:
@@ -143,7 +170,9 @@ def _beyond(job: Job, dense: bool) -> int:
 def _constants(job: Job) -> int:
     """Bytes of a problem's numbers on a device."""
     leaves = jax.tree.leaves(job[0].cell.problem.built().made.clients)
-    return sum(int(np.prod(np.shape(leaf))) for leaf in leaves) * np.dtype(job[0].cell.dtype).itemsize
+    return (
+        sum(int(np.prod(np.shape(leaf))) for leaf in leaves) * np.dtype(job[0].cell.dtype).itemsize
+    )
 
 
 def _row_bytes(tile: Tile) -> int:
