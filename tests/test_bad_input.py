@@ -28,6 +28,9 @@ from jaxlsgd import (
     simulate,
 )
 from jaxlsgd.core import checks
+from jaxlsgd.engine import machine
+from jaxlsgd.runs import simulation
+from jaxlsgd.runs.cell import Cell
 from jaxlsgd.schedules import constant, custom, custom_step, power, power_decay
 
 NAN = float("nan")
@@ -123,7 +126,10 @@ TABLE: dict[str, Refusal] = {
     "no parameters": Refusal(
         lambda: problem(init=np.zeros(0)), "init", "at least one parameter", "none"
     ),
-    "no replications": Refusal(lambda: run(replications=0), "replications", "at least 1", "0"),
+    "no replications": Refusal(lambda: run(replications=0), "replications", "from 1 to", "0"),
+    "more replications than can be": Refusal(
+        lambda: run(replications=2**31), "replications", "from 1 to 100000000", "2147483648"
+    ),
     "half a replication": Refusal(lambda: run(replications=2.5), "replications", "integer", "2.5"),
     "no tile": Refusal(lambda: run(tile_size=0), "tile_size", "at least 1", "0"),
     "replication before 0": Refusal(
@@ -154,6 +160,21 @@ TABLE: dict[str, Refusal] = {
     ),
     "num_steps of 0": Refusal(
         lambda: constant(5).plan(power_decay(0.5), num_steps=0), "num_steps", "at least 1", "0"
+    ),
+    "num_steps that no plan can write out": Refusal(
+        lambda: constant(1).plan(power_decay(0.5), num_steps=10**8),
+        "num_steps",
+        "reached in at most 20000000 rounds",
+        "100000000; a larger E or intervals that grow need fewer rounds",
+    ),
+    "num_rounds that no plan can write out": Refusal(
+        lambda: constant(5).plan(power_decay(0.5), num_rounds=10**9),
+        "num_rounds",
+        "from 1 to 20000000",
+        "1000000000",
+    ),
+    "intervals that cannot be written out": Refusal(
+        lambda: power(0.5).intervals(10**9), "num_rounds", "from 1 to 20000000", "1000000000"
     ),
     "num_rounds smaller than the warm-up": Refusal(
         lambda: constant(5).with_warmup(0.99).plan(power_decay(0.5), num_rounds=3),
@@ -459,3 +480,21 @@ def test_the_smallest_problems_are_not_refused(size: int):
         problem=problems.linear(1, 1), plan=plan, methods=plug_in(), devices=jax.devices()[:1]
     )
     assert rows.methods["plug_in"].estimate.shape == (1, 2, 1)
+
+
+def test_more_replications_than_memory_has_room_for_are_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: 10**9)
+    with pytest.raises(
+        ValueError, match=r"^replications: must leave room .* got 50000000, .*Study"
+    ):
+        run(replications=50_000_000)
+    monkeypatch.setattr(machine, "memory", lambda: None)
+    simulation._check_rows(Cell(*good(), (plug_in(),)), 50_000_000)  # where nothing is known
+
+
+def test_the_rows_of_a_replication_are_counted_in_bytes():
+    rows = run(methods=[plug_in(), random_scaling()], levels=(0.9, 0.95), save_at=3)
+    cell = Cell(*good(), (plug_in(), random_scaling()), (0.9, 0.95), (3,))
+    arrays = [x for m in rows.methods.values() for x in (m.estimate, m.scale, m.half_width)]
+    # Beside them are what became of each replication, and whether it was floored.
+    assert cell.row_bytes == sum(x.nbytes for x in arrays) / 2 + 2 * 2 * 2

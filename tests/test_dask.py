@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -303,3 +304,63 @@ def test_code_tells_one_source_from_another(tmp_path, monkeypatch) -> None:
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "more.py").write_text("x = 1")
     assert machine.code() == second  # what only reads rows changes none
+
+
+def test_a_worker_that_dask_pauses_is_named_once_and_again_when_it_goes_on() -> None:
+    from distributed import Client, LocalCluster, Status
+
+    from jaxlsgd.study.executors.dask import _Workers
+
+    said: list[str] = []
+    place = {"dashboard_address": ":0", "host": "127.0.0.1", "protocol": "tcp"}
+    with (
+        # Without a limit, so that nobody but this test changes a worker's status.
+        LocalCluster(1, threads_per_worker=1, processes=False, memory_limit=0, **place) as cluster,
+        Client(cluster) as client,
+    ):
+        worker = cluster.workers[0]
+        workers = _Workers(client, said.append)
+
+        def turn(status: Status) -> None:
+            worker.status = status
+            deadline = time.monotonic() + LIMIT
+            while client.scheduler_info()["workers"][worker.address]["status"] != status.name:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+        workers.look()
+        assert (workers.threads, said) == (1, [])
+        turn(Status.paused)
+        workers.look()
+        workers.look()
+        assert len(said) == 1
+        assert said[0].startswith(f"the worker {worker.address} is paused by Dask, for memory")
+        turn(Status.running)
+        workers.look()
+        workers.look()
+        assert said[1:] == [f"the worker {worker.address} goes on"]
+
+
+class _FakeCluster:
+    """A scheduler's words."""
+
+    def __init__(self) -> None:
+        self.workers = {"tcp://a:1": {"nthreads": 2, "status": "running"}}
+
+    def scheduler_info(self, n_workers: int) -> dict:
+        return {"workers": self.workers}
+
+
+def test_the_memory_of_a_paused_worker_is_told() -> None:
+    from jaxlsgd.study.executors.dask import _Workers
+
+    said, cluster = [], _FakeCluster()
+    workers = _Workers(cluster, said.append)
+    workers.look()
+    about = {"metrics": {"memory": 1_900_000_000}, "memory_limit": 2_000_000_000}
+    cluster.workers["tcp://a:1"] |= about | {"status": "paused"}
+    workers.look()
+    assert "uses 1,900 MB of the 2,000 MB that it may; it begins no job until" in said[0]
+    cluster.workers.clear()
+    workers.look()
+    assert said[1:] == ["no worker is left; waiting for one"]

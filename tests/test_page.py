@@ -220,8 +220,16 @@ def test_the_verb_writes_into_the_directory_or_where_it_is_told(study, tmp_path,
 
 
 def test_a_place_that_cannot_be_written_is_refused(study, tmp_path, capsys):
-    assert cli.main(["report", str(study.directory), "-o", str(tmp_path / "no" / "x.html")]) == 1
-    assert "cannot write" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    for place, said in {
+        tmp_path / "no" / "x.html": f"{tmp_path / 'no'}: there is no such directory; make it, or",
+        tmp_path / "file" / "x.html": f"{tmp_path / 'file'}: it is not a directory; make it, or",
+        tmp_path: f"{tmp_path}: it is a directory; give the name of a file",
+    }.items():
+        assert cli.main(["report", str(study.directory), "-o", str(place)]) != 0
+        told = capsys.readouterr().err
+        assert said in told
+        assert "during the run" not in told
 
 
 def test_own_parts_are_named_where_a_run_is_replayed(study, tmp_path, monkeypatch):

@@ -402,3 +402,8 @@ def test_the_rooms_are_those_that_there_are() -> None:
     assert named == list(rooms)
     for name in re.findall(r"`((?:" + "|".join(rooms) + r")/[\w/]+(?:\.py|/))`", told):
         assert (ROOT / "jaxlsgd" / name).exists(), name
+
+
+def test_the_guide_says_what_a_dask_scheduler_lets_others_do() -> None:
+    text = (ROOT / "scripts" / "guides" / "machines.md").read_text("utf-8")
+    assert "A Dask scheduler runs anybody's code" in text

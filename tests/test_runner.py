@@ -13,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import jax
 import pytest
 from study_helpers import (
     CACHE,
@@ -31,6 +32,8 @@ from study_helpers import (
     wait_until,
 )
 
+from jaxlsgd.cli import studies
+from jaxlsgd.engine import machine
 from jaxlsgd.study import Results, SpecError, StoreError, progress, run
 from jaxlsgd.study.compute import Done, Worked
 from jaxlsgd.study.executors import threads
@@ -55,8 +58,7 @@ def quiet(tmp_path_factory) -> dict[str, bytes]:
     code, out, err = call(
         "run", folder / "study.toml", "--out", folder / "out", "--devices", 1, "--quiet"
     )
-    assert (code, err) == (0, ""), err
-    assert out.startswith("done: 60 tiles")
+    assert (code, out, err) == (0, "", ""), (out, err)
     return tiles(folder / "out")
 
 
@@ -384,3 +386,55 @@ def test_progress_suits_the_stream() -> None:
     assert type(progress.for_stream(io.StringIO())) is progress.Lines
     assert type(progress.for_stream(io.StringIO(), quiet=True)) is progress.Silent
     assert [progress.duration(x) for x in (3.2, 3723, float("nan"))] == ["0:00:03", "1:02:03", "?"]
+
+
+def test_tiles_that_are_deleted_during_a_run_are_named_at_its_end(tmp_path, monkeypatch) -> None:
+    gone: list[Path] = []
+
+    def delete(cell, first):
+        there = sorted(tmp_path.glob("cells/*/tile-*.npz"))
+        if first == 64 and there and len(gone) < 3:
+            gone.append(there[0])
+            there[0].unlink()
+
+    fake_engine(monkeypatch)
+    run(small(replications=48), tmp_path, devices=[_Device(0)])
+    fake_engine(monkeypatch, delete)
+    outcome = run(small(), tmp_path, devices=[_Device(0)])
+    assert len(gone) > 0
+    assert sorted(outcome.lost) == sorted(str(path.relative_to(tmp_path)) for path in gone)
+    assert (outcome.exit_code, outcome.tiles_left) == (1, len(gone))
+    said = studies._outcome(outcome, "results")
+    assert said.startswith(f"failed: {len(gone)} tile")
+    assert outcome.lost[0] in said and "run the same command again" in said
+    assert (
+        f"end: failed; tiles run 4, to come {len(gone)}, gone {len(gone)}"
+        in (tmp_path / "run.log").read_text()
+    )
+    again = run(small(), tmp_path, devices=[_Device(0)])
+    assert (again.exit_code, again.tiles_run, again.lost) == (0, len(gone), ())
+
+
+def test_lock_that_is_deleted_during_a_run_ends_it(tmp_path, monkeypatch) -> None:
+    def delete(cell, first):
+        if first == 32:
+            (tmp_path / "lock").unlink(missing_ok=True)
+
+    fake_engine(monkeypatch, delete)
+    with pytest.raises(StoreError, match="lock was deleted or replaced while this run held it"):
+        run(small(), tmp_path, devices=[_Device(0)])
+    assert 0 < len(tiles(tmp_path)) < 10
+    fake_engine(monkeypatch)
+    assert run(small(), tmp_path).exit_code == 0
+
+
+def test_devices_may_be_a_number(tmp_path, faked) -> None:
+    assert machine.chosen(1) == jax.local_devices()[:1] == machine.chosen(jax.local_devices()[:1])
+    assert run(small(), tmp_path, devices=1).exit_code == 0
+    most = len(jax.local_devices())
+    for wrong in (0, -1, most + 1):
+        with pytest.raises(ValueError, match=rf"devices: must be from 1 to {most}, .* got {wrong}"):
+            run(small(), tmp_path, devices=wrong)
+    for wrong in ("cpu", True, 1.5, [], [1], jax.local_devices()[0]):
+        with pytest.raises(ValueError, match="devices: must be a number of devices or a list"):
+            run(small(), tmp_path, devices=wrong)

@@ -347,3 +347,51 @@ REFUSED = [
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", PAPER_SCHEDULES)
+def test_a_schedule_is_the_same_computed_in_parts_of_any_size(name: str, monkeypatch) -> None:
+    whole = paper(name).with_warmup(0.05).plan(STEP, num_steps=5_000)
+    E = paper(name).intervals(2_000)
+    monkeypatch.setattr(families, "CHUNK", 7)
+    parts = paper(name).with_warmup(0.05).plan(STEP, num_steps=5_000)
+    assert np.array_equal(parts.E, whole.E)
+    assert np.array_equal(parts.eta, whole.eta)
+    assert np.array_equal(paper(name).intervals(2_000), E)
+
+
+def test_a_long_plan_computes_no_more_rounds_than_it_has(monkeypatch) -> None:
+    asked: list[int] = []
+    honest = families.Schedule._chunk
+
+    def counting(self, first: int, stop: int):
+        asked.append(stop - first)
+        return honest(self, first, stop)
+
+    monkeypatch.setattr(families.Schedule, "_chunk", counting)
+    made = power(1 / 2).plan(STEP, num_steps=10**8)
+    assert made.num_steps == 10**8
+    assert sum(asked) < made.num_rounds + families.CHUNK
+    asked.clear()
+    with pytest.raises(ValueError, match="num_steps: must be reached in at most 20000000 rounds"):
+        constant(1).plan(STEP, num_steps=10**8)
+    assert asked == []  # refused before anything is computed
+
+
+@pytest.mark.parametrize("schedule", [power(1 / 2), logarithmic(), constant(3).with_warmup(0.5)])
+def test_a_plan_has_as_many_rounds_as_it_may_and_not_one_more(schedule, monkeypatch) -> None:
+    monkeypatch.setattr(families, "MOST_ROUNDS", 100)
+    most = schedule.plan(STEP, num_rounds=100).num_steps
+    steps = next(n for n in range(most + 5, 0, -1) if _rounds(schedule, n))
+    assert _rounds(schedule, steps) <= 100
+    assert not _rounds(schedule, steps + 1)
+
+
+def _rounds(schedule, num_steps: int) -> int:
+    """How many rounds a plan has; 0 if it is refused as too long."""
+    try:
+        return schedule.plan(STEP, num_steps=num_steps).num_rounds
+    except ValueError as error:
+        if "num_steps: must be reached in at most 100 rounds" not in str(error):
+            raise
+        return 0

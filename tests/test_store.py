@@ -317,3 +317,119 @@ def test_failed_write_leaves_nothing_visible(tmp_path, monkeypatch) -> None:
     with pytest.raises(StoreError, match=r"cannot write .*x: No space left.*free some space"):
         codec.write_whole(tmp_path / "x", b"content")
     assert os.listdir(tmp_path) == []
+
+
+def test_first_tile_of_a_run_is_read_back(tmp_path, monkeypatch) -> None:
+    honest = np.savez
+    # As NumPy 2.0 did with an option that it did not have.
+    other = lambda file, **arrays: honest(file, **arrays, option=np.array(False))  # noqa: E731
+    monkeypatch.setattr(np, "savez", other)
+    with pytest.raises(StoreError, match=r"cannot be read back: .*installed versions \(NumPy \d"):
+        fill(tmp_path, small())
+    assert tiles(tmp_path) == {}
+    assert len(list(tmp_path.glob("cells/*/*.damaged"))) == 1
+    monkeypatch.undo()
+    assert len(fill(tmp_path, small())) == 10
+
+
+def test_disk_that_alters_what_is_written_ends_a_run_at_its_first_tile(
+    tmp_path, monkeypatch
+) -> None:
+    fill(tmp_path, small(), most=3)
+    honest = codec.write_whole
+
+    def altering(path: Path, content: bytes) -> None:
+        """Writes a whole file, with a checksum that is right, of other rows."""
+        if path.suffix == ".npz":
+            cell = next(x for x in small().cells if x.id == path.parent.name)
+            content = codec.encode_tile(cell, int(path.stem[5:]), fake_rows(cell, 1))
+        honest(path, content)
+
+    monkeypatch.setattr(codec, "write_whole", altering)
+    with pytest.raises(StoreError, match="its estimate of plug_in is not what was written"):
+        fill(tmp_path, small())
+    assert len(tiles(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_directory_in_the_place_of_a_tile_is_set_aside(tmp_path, empty: bool) -> None:
+    fill(tmp_path, small())
+    whole, path = tiles(tmp_path), some_tile(tmp_path)
+    path.unlink()
+    path.mkdir()
+    if not empty:
+        (path / "file").write_text("somebody's")
+    with Writer(tmp_path, small(), ENVIRONMENT) as writer:
+        assert [(cell.id, first) for cell, first in writer.missing()] == [
+            (path.parent.name, int(path.stem[5:]))
+        ]
+        assert writer.warnings == [f"{path} is a directory; it is set aside as {path.name}.damaged"]
+    assert len(fill(tmp_path, small())) == 1
+    assert tiles(tmp_path) == whole
+    aside = path.with_name(path.name + ".damaged")
+    assert empty or (aside / "file").read_text() == "somebody's"
+
+
+def test_directory_in_the_place_of_a_description_is_set_aside(tmp_path) -> None:
+    fill(tmp_path, small())
+    path = next(tmp_path.glob("cells/*/cell.json"))
+    good = path.read_bytes()
+    path.unlink()
+    path.mkdir()
+    cell = next(x for x in small().cells if x.id == path.parent.name)
+    with Writer(tmp_path, small(), ENVIRONMENT) as writer:
+        writer.describe(cell, about(cell))
+        assert writer.warnings == [
+            f"{path} is damaged: it is a directory; it is set aside as cell.json.damaged and rewritten"
+        ]
+    assert path.read_bytes() == good
+
+
+def test_directory_in_the_place_of_the_manifest(tmp_path) -> None:
+    fill(tmp_path / "full", small())
+    fill(tmp_path / "empty", small(), most=0)
+    for folder in ("full", "empty"):
+        path = tmp_path / folder / "manifest.json"
+        path.unlink()
+        path.mkdir()
+    assert len(Results(tmp_path / "full").read_all()) == 2
+    with Writer(tmp_path / "full", small(), ENVIRONMENT) as writer:
+        assert "it is a directory (set aside as manifest.json.damaged)" in writer.warnings[0]
+    assert fill(tmp_path / "full", small()) == []
+    with pytest.raises(StoreError, match=r"it is a directory, .*choose a new directory, or move"):
+        fill(tmp_path / "empty", small())
+
+
+@pytest.mark.parametrize("name", ["lock", "cells", "tables"])
+def test_what_is_in_the_way_is_named_with_what_to_do(tmp_path, name: str) -> None:
+    fill(tmp_path, small(), most=0)
+    path = tmp_path / name
+    if name == "lock":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_text("")
+
+    def write() -> None:
+        fill(tmp_path, small())
+        with Writer(tmp_path, small(), ENVIRONMENT) as writer:
+            writer.keep({"key": np.zeros(1)})
+
+    with pytest.raises(StoreError, match=rf"{path}.*is in the way: move it, or choose"):
+        write()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_lock_that_is_deleted_or_replaced_ends_a_run(tmp_path, replaced: bool) -> None:
+    with Writer(tmp_path, small(), ENVIRONMENT) as writer:
+        cells = list(writer.missing())
+        writer.describe(cells[0][0], about(cells[0][0]))
+        writer.commit(*cells[0], fake_rows(*cells[0]))
+        (tmp_path / "lock").unlink()
+        if replaced:
+            assert len(fill(tmp_path, small(), most=2)) == 2  # a second writer, which nothing stops
+        for act in (lambda: writer.commit(*cells[1], fake_rows(*cells[1])), writer.lost):
+            with pytest.raises(StoreError, match=r"lock was deleted or replaced .* another run"):
+                act()
+    assert len(tiles(tmp_path)) == (3 if replaced else 1)
+    assert len(fill(tmp_path, small())) == (7 if replaced else 9)

@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to write (default: reproduction)",
     )
     add_other_code(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument(
+        "--quiet", action="store_true", help="print no progress and no counts of tiles"
+    )
 
 
 def _several(text: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlsgd.cli._common import add_verb, positive, share
+from jaxlsgd.core.files import check_output
 
 VERBS = ("fit",)
 FAMILIES = ("gaussian", "logistic", "poisson", "huber", "quantile")
@@ -95,6 +96,8 @@ def fit(arguments: argparse.Namespace) -> int:
     """Fits, and prints the table."""
     from jaxlsgd.regression.fitting import fit_table
 
+    if arguments.plot is not None:
+        check_output(arguments.plot)  # before the fit, which takes longer
     asked = {name: getattr(arguments, name) for name in _PASSED_ON}
     progress = _progress if sys.stderr.isatty() else None
     result = fit_table(Path(arguments.file), progress=progress, **asked)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import add_verb, share
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.files import check_output
 
 if TYPE_CHECKING:
     from jaxlsgd.core.rows import CellRows
@@ -183,6 +184,8 @@ def export(arguments: argparse.Namespace) -> int:
 
     default = Path(arguments.directory) / f"rows.{_ENDINGS[arguments.format]}"
     out = Path(arguments.out or default)
+    if arguments.out:
+        check_output(out)  # before all rows are read
     rows = read_rows(arguments.directory, arguments.cell)
     print(report.write(rows, out, arguments.format, force=arguments.force))
     return 0

@@ -21,6 +21,7 @@ from jaxlsgd.cli._common import (
     seconds,
     share,
 )
+from jaxlsgd.core.files import check_output
 
 if TYPE_CHECKING:
     from jaxlsgd.study.runner import Outcome
@@ -123,7 +124,9 @@ def _add_run(verbs: Any) -> None:
         "--fresh", action="store_true", help="refuse a DIR that already holds a study"
     )
     add_other_code(parser)
-    parser.add_argument("--quiet", action="store_true", help="print warnings only")
+    parser.add_argument(
+        "--quiet", action="store_true", help="print nothing but warnings and failures"
+    )
     add_import(parser)
 
 
@@ -155,6 +158,7 @@ def init(arguments: argparse.Namespace) -> int:
     import jaxlsgd.study
 
     folder, path = Path(jaxlsgd.study.__file__).parent, Path(arguments.path)
+    check_output(path)
     content = (folder / _TEMPLATES[arguments.paper]).read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -187,6 +191,8 @@ def kinds(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Prints a forecast."""
+    import jax
+
     from jaxlsgd.engine import machine
 
     machine.prepare()  # before anything can create an array
@@ -198,7 +204,7 @@ def plan(arguments: argparse.Namespace) -> int:
     with _naming(arguments.study):
         if arguments.mcse is not None:
             forecast.replications_for(0.95, arguments.mcse)  # refused before anything is measured
-        devices = arguments.devices or machine.cores()
+        devices = arguments.devices or len(jax.local_devices())
         times, how = _times(study, arguments.rate, devices)
         lines = list(_plan_lines(study, times, how, devices, arguments.mcse))
     print("\n".join(f"{name:<24}{value}" for name, value in lines))
@@ -232,11 +238,14 @@ def _plan_lines(
         full = study.tiles_per_cell * study.tile_size
         yield "", f"({full:,} replications would take no longer, as every tile runs at full width)"
     yield "compiled programs", f"about {found.programs}"
-    yield "memory", f"about {found.job_bytes / 1e6:,.0f} MB on each of {devices} devices"
+    yield from _memory_lines(study, devices)
     yield "work", f"{found.work:.3g} client-steps"
-    yield "time", f"about {duration(times.total)} {how}"
-    parts = times._asdict().items()
-    yield "", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts if seconds >= 0.5)
+    if times is None:
+        yield "time", f"not measured: {how}"
+    else:
+        yield "time", f"about {duration(times.total)} {how}"
+        parts = times._asdict().items()
+        yield "", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts if seconds >= 0.5)
     for level in study.levels:
         got = forecast.standard_error(level, study.replications)
         yield f"MC error at {level:g}", f"{got:.4f} with {study.replications:,} replications"
@@ -244,8 +253,24 @@ def _plan_lines(
             yield "", f"{error:g} needs {forecast.replications_for(level, error):,} replications"
 
 
+def _memory_lines(study: Any, devices: int) -> Iterator[tuple[str, str]]:
+    """What a study needs in memory, of what that consists, and whether it is there."""
+    import jax
+
+    from jaxlsgd.study import forecast
+
+    device = jax.local_devices()[0]
+    need, room = forecast.memory(study, devices, device.platform), forecast.Room.of(device)
+    has = "" if room.host is None else f"; this machine has {room.host / 1e6:,.0f} MB"
+    yield "memory", f"about {need.host / 1e6:,.0f} MB{has}"
+    yield "", str(need)
+    if lack := room.lacks(need):
+        yield "", f"does not fit: {lack}"
+        yield "", forecast.what_fits(study, room, devices, device.platform)
+
+
 def _times(study: Any, rate: int | None, devices: int) -> tuple[Any, str]:
-    """What a study will take, and how that is known."""
+    """What a study will take, or None if a trial does not fit in memory, and how that is known."""
     from jaxlsgd.study import compute, forecast, trial
 
     if rate is not None:
@@ -255,6 +280,10 @@ def _times(study: Any, rate: int | None, devices: int) -> tuple[Any, str]:
     import jax
 
     local = jax.local_devices()[:devices]
+    need = forecast.memory(study, len(local), local[0].platform)
+    if forecast.Room.of(local[0]).lacks(need):
+        compute.check(study)
+        return None, "a trial does not fit in memory"
     return trial.measured(study, local, devices), f"on {devices} devices (measured)"
 
 
@@ -282,8 +311,14 @@ def run(arguments: argparse.Namespace) -> int:
             allow_other_code=arguments.allow_other_code,
         )
     if not arguments.distributed or _leads():
-        print(_outcome(outcome, arguments.out))
+        _print_outcome(outcome, arguments.out, arguments.quiet)
     return outcome.exit_code
+
+
+def _print_outcome(outcome: Outcome, directory: str, quiet: bool) -> None:
+    """Prints how a run ended; with --quiet only if rows are missing."""
+    if not quiet or outcome.exit_code:
+        print(_outcome(outcome, directory))
 
 
 def _leads() -> bool:
@@ -357,6 +392,13 @@ def _outcome(outcome: Outcome, directory: str) -> str:
     made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
     if told := outcome.tally.total():
         made += f"; {told}"
+    if outcome.lost:
+        gone = plural(len(outcome.lost), "tile")
+        which = ", ".join(outcome.lost[:5]) + (", …" if len(outcome.lost) > 5 else "")
+        return (
+            f"failed: {gone} committed before or by this run are missing from {directory} ({which}); "
+            f"run the same command again, which computes them; {made}"
+        )
     if outcome.errors:
         cells = plural(len(outcome.errors), "cell")
         return f"failed: {cells}; {made}, all other rows are in {directory}"
@@ -380,7 +422,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
         with _signals(stop):
             other = arguments.allow_other_code
             outcome = study.run(directory, stop=stop, progress=told, allow_other_code=other)
-        print(_outcome(outcome, str(directory)))
+        _print_outcome(outcome, str(directory), arguments.quiet)
         return outcome.exit_code
 
     machine.prepare()

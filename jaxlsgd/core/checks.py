@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LARGEST_INTERVAL = 2**31 - 1  # an interval is an int32 on the device
+MOST_REPLICATIONS = 10**8  # of a simulation or a cell: a coverage to 0.00005
 LARGEST_COUNT = 2**53
 MOST_ENTRIES = 100_000  # of a list of problems, schedules, horizons, methods or levels
 _SHOWN = 80  # characters of a refused value that a message repeats
@@ -205,7 +206,9 @@ def positive_array(argument: str, values: ArrayLike) -> NDArray[Any]:
 def interval_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
     """A non-empty vector of integers from 1 to the largest interval."""
     found = positive_array(argument, values)
-    good = (found == np.floor(found)) & (found <= LARGEST_INTERVAL)
+    good = found <= LARGEST_INTERVAL
+    if found.dtype.kind == "f":
+        good &= found == np.floor(found)
     if not good.all():
         first, rule = int(good.argmin()), f"be an integer from 1 to {LARGEST_INTERVAL}"
         raise refusal(f"{argument}[{first}]", rule, found[first].item())

@@ -17,10 +17,35 @@ def read_regular(path: Path, most: int) -> bytes:
 
     Anything else could keep a reader waiting for ever: a pipe, a terminal, a device.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        return file.read(most + 1)
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(most + 1)
+    finally:
+        os.close(handle)
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file that cannot be written because of its place, before anything is computed for it.
+
+    Args:
+      path: the file to write; its directory must be there, and it must not be a directory itself.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        words = "it is not a directory" if os.path.lexists(folder) else "there is no such directory"
+        raise NotADirectoryError(
+            errno.ENOTDIR, f"{words}; make it, or choose another place", str(folder)
+        )
+    if path.is_dir():
+        raise IsADirectoryError(
+            errno.EISDIR, "it is a directory; give the name of a file", str(path)
+        )
 
 
 @contextlib.contextmanager
@@ -31,6 +56,7 @@ def replacing(path: Path, force: bool = False) -> Iterator[Path]:
       path: the file.
       force: whether to replace what has this name.
     """
+    check_output(path)
     if not force and os.path.lexists(path):
         raise FileExistsError(
             errno.EEXIST, "it exists already; another name, or --force", str(path)

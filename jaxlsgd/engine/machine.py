@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
 import platform
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from jaxlsgd.core import checks
 
 PACKAGE = Path(__file__).parents[1]
 _READERS = ("analysis", "report", "cli")  # rooms that make no rows
@@ -60,6 +64,96 @@ def cores() -> int:
 def most_cpu_devices() -> int:
     """More devices than this would only share the cores, each with programs and memory of its own."""
     return 4 * cores()
+
+
+def chosen(devices: Any = None) -> list[Any]:
+    """Return the devices of this process to run on.
+
+    Args:
+      devices: None for all of the default backend's, a number for the first so many of them, or a
+        sequence of JAX devices.
+
+    Example::
+
+        chosen(2)  # as jax.local_devices()[:2]
+    """
+    import jax
+
+    if devices is None:
+        return list(jax.local_devices())
+    rule = "be a number of devices or a list of JAX devices"
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        found = list(jax.local_devices())
+        if not 1 <= devices <= len(found):
+            hint = ""
+            if devices > 0 and found[0].platform == "cpu":
+                hint = (
+                    f'; jax.config.update("jax_num_cpu_devices", {devices}) makes more of a CPU, '
+                    "before JAX makes its first array"
+                )
+            few = f"be from 1 to {len(found)}, the number of devices here"
+            raise checks.refusal("devices", few, devices, hint)
+        return found[:devices]
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
+        raise checks.refusal("devices", rule, devices)
+    given = list(devices)
+    if not given or not all(hasattr(device, "platform") for device in given):
+        raise checks.refusal("devices", rule, devices)
+    return given
+
+
+def memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes that this process can have in all, with those that it has already.
+
+    What the system says is available, or the limit of the control group if that is lower (a container, a
+    batch job); None if the system says nothing.
+
+    Args:
+      root: of the file system that is asked.
+    """
+    found = [x for x in (_available(root), *_limits(root)) if x is not None]
+    return min(found, default=None)
+
+
+def _available(root: Path) -> int | None:
+    try:
+        lines = dict(x.split(":") for x in (root / "proc/meminfo").read_text().splitlines())
+        free = 1024 * int(lines["MemAvailable"].split()[0])
+        ours = int((root / "proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return free + ours
+    except (OSError, ValueError, KeyError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _limits(root: Path) -> list[int]:
+    """The limits on memory of the control groups that this process is in, of either version."""
+    groups = root / "sys/fs/cgroup"
+    paths = [groups / "memory" / "memory.limit_in_bytes"]
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            place = Path(line.split(":")[-1].strip("/"))
+            names = (place, *place.parents)
+            paths += [groups / name / "memory.max" for name in names]
+            paths += [groups / "memory" / name / "memory.limit_in_bytes" for name in names]
+    limits = []
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            limits.append(int(path.read_text()))
+    return limits
+
+
+def device_memory(device: Any) -> int | None:
+    """Return the bytes that JAX may use on a device with memory of its own; None if it does not say."""
+    if device.platform == "cpu":
+        return None
+    try:
+        return (device.memory_stats() or {}).get("bytes_limit")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return None
 
 
 def cache_directory() -> Path | None:

@@ -108,6 +108,13 @@ class Cell:
         """What cells that run together have in common; they differ in plan, levels and saves."""
         return self.problem, self.methods, self.algorithm, self.dtype
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the rows of one replication: of all methods, saved rounds, levels and coordinates."""
+        numbers = 8 * (2 + len(self.levels))  # estimate, scale and half-widths
+        counts = [len(method.coordinates(self.problem)) for method in self.methods]
+        return len(self.layout.save_at) * sum(numbers * count + 2 for count in counts)
+
     def with_rows(self, rows: dict[str, MethodRows]) -> CellRows:
         """Puts rows together with what is known of the cell's truth and plan."""
         saves = self.layout.save_at

@@ -19,7 +19,7 @@ from jaxlsgd.core.keys import check_key
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.rows import CellRows, MethodRows, pack, unpack
-from jaxlsgd.engine import distributed, sharded, statistics
+from jaxlsgd.engine import distributed, machine, sharded, statistics
 from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile, lane_widths
 from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.engine.lanes import run_side_by_side
@@ -245,7 +245,7 @@ def simulate(
     dtype: str = "float32",
     algorithm: Algorithm = LOCAL_SGD,
     tile_size: int | None = None,
-    devices: Sequence[Device] | None = None,
+    devices: int | Sequence[Device] | None = None,
     mesh: Mesh | None = None,
     progress: Progress = None,
 ) -> CellRows:
@@ -257,7 +257,7 @@ def simulate(
       key: typed root key; replication r uses the stream root → r → data.
       problem: what is estimated.
       plan: how many rounds, of how many steps, of what size.
-      replications: how many independent runs.
+      replications: how many independent runs, 10**8 at most; their rows are kept in memory.
       methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
       levels: confidence levels.
       save_at: rounds at which to read the intervals; the last is always read.
@@ -266,7 +266,7 @@ def simulate(
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
       tile_size: replications that run side by side on one device; if None, what `cost.default_tile`
         finds best. `cost.largest_tile` makes one from a budget of bytes.
-      devices: where to run; all of the default backend's if None.
+      devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
       mesh: where to run instead, with axes "replications" (devices run tiles of their own; the same bits)
         and "clients" (devices share the clients of a tile, with one sum per round; another order of that
         sum, see `client_rounds`). It may span all processes, which then all get all rows.
@@ -286,10 +286,11 @@ def simulate(
     save = None if save_at is None else as_tuple(save_at)
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
     cell.check_plan()
-    checks.count("replications", replications, 1)
+    checks.count("replications", replications, 1, checks.MOST_REPLICATIONS)
+    _check_rows(cell, replications)
     if mesh is not None and devices is not None:
         raise ValueError("devices: must be None where a mesh is given, which has its own")
-    places, shards = list(devices or jax.local_devices()), 1
+    places, shards = machine.chosen(devices), 1
     if mesh is not None:
         mesh = sharded.check_mesh(mesh, problem.num_clients, algorithm)
         places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
@@ -310,6 +311,19 @@ def simulate(
         name: MethodRows.joined([part[name] for part in parts], replications) for name in parts[0]
     }
     return cell.with_rows(rows)
+
+
+def _check_rows(cell: Cell, replications: int) -> None:
+    """Refuse more replications than the machine's memory can keep the rows of."""
+    room = machine.memory()
+    need = replications * cell.row_bytes
+    if room is not None and need > room:
+        rule = "leave room in memory for their rows"
+        hint = (
+            f", which need {need / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are available; ask for fewer "
+            "replications, methods, levels or saved rounds, or run a Study, which keeps rows on the disk"
+        )
+        raise checks.refusal("replications", rule, replications, hint)
 
 
 def _run_tiles(

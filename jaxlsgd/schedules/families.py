@@ -23,6 +23,9 @@ from jaxlsgd.schedules.step_size import StepSize
 if TYPE_CHECKING:
     from jaxlsgd.schedules.plan import Plan
 
+# A plan is written out: so many rounds take a second or two, and 320 MB.
+MOST_ROUNDS = 20_000_000
+CHUNK = 2**18  # rounds that are computed at once, so that what is in between stays in a cache
 PAPER_SCHEDULES = ("C1", "C5", "Log", "P(1/3)", "P(1/2)")
 
 
@@ -89,7 +92,7 @@ class Schedule:
         >>> power(1 / 3).intervals(9).tolist()
         [1, 2, 2, 2, 2, 2, 2, 2, 3]
         """
-        E = self._available(checks.count("num_rounds", num_rounds))
+        E = self._available(checks.count("num_rounds", num_rounds, most=MOST_ROUNDS))
         if len(E) < num_rounds:
             rule = f"hold at least the {num_rounds} rounds asked for"
             raise refusal("sequence", rule, f"{len(E)} rounds")
@@ -126,7 +129,7 @@ class Schedule:
         Args:
             step_size: from `power_decay`, `constant_step` or `custom_step`; m counts every round.
             num_steps: observations per client t_T. Exactly one of the two must be given.
-            num_rounds: rounds T.
+            num_rounds: rounds T. A plan has at most 20 million, `MOST_ROUNDS`, as it writes them out.
 
         Returns:
             The `Plan`.
@@ -144,15 +147,28 @@ class Schedule:
         if num_rounds is None:
             E, warmup_rounds = self._fill_steps(checks.count("num_steps", num_steps))
         else:
-            E, warmup_rounds = self._fill_rounds(checks.count("num_rounds", num_rounds))
-        E = np.concatenate([np.ones(warmup_rounds, np.int64), E])
-        return Plan(E, step_size.effective(len(E)) / E, self, step_size, warmup_rounds)
+            rounds = checks.count("num_rounds", num_rounds, most=MOST_ROUNDS)
+            E, warmup_rounds = self._fill_rounds(rounds)
+        if warmup_rounds:
+            E = np.concatenate([np.ones(warmup_rounds, np.int64), E])
+        eta = step_size.effective(len(E))
+        eta /= E
+        return Plan(E, eta, self, step_size, warmup_rounds)
 
     def _available(self, num_rounds: int) -> NDArray[np.int64]:
         """E' up to num_rounds: fewer if a custom sequence ends, clipped above LARGEST_INTERVAL."""
         if self.family == "custom":
             return np.array(self.sequence[:num_rounds], np.int64)
-        m = np.arange(1, num_rounds + 1, dtype=np.float64)
+        E = np.empty(num_rounds, np.int64)
+        for first in range(0, num_rounds, CHUNK):
+            E[first : first + CHUNK] = self._chunk(first, min(first + CHUNK, num_rounds))
+        return E
+
+    def _chunk(self, first: int, stop: int) -> NDArray[np.int64]:
+        """E'_{first + 1}, ..., E'_stop, of a family or as far as a custom sequence goes."""
+        if self.family == "custom":
+            return np.array(self.sequence[first:stop], np.int64)
+        m = np.arange(first + 1, stop + 1, dtype=np.float64)
         with np.errstate(over="ignore"):
             return _ceil(self.scale * _SHAPES[self.family](m, self.exponent, self.base))
 
@@ -162,17 +178,33 @@ class Schedule:
         if left < 1:
             rule = f"leave at least one observation after a warm-up of {warmup_rounds}"
             raise refusal("num_steps", rule, num_steps)
-        guess = min(left, 64)
-        while (E := self._available(guess)).sum() < left and guess < left:
-            guess = min(left, 4 * guess)
-        ends = np.cumsum(E)
-        if ends[-1] < left:
-            rule = f"hold at least the {left} local steps asked for"
-            raise refusal("sequence", rule, f"{ends[-1]} local steps")
-        last = int(np.searchsorted(ends, left))
-        E = E[: last + 1].copy()
-        E[last] -= ends[last] - left
-        return E, warmup_rounds
+        most = MOST_ROUNDS - warmup_rounds
+        if not self._reaches(left, most):
+            raise _too_long(num_steps)
+        parts, rounds, steps, size = [], 0, 0, 64
+        while steps < left and rounds < most:
+            part = self._chunk(rounds, min(rounds + size, most))
+            if not len(part):
+                rule = f"hold at least the {left} local steps asked for"
+                raise refusal("sequence", rule, f"{steps} local steps")
+            ends = steps + np.cumsum(part)
+            last = int(np.searchsorted(ends, left))
+            if last < len(part):
+                part = part[: last + 1]
+                part[last] -= ends[last] - left
+            parts.append(part)
+            rounds, steps = rounds + len(part), int(ends[len(part) - 1])
+            size = min(4 * size, CHUNK)
+        if steps < left:
+            raise _too_long(num_steps)
+        return np.concatenate(parts), warmup_rounds
+
+    def _reaches(self, num_steps: int, num_rounds: int) -> bool:
+        """Whether so many rounds can come to so many steps: no interval is longer than the last."""
+        if self.family == "custom" or num_rounds < 1:
+            return num_rounds >= 1
+        shape = _SHAPES[self.family](np.array([float(num_rounds)]), self.exponent, self.base)
+        return num_rounds * int(_ceil(self.scale * shape)[0]) >= num_steps
 
     def _fill_rounds(self, num_rounds: int) -> tuple[NDArray[np.int64], int]:
         # Where a custom sequence ends the ones are a stand-in, which `intervals` then refuses.
@@ -186,6 +218,11 @@ class Schedule:
             rule = f"leave at least one round after a warm-up of {warmup_rounds}"
             raise refusal("num_rounds", rule, num_rounds)
         return self.intervals(num_rounds - warmup_rounds), warmup_rounds
+
+
+def _too_long(num_steps: int) -> ValueError:
+    hint = "; a larger E or intervals that grow need fewer rounds"
+    return refusal("num_steps", f"be reached in at most {MOST_ROUNDS} rounds", num_steps, hint)
 
 
 @register("schedule")

@@ -28,7 +28,9 @@ class StepSize:
         """
         num_rounds = checks.count("num_rounds", num_rounds)
         if self.gamma0 is not None and self.alpha is not None:
-            return self.gamma0 * np.arange(1, num_rounds + 1, dtype=np.float64) ** -self.alpha
+            gamma = np.arange(1, num_rounds + 1, dtype=np.float64)
+            np.power(gamma, -self.alpha, out=gamma)
+            return np.multiply(self.gamma0, gamma, out=gamma)
         if len(self.sequence) < num_rounds:
             rule = f"hold at least the {num_rounds} rounds asked for"
             raise refusal("step sequence", rule, f"{len(self.sequence)} rounds")

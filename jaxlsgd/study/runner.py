@@ -13,7 +13,8 @@ from jaxlsgd.analysis.failures import Tally
 from jaxlsgd.core.blame import told
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.core.tables import Rows
-from jaxlsgd.study import compute
+from jaxlsgd.engine import machine
+from jaxlsgd.study import compute, forecast
 from jaxlsgd.study.compute import Done, Tabulated, Worked
 from jaxlsgd.study.executors.base import Event, Events, Executor, Failed
 from jaxlsgd.study.executors.threads import Threads
@@ -38,18 +39,19 @@ class Outcome:
     errors: dict[str, str]  # by cell id
     seconds: float
     tally: Tally = dataclasses.field(default_factory=Tally)  # of replications that failed
+    lost: tuple[str, ...] = ()  # tiles that were there or committed, and are missing at the end
 
     @property
     def exit_code(self) -> int:
-        """0 when all rows are there, 1 when a cell failed, 3 when some are still to come."""
-        return FAILED if self.errors else PARTIAL if self.tiles_left else DONE
+        """0 when all rows are there, 1 when a cell failed or tiles are gone, 3 when some are to come."""
+        return FAILED if self.errors or self.lost else PARTIAL if self.tiles_left else DONE
 
 
 def run(
     study: Study,
     directory: str | os.PathLike[str],
     *,
-    devices: Sequence[Any] | None = None,
+    devices: int | Sequence[Any] | None = None,
     client: Any = None,
     distributed: bool = False,
     max_time: float | None = None,
@@ -66,7 +68,7 @@ def run(
     Args:
       study: what to run; more replications than before extend the study.
       directory: created if needed; refused if it holds another study.
-      devices: JAX devices, all of the default backend's if None.
+      devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
       client: a `dask.distributed.Client`, whose workers then run the tiles instead of the devices here.
       distributed: whether this is one of several processes that JAX has joined, all of which make this
         call; the first of them alone looks at the directory. See `jaxlsgd.engine.distributed.start`.
@@ -75,6 +77,9 @@ def run(
       stop: lets another thread, or a signal, end the run.
       fresh: refuse a directory that already holds a study.
       allow_other_code: accept rows that other code of this package made, and record that.
+
+    A study that does not fit in the memory of this machine is refused before anything is written, with
+    what it needs, what there is, and what to change.
 
     Returns:
       The outcome. If a cell fails, its error is recorded there, and the other cells still run.
@@ -92,7 +97,7 @@ def run(
         if client is not None:
             raise ValueError("client: must be None where the run is distributed, got one")
         return _run_with_others(study, directory, devices, stop, told, how)
-    executor = _here(devices) if client is None else _there(client, stop, told)
+    executor = _here(study, devices) if client is None else _there(client, stop, told)
     if executor is None:
         return Outcome(0, len(study.cells) * study.tiles_per_cell, {}, time.monotonic() - began)
     return _run_on(executor, study, directory, stop, told, how)
@@ -118,7 +123,9 @@ def _run_on(
             run.all(executor.run(run.wanted(jobs), stop))
         run.warn_of_failures()
         seconds = time.monotonic() - began
-        outcome = Outcome(run.count, run.tiles_left, run.errors, seconds, run.tally)
+        lost = tuple(writer.lost()) if run.prepared else ()
+        left = run.tiles_left + len(lost)
+        outcome = Outcome(run.count, left, run.errors, seconds, run.tally, lost)
         progress.note(_end(outcome))
     return outcome
 
@@ -144,7 +151,9 @@ def _noted(writer: Writer, progress: Noted) -> Iterator[None]:
 def _end(outcome: Outcome) -> str:
     word = {DONE: "done", FAILED: "failed", PARTIAL: "partial"}[outcome.exit_code]
     made = f"tiles run {outcome.tiles_run}, to come {outcome.tiles_left}"
-    return f"end: {word}; {made}, cells failed {len(outcome.errors)}, {outcome.seconds:.0f} s"
+    gone = f", gone {len(outcome.lost)} ({outcome.lost[0]}, …)" if outcome.lost else ""
+    failed = f"cells failed {len(outcome.errors)}"
+    return f"end: {word}; {made}{gone}, {failed}, {outcome.seconds:.0f} s"
 
 
 def _run_with_others(
@@ -156,7 +165,8 @@ def _run_with_others(
     from jaxlsgd.study.executors import joined
 
     began = time.monotonic()
-    chosen = list(devices or jax.local_devices())
+    chosen = machine.chosen(devices)
+    forecast.refuse_too_large(study, chosen)
     counts = joined.meet(study, chosen)
     if jax.process_index() != joined.LEADER:
         return Outcome(joined.follow(study, chosen), 0, {}, time.monotonic() - began)
@@ -165,10 +175,10 @@ def _run_with_others(
         return _run_on(leader, study, directory, stop, progress, how)
 
 
-def _here(devices: Sequence[Any] | None) -> Executor:
-    import jax
-
-    return Threads(list(devices or jax.local_devices()))
+def _here(study: Study, devices: int | Sequence[Any] | None) -> Executor:
+    places = machine.chosen(devices)
+    forecast.refuse_too_large(study, places)
+    return Threads(places)
 
 
 def _there(client: Any, stop: Stop, progress: Silent) -> Executor | None:
@@ -185,6 +195,7 @@ class _Run:
     def __init__(self, writer: Writer, stop: Stop, progress: Noted) -> None:
         self.writer, self.stop, self.progress = writer, stop, progress
         self.count = 0
+        self.prepared = False  # whether all that was there has been looked through
         self.errors: dict[str, str] = {}
         self.tally = Tally()
         self.cells: list[CellSpec] = []  # that are not complete
@@ -216,6 +227,7 @@ class _Run:
             if not self._left[cell.id] and not self.writer.described(cell):
                 self.writer.describe(cell, compute.about(cell))
         self._pass_on_warnings()
+        self.prepared = True
         return True
 
     def _pass_on_warnings(self) -> None:

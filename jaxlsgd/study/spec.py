@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float64")
 MOST_CELLS = 100_000
-MOST_REPLICATIONS = 10**8
 MOST_LEVELS = 1_000
 MOST_BYTES = 1_000_000  # of a study file
 MOST_RULES = 20_000_000  # rules of `exclude` times what each is compared with
@@ -116,7 +115,7 @@ class Study:
         checks.distinct("levels", self.levels)
         if len(self.levels) > MOST_LEVELS:
             raise refusal("levels", f"be at most {MOST_LEVELS}", self.levels)
-        put("replications", _count("replications", self.replications, MOST_REPLICATIONS))
+        put("replications", _count("replications", self.replications, checks.MOST_REPLICATIONS))
         put("seed", checks.count("seed", self.seed, 0, 2**32 - 1))
         put("tile_size", _count("tile_size", self.tile_size, 65_536))
         put("dtype", checks.choice("dtype", self.dtype, DTYPES))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlsgd.analysis.measures import truth_notes, warns_of_truth
+from jaxlsgd.core.files import check_output
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import comparison, tables
 from jaxlsgd.report.page import markup
@@ -41,6 +42,7 @@ def write(results: Results, path: str | Path, other: Results | None = None) -> P
         write(Results("results"), "report.html")
     """
     path = Path(path)
+    check_output(path)  # before the page is made, which may take a minute
     codec.write_whole(path, page(results, other).encode())
     return path
 

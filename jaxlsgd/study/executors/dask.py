@@ -200,6 +200,39 @@ class _Flight(NamedTuple):
     alone: bool = False
 
 
+class _Workers:
+    """The workers of a cluster, and what is to be said of them: once when it begins, once when it ends."""
+
+    def __init__(self, client: Client, say: Callable[[str], None]) -> None:
+        self._client, self._say = client, say
+        self._paused: set[str] = set()
+        self.threads = 0
+
+    def look(self) -> None:
+        """Count the threads, and say which workers Dask has paused or lets go on."""
+        with contextlib.suppress(OSError):
+            known = self._client.scheduler_info(n_workers=-1)["workers"]
+            before, self.threads = self.threads, sum(x["nthreads"] for x in known.values())
+            if before and not self.threads:
+                self._say("no worker is left; waiting for one")
+            paused = {where for where, x in known.items() if x.get("status") == "paused"}
+            for where in sorted(paused - self._paused):
+                self._say(_paused(where, known[where]))
+            for where in sorted((self._paused - paused) & known.keys()):
+                self._say(f"the worker {where} goes on")
+            self._paused = paused
+
+
+def _paused(where: str, about: dict[str, Any]) -> str:
+    used, limit = (about.get("metrics") or {}).get("memory"), about.get("memory_limit")
+    has = f": it uses {used / 1e6:,.0f} MB" if used else ""
+    has += f" of the {limit / 1e6:,.0f} MB that it may" if used and limit else ""
+    return (
+        f"the worker {where} is paused by Dask, for memory{has}; it begins no job until it uses less. If "
+        "it stays so, give workers more memory, or make another study with a smaller tile_size"
+    )
+
+
 class _Fleet:
     """The jobs that Dask has, and those to hand to it."""
 
@@ -221,7 +254,7 @@ class _Fleet:
         self.done = as_completed(loop=client.loop)
         self.exhausted = self.draining = self.broken = self.lost = False
         self._counted = -_LOOK
-        self._threads = 0
+        self._workers = _Workers(client, say)
 
     @property
     def ended(self) -> bool:
@@ -234,7 +267,7 @@ class _Fleet:
         if not self._connection():
             return
         self._count()
-        while len(self.flying) < max(_LEAST, _AHEAD * self._threads):
+        while len(self.flying) < max(_LEAST, _AHEAD * self._workers.threads):
             job = self.again.popleft() if self.again else next(self.jobs, None)
             if job is None:
                 self.exhausted = True
@@ -256,11 +289,9 @@ class _Fleet:
 
     def _count(self) -> None:
         now = time.monotonic()
-        if now - self._counted < _LOOK:
-            return
-        before, self._threads, self._counted = self._threads, threads(self.client), now
-        if before and not self._threads:
-            self.say("no worker is left; waiting for one")
+        if now - self._counted >= _LOOK:
+            self._counted = now
+            self._workers.look()
 
     def _submit(self, job: Job, alone: bool = False) -> None:
         packed = worker.pack([tile.cell for tile in job], job[0].first)

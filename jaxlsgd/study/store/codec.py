@@ -36,7 +36,11 @@ class Missing(StoreError):
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Puts a file in place at once: temporary file, fsync, rename, fsync of the directory."""
+    """Puts a file in place at once: temporary file, fsync, rename, fsync of the directory.
+
+    A user's own path is to be checked with `core.files.check_output` first: here a directory that is not
+    there was moved or deleted during a run.
+    """
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     try:
         temporary.unlink(missing_ok=True)
@@ -79,6 +83,10 @@ def is_unfinished(name: str) -> bool:
 
 
 _DENIED = (errno.EACCES, errno.EPERM)
+NOT_A_FILE = (errno.EISDIR, errno.EINVAL)  # what `read_regular` refuses
+_IN_THE_WAY = (
+    "; something else is in the way: move it, or choose another place, and run the command again"
+)
 _HINTS = {
     errno.ENOSPC: "; free some space and run the same command again",
     errno.EDQUOT: "; free some of your quota and run the same command again",
@@ -86,6 +94,10 @@ _HINTS = {
     errno.EACCES: "; choose a directory that you may write to",
     errno.EPERM: "; choose a directory that you may write to",
     errno.EROFS: "; choose a directory that you may write to",
+    errno.EISDIR: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.ENOTEMPTY: _IN_THE_WAY,
     errno.ENOENT: "; it was moved or deleted during the run: put it back, or run the same command again",
 }
 
@@ -117,6 +129,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         raw = read_regular(path, MOST_JSON)
     except OSError as error:
+        if error.errno in NOT_A_FILE:
+            raise Damaged(f"{path} is damaged: {error.strerror}") from error
         raise cannot("read", path, error) from error
     if len(raw) > MOST_JSON:
         raise Damaged(f"{path} is damaged: it has more than {MOST_JSON} bytes")
@@ -165,6 +179,27 @@ def read_tile(path: Path, cell: CellSpec, first: int) -> dict[str, MethodRows]:
         return decode_tile(content, cell, first)
     except Damaged as error:
         raise Damaged(f"{path} is damaged: {error}") from error
+
+
+def check_written(path: Path, cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> None:
+    """Read a tile back that was just written; raise `Damaged` unless it holds these rows, bit by bit."""
+    _forget_cached(path)
+    found = read_tile(path, cell, first)
+    for name, kept in found.items():
+        for field, kind in ARRAYS.items():
+            want = np.ascontiguousarray(getattr(rows[name], field), kind)
+            if want.tobytes() != getattr(kept, field).tobytes():
+                raise Damaged(f"{path} is damaged: its {field} of {name} is not what was written")
+
+
+def _forget_cached(path: Path) -> None:
+    """Ask the system to drop its copy of a file in memory, so that the disk itself is read."""
+    with contextlib.suppress(OSError, AttributeError):  # not every system has it
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
 
 
 def _most_bytes(cell: CellSpec) -> int:

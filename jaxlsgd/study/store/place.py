@@ -77,7 +77,7 @@ def _without_manifest(directory: Path, names: list[str], study: Study, lost: str
     if lost:
         raise Damaged(
             f"{lost}, and there is no cell of this study to rebuild it from; choose a new directory, "
-            "or remove the file if it is yours to remove"
+            "or move it away if it is yours to move"
         )
     foreign = sorted(name for name in names if not _is_ours(directory / name))
     if foreign:
@@ -127,6 +127,14 @@ def lock(directory: Path) -> Any:
         file.close()
         raise
     return file
+
+
+def holds(directory: Path, file: Any) -> bool:
+    """Whether the lock in a directory is still the file that `lock` has opened."""
+    try:
+        return os.path.samestat(os.lstat(directory / "lock"), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 def refuse_shared(path: Path, handle: int) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxlsgd.core.checks import MOST_REPLICATIONS
 from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.spec import MOST_REPLICATIONS, Study
+from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store import codec
 from jaxlsgd.study.store.codec import FORMAT, Damaged, StoreError
 

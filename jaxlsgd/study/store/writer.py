@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
 
 from jaxlsgd.core.cell_file import about_to_json
 from jaxlsgd.core.rows import CellRows, MethodRows
@@ -18,7 +21,7 @@ from jaxlsgd.study.parts import Part, changed
 from jaxlsgd.study.spec import Study, differences
 from jaxlsgd.study.store import codec, kept_tables, provenance, recovery
 from jaxlsgd.study.store.codec import FORMAT, Damaged, Missing, StoreError
-from jaxlsgd.study.store.place import Found, lock, look, unused
+from jaxlsgd.study.store.place import Found, holds, lock, look, unused
 from jaxlsgd.study.store.reader import Results
 
 
@@ -62,6 +65,7 @@ class Writer:
         self._places = {cell.id: i for i, cell in enumerate(self.study.cells)}
         self._kept: dict[str, set[int]] | None = None
         self._tabulated: set[str] = set()
+        self._read_back = False  # whether the first tile of this run was read again
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +87,7 @@ class Writer:
         kept: dict[str, set[int]] = {}
         for cell in self.study.cells:
             codec.remove_unfinished(self._folder(cell))
+            self._clear_tiles(cell)
             there = sorted(self.results.listed(cell.id))
             kept[cell.id] = set()
             for first in there:
@@ -113,7 +118,9 @@ class Writer:
         except Missing:
             return False
         except Damaged as error:
-            self.warnings.append(f"{error.args[0].partition(';')[0]}; it is rewritten")
+            path = self.results.folder(cell.id) / "cell.json"
+            aside = f" set aside as {self._set_aside(path)} and" if path.is_dir() else ""
+            self.warnings.append(f"{error.args[0].partition(';')[0]}; it is{aside} rewritten")
             return False
         return True
 
@@ -133,10 +140,55 @@ class Writer:
             codec.write_json(folder / "cell.json", content)
 
     def commit(self, cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> None:
-        """Puts one finished tile in place; a tile is there whole or not at all."""
+        """Puts one finished tile in place; a tile is there whole or not at all.
+
+        The first of a run is read back and compared: what cannot be read is found in seconds, not when
+        all is computed.
+        """
         path = self.results.tile_path(cell.id, first)
         with self._in_place():
             codec.write_whole(path, codec.encode_tile(cell, first, rows))
+        if not self._read_back:
+            self._check_written(path, cell, first, rows)
+            self._read_back = True
+        self._verified()[cell.id].add(first)
+
+    def lost(self) -> list[str]:
+        """Return the tiles, as paths in the directory, that were there or committed and are gone."""
+        self._refuse_moved()
+        return [
+            str(self.results.tile_path(cell.id, first).relative_to(self.directory))
+            for cell in self.study.cells
+            for first in sorted(self._verified()[cell.id] - self.results.listed(cell.id))
+        ]
+
+    def _check_written(
+        self, path: Path, cell: CellSpec, first: int, rows: dict[str, MethodRows]
+    ) -> None:
+        try:
+            codec.check_written(path, cell, first, rows)
+        except StoreError as error:
+            found = f" (set aside as {self._set_aside(path)})" if path.exists() else ""
+            versions = f"NumPy {np.__version__}, jaxlsgd {self.environment.get('jaxlsgd')}"
+            raise StoreError(
+                f"the first tile of this run was written and cannot be read back: {error}{found}; the run "
+                f"ends before more is computed: check the disk and the installed versions ({versions}), "
+                "and run the same command again"
+            ) from error
+
+    def _clear_tiles(self, cell: CellSpec) -> None:
+        """Sets directories aside that have the names of tiles, which could not be written otherwise."""
+        try:
+            with os.scandir(self._folder(cell)) as entries:
+                folders = [x.name for x in entries if x.is_dir(follow_symlinks=False)]
+        except (
+            OSError
+        ):  # there is nothing yet, or nothing that can be read, which is said elsewhere
+            return
+        for name in sorted(filter(re.compile(r"tile-\d{9}\.npz").fullmatch, folders)):
+            path = self._folder(cell) / name
+            aside = self._set_aside(path)
+            self.warnings.append(f"{path} is a directory; it is set aside as {aside}")
 
     def tables(self) -> Rows:
         """What tiles of earlier runs have tabulated."""
@@ -186,6 +238,7 @@ class Writer:
             raise
 
     def _refuse_moved(self) -> None:
+        """Refuses to go on if the directory or the lock is not the one that this run has taken."""
         try:
             here = os.stat(self.directory).st_ino == self._inode
         except OSError:
@@ -195,6 +248,13 @@ class Writer:
                 f"{self.directory} was moved or deleted while this run wrote there; tiles that were "
                 "committed are where it is now: put it back, or give its new place to --out, and run "
                 "the same command again"
+            )
+        if not holds(self.directory, self._lock):
+            raise StoreError(
+                f"{self.directory / 'lock'} was deleted or replaced while this run held it: another run "
+                f"may have written to {self.directory} at the same time; see that no other is running "
+                "there, and run the same command again, which checks every tile and computes what is "
+                "missing"
             )
 
     def _folder(self, cell: CellSpec) -> Path:
