@@ -24,8 +24,8 @@ from jaxlsgd.study.spec import Study
 from jaxlsgd.study.trial import START, Times
 
 PROGRAM = 2.0  # seconds to compile one
-# Bytes of host memory besides arrays, from the peaks of processes that ran five kinds of small studies on one and
-# two CPU devices with nothing compiled before: 410 to 1,800 MB, of which the forecast is 0.85 to 1.15 times.
+# Bytes of host memory besides arrays, from the peaks of 15 processes that ran ten kinds of small studies on one or
+# two CPU devices with nothing compiled before: 420 to 4,700 MB, of which the forecast was 0.81 to 1.23 times.
 PROCESS_BYTES = 300_000_000  # the interpreter, JAX and its compiler
 PROGRAM_BYTES = 50_000_000  # a block program, compiled for one device
 METHOD_BYTES = 10_000_000  # a method's program that reads its intervals, compiled for one device
