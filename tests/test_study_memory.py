@@ -113,7 +113,7 @@ def test_a_study_that_does_not_fit_is_refused_before_anything_is_written(
     tmp_path, monkeypatch
 ) -> None:
     need = forecast.memory(small(), 1).host
-    has(monkeypatch, need - 1)
+    has(monkeypatch, int(need / forecast.FORECAST_ERROR) - 1)
     with pytest.raises(SpecError, match=r"does not fit in memory: it needs about .* MB, this mach"):
         run(small(), tmp_path / "out", devices=1)
     assert not (tmp_path / "out").exists()

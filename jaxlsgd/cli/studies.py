@@ -265,7 +265,8 @@ def _memory_lines(study: Any, devices: int) -> Iterator[tuple[str, str]]:
     yield "memory", f"about {need.host / 1e6:,.0f} MB{has}"
     yield "", str(need)
     if lack := room.lacks(need):
-        yield "", f"does not fit: {lack}"
+        sure = room.lacks(need, slack=forecast.FORECAST_ERROR)
+        yield "", f"{'does' if sure else 'may'} not fit: {lack}"
         yield "", forecast.what_fits(study, room, devices, device.platform)
 
 
