@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import compiling
 import jax
 import pytest
 
@@ -29,7 +28,6 @@ ON_ALL_DEVICES = {
 _all_devices = jax.local_devices
 # Tracing makes many objects that live on: to look through them all the time was a twentieth of the tests' time.
 gc.set_threshold(100_000, 20, 100)
-compiling.install()
 
 
 def _first_device(*arguments: Any, **options: Any) -> list[jax.Device]:
@@ -39,4 +37,3 @@ def _first_device(*arguments: Any, **options: Any) -> list[jax.Device]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     jax.local_devices = _all_devices if item.path.stem in ON_ALL_DEVICES else _first_device
-    compiling.compile_as_asked(item)

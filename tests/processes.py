@@ -27,9 +27,7 @@ class Ended(NamedTuple):
     seconds: float
 
 
-def environment(
-    devices: int, *, flags: compiling.Flags = compiling.QUICKLY, **more: str
-) -> dict[str, str]:
+def environment(devices: int, **more: str) -> dict[str, str]:
     """The environment of a process with so many CPU devices, which finds the package."""
     keep = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
     settings = {
@@ -39,8 +37,8 @@ def environment(
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    flags = {**flags, "xla_force_host_platform_device_count": devices}
-    return keep | settings | compiling.variables(flags) | more
+    flags = f"{compiling.inherited()['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    return keep | settings | {"XLA_FLAGS": flags.strip()} | more
 
 
 def start(arguments: Sequence[object], env: dict[str, str]) -> subprocess.Popen[str]:

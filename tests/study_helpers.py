@@ -72,7 +72,7 @@ def environment() -> dict[str, str]:
     """The environment of a process that finds the package and the cache."""
     keep = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
     places = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(CACHE)}
-    return keep | places | compiling.variables(compiling.QUICKLY)
+    return keep | places | compiling.inherited()
 
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:

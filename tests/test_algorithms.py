@@ -55,7 +55,7 @@ from jaxlsgd.runs.cell import Cell
 from jaxlsgd.runs.simulation import read_cells
 from jaxlsgd.schedules import Plan, custom, power_decay
 
-pytestmark = pytest.mark.same_draws
+pytestmark = pytest.mark.for_users
 
 DIM, REPLICATIONS = 2, 2
 DRAWN = 2  # clients that take part, by weight

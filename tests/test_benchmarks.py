@@ -92,7 +92,7 @@ def test_jobs_take_turns_there_and_back() -> None:
     assert "".join(seen) == "abbaab"
 
 
-@pytest.mark.compiled_for_users
+@pytest.mark.for_users
 def test_loops_and_precision_are_read_from_programs() -> None:
     x = jnp.zeros(128)
 
@@ -136,7 +136,7 @@ def test_the_cost_model_knows_what_binds() -> None:
     )
 
 
-@pytest.mark.compiled_for_users
+@pytest.mark.for_users
 def test_the_cost_model_moves_the_bytes_that_were_compiled() -> None:
     """As read from the H100's programs for linear regression: a cell alone, and 20 as lanes."""
     assert cost_model.step_bytes(cost_model.PAPER) == pytest.approx(210, rel=0.1)

@@ -10,7 +10,7 @@ import pytest
 from jaxlsgd.core.forms import Scaled
 from jaxlsgd.engine import xla
 
-pytestmark = pytest.mark.compiled_for_users
+pytestmark = pytest.mark.for_users
 
 
 @pytest.mark.parametrize("count", [1, 32, 33, 128, 129, 300, 1000])

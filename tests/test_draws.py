@@ -32,7 +32,7 @@ from jaxlsgd.engine.draws import (
 from jaxlsgd.engine.layout import BLOCK_STEPS, lay_out
 from jaxlsgd.runs.cell import Cell
 
-pytestmark = pytest.mark.compiled_for_users
+pytestmark = pytest.mark.for_users
 
 SPEC = Draws(normal=3, uniform=2)
 EXTREME = np.array([0, 1, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF])

@@ -23,7 +23,7 @@ from jaxlsgd.runs.cell import Cell
 from jaxlsgd.runs.simulation import Finished, run_cells
 from jaxlsgd.schedules import Plan, custom, power_decay
 
-pytestmark = pytest.mark.same_draws
+pytestmark = pytest.mark.for_users
 
 K, DIM, PERIOD = 3, 2, 5
 E = [1, 2, 3, 1, 4] * 4

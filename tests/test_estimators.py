@@ -81,7 +81,7 @@ PROMISES = {
 }
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 @pytest.mark.parametrize("promise", PROMISES)
 def test_scaling_in_float32_keeps_its_digits(promise: str):
     arguments, median, largest = PROMISES[promise]

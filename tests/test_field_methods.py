@@ -27,7 +27,7 @@ from jaxlsgd.inference.oracle import of, oracle
 from jaxlsgd.inference.parallel_runs import parallel_runs, split
 from jaxlsgd.schedules import Plan, constant, power_decay
 
-pytestmark = pytest.mark.same_draws
+pytestmark = pytest.mark.for_users
 
 # A stored path of 12 parameters: to methods with copies, 4 runs of 3.
 ROUNDS, RUNS, DIM = 90, 4, 3

@@ -19,7 +19,7 @@ from jaxlsgd.inference.hulc import hulc
 from jaxlsgd.inference.parallel_runs import parallel_runs, split
 from jaxlsgd.schedules import Plan
 
-pytestmark = pytest.mark.same_draws
+pytestmark = pytest.mark.for_users
 
 CLIENTS, COUNT = 4, 3
 PLAN = Plan.from_arrays([1, 2, 3, 1, 2, 3], [0.3, 0.2, 0.1, 0.2, 0.1, 0.1])

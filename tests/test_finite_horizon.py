@@ -161,7 +161,7 @@ def coverages(cells: dict, method: str, factor: float = 1.0) -> np.ndarray:
     return np.concatenate(found)
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 def test_intervals_keep_their_promise_and_planted_bugs_do_not(cells: dict) -> None:
     """20 coverages per method of 1,024 replications.
 

@@ -134,7 +134,7 @@ def run(model: str, name: str, replications: int) -> tuple[Any, schedules.Plan, 
     return reading.found[METHOD.name], plan, A / plan.num_rounds**2 / np.sum(1 / plan.E)
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 @pytest.mark.parametrize("name", ["C1", "P(1/2)"])
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_the_size_of_the_wald_test(model: str, name: str) -> None:

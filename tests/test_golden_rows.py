@@ -16,7 +16,7 @@ import pytest
 
 from jaxlsgd.study import Results, Study
 
-pytestmark = pytest.mark.compiled_for_users
+pytestmark = pytest.mark.for_users
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_rows.json").read_text())
 # Half-widths are square roots of sums of squares; float32 carries seven digits.

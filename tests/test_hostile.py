@@ -326,10 +326,11 @@ def test_pipes_and_devices_keep_nobody_waiting(tmp_path, name: str) -> None:
     }[name]
     path.unlink()
     os.mkfifo(path)
-    assert name in _complaint(tmp_path) or name in ("tile", "lock")
+    # What is lost of JSON files is made again from the rest; a tile is left out.
+    assert _complaint(tmp_path) == ""
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert name in _complaint(tmp_path) or name in ("tile", "lock")
+    assert _complaint(tmp_path) == ""
 
 
 def _complaint(directory: Path) -> str:

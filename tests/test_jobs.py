@@ -14,7 +14,7 @@ from jaxlsgd.study.executors import threads
 from jaxlsgd.study.jobs import Tile, draws_of, grouped
 from jaxlsgd.study.stop import Stop
 
-pytestmark = pytest.mark.compiled_for_users
+pytestmark = pytest.mark.for_users
 
 ALL = ["C1", "C5", "Log", "P(1/3)", "P(1/2)"]
 

@@ -23,7 +23,7 @@ from jaxlsgd.runs.cell import Cell
 from jaxlsgd.runs.simulation import Advanced, Finished, run_cells
 from tests.engine_helpers import NO_LAW, paper_plan
 
-pytestmark = pytest.mark.compiled_for_users
+pytestmark = pytest.mark.for_users
 
 KEY = jax.random.key(5)
 METHODS = (random_scaling(), plug_in())

@@ -21,7 +21,7 @@ from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.engine.source import Supply
 from jaxlsgd.runs.cell import LOCAL_SGD
 
-pytestmark = pytest.mark.compiled_for_users
+pytestmark = pytest.mark.for_users
 
 METHODS = (jaxlsgd.random_scaling(), jaxlsgd.plug_in())
 

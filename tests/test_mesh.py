@@ -6,7 +6,6 @@ import functools
 import re
 from typing import Any
 
-import compiling
 import jax
 import jax.numpy as jnp
 import mesh_cases
@@ -23,6 +22,7 @@ from jaxlsgd.engine import client_rounds, cost, sharded
 from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.runs.cell import LOCAL_SGD
 
+pytestmark = pytest.mark.for_users
 HERE = (*CLIENT_CASES, *REPLICATION_CASES)
 # The promise of the README. Found are 2e-7 and 3e-6 here in float32, and 3e-7 and 9e-6 at t_T = 5,000; in
 # float64 4e-16 and 6e-14. A sum in another order rounds otherwise, and later steps contract it.
@@ -32,19 +32,12 @@ WIDTHS = {"float32": 5e-5, "float64": 1e-11}
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """All cases, run in processes with four devices; where bits are compared, compiled as for users."""
-    rows: dict[str, np.ndarray] = {}
-    for cases, flags in (
-        (CLIENT_CASES, compiling.SAME_DRAWS),
-        (REPLICATION_CASES, compiling.FOR_USERS),
-    ):
-        out = tmp_path_factory.mktemp("mesh") / "rows"
-        environment = processes.environment(4, flags=flags)
-        ended = processes.run([mesh_cases.__file__, out, *cases], environment, limit=240)
-        assert ended.code == 0, ended.output
-        with np.load(f"{out}-0.npz", allow_pickle=False) as file:
-            rows |= dict(file)
-    return rows
+    """All cases, run in a process with four devices."""
+    out = tmp_path_factory.mktemp("mesh") / "rows"
+    ended = processes.run([mesh_cases.__file__, out, *HERE], processes.environment(4), limit=400)
+    assert ended.code == 0, ended.output
+    with np.load(f"{out}-0.npz", allow_pickle=False) as file:
+        return dict(file)
 
 
 @pytest.mark.parametrize("name", REPLICATION_CASES)

@@ -131,7 +131,7 @@ def test_the_law_of_scaling_is_that_of_observations() -> None:
     assert abs(np.mean(ratio <= critical_values.critical_value(0.95, beta=0.5)) - 0.95) > error
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 @pytest.mark.parametrize("name", ["C1", "P(1/2)"])
 def test_coverage_and_length(name: str) -> None:
     """1,000 runs, 3 coordinates of independent noise: |z| < 4.5 for the mean coverage of 3,000 intervals.

@@ -127,7 +127,7 @@ def test_movements_tell_the_sums_of_gradients():
     chex.assert_trees_all_close(with_sums.estimate, without.estimate, rtol=1e-10)
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 def test_float32_far_from_the_origin_over_100_000_rounds():
     """At |x*| = 100 the stream is within 1e-3 standard errors of the oracle on the same rounded path."""
     path = make_path(100_000, dim=2, center=100.0, beta=0.1)  # E_m = 1 to 4
@@ -155,7 +155,7 @@ def _unjoined(path: Path) -> list[np.ndarray]:
     return bins
 
 
-@pytest.mark.same_draws
+@pytest.mark.for_users
 @pytest.mark.parametrize("schedule", ["C1", "C5", "P(1/2)"])
 def test_the_engine_agrees_with_a_loop_of_ones_own(schedule: str):
     """Blocks with bins closed between them, against the stream that closes them itself."""
@@ -175,7 +175,7 @@ def test_the_engine_agrees_with_a_loop_of_ones_own(schedule: str):
         chex.assert_trees_all_close(*pair, rtol=1e-9)
 
 
-@pytest.mark.same_draws
+@pytest.mark.for_users
 def test_reading_on_the_way_changes_nothing():
     problem, plan = problems.paper_linear(), paper_plan("C5", 0.5, num_steps=900)
     how = {"replications": 3, "methods": one_step(), "dtype": "float64"}
@@ -209,7 +209,7 @@ def paper_cell(
     )
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 @pytest.mark.parametrize("schedule", ["C1", "P(1/2)"])
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_it_covers_and_the_verdict_finds_who_does_not(model: str, schedule: str):
@@ -235,7 +235,7 @@ def test_it_covers_and_the_verdict_finds_who_does_not(model: str, schedule: str)
             assert row["coverage_doubted"] < row["coverage_trusted"]
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 def test_a_path_that_has_not_arrived_leaves_no_bias():
     """A quarter of the paper's step: with the path's Hessian for that of x*, 0.8 standard deviations.
 
@@ -248,7 +248,7 @@ def test_a_path_that_has_not_arrived_leaves_no_bias():
     assert bias["plug_in"].max() > 2
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_communicating_less_costs_no_length(model: str):
     lengths = [

@@ -20,7 +20,7 @@ from jaxlsgd import Accumulator, Estimator, JointLaw, Law, Measurement, Sync, fl
 from jaxlsgd.core import blame
 from jaxlsgd.inference import NORMAL, joint
 from jaxlsgd.runs.cell import Cell, as_tuple
-from jaxlsgd.runs.outcomes import method_rows
+from jaxlsgd.runs.outcomes import Growth, method_rows
 
 SIZE = 25  # rounds per batch
 
@@ -315,10 +315,11 @@ def test_a_multiplier_that_does_not_fit_is_named(
     law = Law(lambda level, plan, detail: value, STUDENT.tail)
     method = dataclasses.replace(BATCH_MEANS, law=law)
     found = Measurement(np.zeros((4, 2)), np.ones((4, 2)), np.zeros(4, bool))
+    growth = Growth(np.zeros(4), np.zeros(4))
     with pytest.raises(ValueError, match=r"^methods \(batch_means\)\.law\.multiplier: .*" + words):
-        method_rows(method, found, plan, (0.95,), np.zeros(4))
+        method_rows(method, found, plan, (0.95,), growth)
     fits = dataclasses.replace(method, law=law._replace(multiplier=lambda *given: np.ones((4, 1))))
-    assert method_rows(fits, found, plan, (0.95,), np.zeros(4)).half_width.shape == (1, 4, 2)
+    assert method_rows(fits, found, plan, (0.95,), growth).half_width.shape == (1, 4, 2)
 
 
 # An error inside somebody's own function names the function and whose it is.

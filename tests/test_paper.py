@@ -97,7 +97,7 @@ def length_distance(ours: Printed, theirs: Printed) -> float:
 every_schedule = pytest.mark.parametrize("schedule", PAPER_SCHEDULES)
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 @every_schedule
 def test_table_4(schedule: str):
     ours = cell("logistic", schedule)
@@ -108,7 +108,7 @@ def test_table_4(schedule: str):
         assert coverage_distance(ours[name], theirs[name]) < K_SIGMA
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 @every_schedule
 def test_table_3(schedule: str):
     """Lengths are compared as ratios to C1: the paper does not say which x*_k it drew."""
@@ -130,7 +130,7 @@ def _ratio(top: Printed, bottom: Printed) -> tuple[float, float]:
     return ratio, ratio * relative / math.sqrt(RUNS)
 
 
-@pytest.mark.many_steps
+@pytest.mark.for_users
 def test_the_tables_tell_schedules_apart():
     """A planted bug: one schedule's cell for another's is refused."""
     ours, table = cell("logistic", "C5"), TABLES["logistic"]

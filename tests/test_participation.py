@@ -35,7 +35,7 @@ from jaxlsgd.schedules import Plan, custom, power_decay
 from jaxlsgd.study import Study
 from jaxlsgd.study.jobs import work
 
-pytestmark = pytest.mark.same_draws
+pytestmark = pytest.mark.for_users
 
 K, DIM, REPLICATIONS = 4, 2, 2
 E = [1, 1, 3, 2, 1, 70, 2]

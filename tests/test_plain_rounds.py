@@ -105,7 +105,7 @@ def test_a_step_size_does_not_change_the_precision():
     chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
 
 
-@pytest.mark.same_draws
+@pytest.mark.for_users
 def test_an_estimator_in_a_loop_of_ones_own_finds_what_simulate_finds():
     estimator, seen = random_scaling(), data(0)
     rows = simulate(

@@ -109,7 +109,7 @@ def call(folder: Path, arguments: list[str], said: str = "") -> str:
         [sys.executable, *arguments],
         input=said,
         cwd=folder,
-        env=environment(1) | compiling.variables(compiling.QUICKLY),
+        env=environment(1) | compiling.inherited(),
         capture_output=True,
         text=True,
         timeout=LIMIT,

@@ -28,7 +28,7 @@ from jaxlsgd.study.progress import Silent
 from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store.reader import Results
 
-SMALL = ("--replications", 24, "--horizons", 120, 60, "--quiet")
+SMALL = ("--replications", 24, "--horizons", 120, 60)
 
 
 def run(*arguments):
@@ -130,7 +130,7 @@ def test_table2_is_exact_printed_and_simulated(tmp_path):
 
 @pytest.mark.usefixtures("quick")
 def test_table4_end_to_end(tmp_path, capsys):
-    arguments = [*SMALL[:-1], "--seed", 1, "--out", tmp_path]
+    arguments = [*SMALL, "--seed", 1, "--out", tmp_path]
     assert run("table4", *arguments) == 0
     rows = read(tmp_path / "table4.csv")
     assert tuple(rows[0]) == experiments.COLUMNS
@@ -169,7 +169,7 @@ def test_rows_are_those_of_the_papers_plan(tmp_path):
 @pytest.mark.usefixtures("quick")
 def test_figures_end_to_end(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    arguments = ["--replications", 8, "--horizons", 200, "--quiet", "--out", tmp_path]
+    arguments = ["--replications", 8, "--horizons", 200, "--out", tmp_path]
     for name in ("figure1", "figure2"):
         assert run(name, *arguments) == 0
         assert (tmp_path / f"{name}.png").stat().st_size > 20_000
@@ -288,7 +288,7 @@ def test_ctrl_c_leaves_what_is_committed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Silent, "advance", press_once)
     handler = signal.getsignal(signal.SIGINT)
     assert run("table1", "--out", tmp_path) == 0
-    assert run("table3", *SMALL, "--out", tmp_path) == 3
+    assert run("table3", *SMALL, "--quiet", "--out", tmp_path) == 3
     assert signal.getsignal(signal.SIGINT) is handler
     assert re.search(r"partial: \d+ tiles .* the same command resumes", capsys.readouterr().out)
     left = tiles(tmp_path / "study-tables")

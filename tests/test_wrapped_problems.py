@@ -20,7 +20,7 @@ from jaxlsgd.study import Results, Study
 from jaxlsgd.study.errors import SpecError
 
 # The bootstrap's weights are made of the bits of the draws.
-pytestmark = pytest.mark.same_draws
+pytestmark = pytest.mark.for_users
 
 LINEAR = '{kind = "linear", dim = 2, num_clients = 4, heterogeneity = 0}'
 FILE = f"""
