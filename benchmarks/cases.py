@@ -59,7 +59,7 @@ def simulate(name: str, schedule: str, num_steps: int, **changes: Any) -> Any:
     """A cell in the engine; `changes` are arguments of `jaxlsgd.simulate`, or sizes."""
     import jax
 
-    from jaxlsgd.runs.simulation import simulate as run
+    from jaxlsgd.runs.simulate import simulate as run
 
     sizes = {key: changes.pop(key) for key in ("dim", "num_clients") if key in changes}
     settings = {"replications": REPLICATIONS, "tile_size": TILE, "methods": both_methods()}

@@ -25,8 +25,8 @@ def prepare_grid(began: float) -> dict[str, Any]:
     import jax
 
     from jaxlsgd.engine.lanes import run_lanes
-    from jaxlsgd.report.paper.numbers import HORIZONS
-    from jaxlsgd.runs.simulation import on_devices
+    from jaxlsgd.report.paper.printed import HORIZONS
+    from jaxlsgd.runs.simulate import on_devices
     from jaxlsgd.schedules import PAPER_SCHEDULES
 
     compiled: list[float] = []
@@ -64,10 +64,9 @@ def _touch(cells: list[tuple[str, int]], device: Any) -> None:
     from jaxlsgd.engine import lanes, statistics
     from jaxlsgd.engine.block import start_tile
     from jaxlsgd.engine.cost import lane_widths
-    from jaxlsgd.engine.draws import replication_keys
+    from jaxlsgd.engine.draws import replication_keys, supply
     from jaxlsgd.engine.layout import lay_out_whole
     from jaxlsgd.engine.program import make_data, make_program
-    from jaxlsgd.engine.source import supply
 
     problem, methods = cases.problem("logistic"), cases.both_methods()
     with jax.default_device(device):

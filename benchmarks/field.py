@@ -70,13 +70,13 @@ class Case(NamedTuple):
 
 def _cases(schedule: str, observations: int, copies: int) -> Iterator[Case]:
     from jaxlsgd import plug_in, random_scaling
-    from jaxlsgd.inference.bootstrap import bootstrap, perturbed
-    from jaxlsgd.inference.equal_batches import equal_batches
-    from jaxlsgd.inference.growing_batches import growing_batches
-    from jaxlsgd.inference.higrad import grow
-    from jaxlsgd.inference.hulc import hulc
     from jaxlsgd.inference.oracle import of
-    from jaxlsgd.inference.parallel_runs import parallel_runs, split
+    from jaxlsgd.inference.rivals.bootstrap import bootstrap, perturbed
+    from jaxlsgd.inference.rivals.equal_batches import equal_batches
+    from jaxlsgd.inference.rivals.growing_batches import growing_batches
+    from jaxlsgd.inference.rivals.higrad import grow
+    from jaxlsgd.inference.rivals.hulc import hulc
+    from jaxlsgd.inference.rivals.parallel_runs import parallel_runs, split
 
     one = _problem(1)
     path = (

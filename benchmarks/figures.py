@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.report.drawing import matplotlib, styled
+from jaxlsgd.report.style import matplotlib, styled
 
 INK, RIVAL, FLOOR, GREY = "#0072B2", "#E69F00", "#009E73", "#808080"
 JOBS = {"NumPy": RIVAL, "engine": INK, "drawing": FLOOR}

@@ -70,7 +70,7 @@ from jaxlsgd.engine import machine
 machine.prepare()
 import jax
 from jaxlsgd.study import trial
-from jaxlsgd.study.spec import Study
+from jaxlsgd.study.study import Study
 devices = jax.local_devices()
 print(json.dumps(trial.measured(Study.from_toml(sys.argv[1]), devices, len(devices))._asdict()))
 """

@@ -25,7 +25,7 @@ OVER_ONE_BY_ONE = {"linear": 1.25, "logistic": 1.5}
 
 def plans(name: str, quick: bool) -> list[Any]:
     """The plans of the 20 cells, or of two."""
-    from jaxlsgd.report.paper.numbers import HORIZONS
+    from jaxlsgd.report.paper.printed import HORIZONS
     from jaxlsgd.schedules import PAPER_SCHEDULES
 
     if quick:
@@ -38,7 +38,7 @@ def engine(name: str, quick: bool, devices: list[Any], way: str) -> None:
     import jax
 
     from jaxlsgd.runs.cell import Cell
-    from jaxlsgd.runs.simulation import on_devices, run_cells
+    from jaxlsgd.runs.simulate import on_devices, run_cells
 
     cells = [Cell(cases.problem(name), plan, cases.both_methods()) for plan in plans(name, quick)]
     key = jax.random.key(1)

@@ -67,7 +67,7 @@ def simulate(name: str, form: str, num_steps: int, replications: int) -> Any:
     """A run of one tile."""
     import jax
 
-    from jaxlsgd.runs.simulation import simulate as run
+    from jaxlsgd.runs.simulate import simulate as run
 
     plan = cases.plan(name, SCHEDULE, num_steps)
     return run(

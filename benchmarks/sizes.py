@@ -34,7 +34,7 @@ def _case(
     import jax
 
     from jaxlsgd.engine.cost import default_tile
-    from jaxlsgd.runs.simulation import simulate
+    from jaxlsgd.runs.simulate import simulate
 
     problem, methods = cases.problem("linear", dim, clients), cases.both_methods()
     tile = default_tile(problem, methods)

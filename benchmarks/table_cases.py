@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.regression.design import Block, Design
-from jaxlsgd.regression.families import Family, family_of
+from jaxlsgd.regression.losses import Family, family_of
 from jaxlsgd.regression.pilot import Loss, minimise
 
 FloatArray = NDArray[np.float64]

@@ -87,29 +87,29 @@ def fit(path: Path) -> dict[str, float]:
 def once_read(columns: int = 5, rows: int = 1 << 21) -> dict[str, float]:
     """The pass alone, orders of rows included, on numbers that are in memory; one core."""
     from jaxlsgd.inference.random_scaling import random_scaling
-    from jaxlsgd.regression import running
-    from jaxlsgd.regression.families import LOGISTIC
+    from jaxlsgd.regression import local_sgd
+    from jaxlsgd.regression.losses import LOGISTIC
 
     rng = np.random.default_rng(0)
     K, steps, E = 10, 60, 5
     size = (1 << 16) // K
-    data = running.ClientRows(
-        rng.standard_normal((K, running.padded(size), columns)).astype(np.float32),
-        rng.integers(0, 2, (K, running.padded(size))).astype(np.float32),
+    data = local_sgd.ClientRows(
+        rng.standard_normal((K, local_sgd.padded(size), columns)).astype(np.float32),
+        rng.integers(0, 2, (K, local_sgd.padded(size))).astype(np.float32),
     )
     numbers = (np.full(K, 0.1), np.zeros(1), np.zeros((columns, columns)))
-    setting = running.Setting(*(np.asarray(one, np.float32) for one in numbers))
+    setting = local_sgd.Setting(*(np.asarray(one, np.float32) for one in numbers))
     methods = (random_scaling(),)
-    carried = running.start(methods, np.zeros(columns))
-    sizes, width = np.full(K, size), running.padded(-(-size // steps))
+    carried = local_sgd.start(methods, np.zeros(columns))
+    sizes, width = np.full(K, size), local_sgd.padded(-(-size // steps))
     eta = np.full(steps // E, 0.05, np.float32)
-    data, setting = running.on_device((data, setting))
+    data, setting = local_sgd.on_device((data, setting))
     best = np.inf
     for _ in range(4):  # the first compiles
         begun, met = time.perf_counter(), 0
         while met < rows:
-            order = running.reshuffled(rng, sizes, steps, E, width)
-            carried, _ = running.run_pass(
+            order = local_sgd.reshuffled(rng, sizes, steps, E, width)
+            carried, _ = local_sgd.run_pass(
                 LOGISTIC.derivatives, methods, data, setting, order, eta, carried
             )
             met += K * size

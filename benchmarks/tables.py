@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks.table_cases import DESIGN, NAMES, population
 from jaxlsgd.regression.design import Block
-from jaxlsgd.regression.families import Family
-from jaxlsgd.regression.fitting import fit_block
+from jaxlsgd.regression.fit_table import fit_block
+from jaxlsgd.regression.losses import Family
 from jaxlsgd.regression.options import options
 from jaxlsgd.regression.pilot import Loss, minimise
 

@@ -58,7 +58,7 @@ def floor(problem: Any, num_blocks: int, sizes: Sizes, devices: list[Any]) -> No
     import jax
 
     from jaxlsgd.engine.draws import replication_keys, stream_keys
-    from jaxlsgd.runs.simulation import on_devices
+    from jaxlsgd.runs.simulate import on_devices
 
     def tile(device: Any, first: int) -> None:
         with jax.default_device(device):

@@ -34,7 +34,7 @@ from jaxlsgd import (
 )
 from jaxlsgd.analysis import verdict
 from jaxlsgd.core.algorithm import Algorithm
-from jaxlsgd.core.text import plural
+from jaxlsgd.core.display import plural
 
 Row = dict[str, Any]
 LEVEL = 0.95

@@ -31,14 +31,14 @@ _WHERE = {
     "flatten": "jaxlsgd.core.problem",
     # what runs
     "CellRows": "jaxlsgd.core.rows",
-    "Fit": "jaxlsgd.runs.fitting",
+    "Fit": "jaxlsgd.runs.fit",
     "MethodRows": "jaxlsgd.core.rows",
     "Plan": "jaxlsgd.schedules",
     "Study": "jaxlsgd.study",
     "TableFit": "jaxlsgd.regression.result",
     "fclt_check": "jaxlsgd.runs.fclt",
-    "fit": "jaxlsgd.runs.fitting",
-    "fit_table": "jaxlsgd.regression.fitting",
+    "fit": "jaxlsgd.runs.fit",
+    "fit_table": "jaxlsgd.regression.fit_table",
     "load_cell": "jaxlsgd.core.cell_file",
     "numbers_sent": "jaxlsgd.engine.cost",
     "one_step": "jaxlsgd.inference.one_step",
@@ -46,7 +46,7 @@ _WHERE = {
     "prepare": "jaxlsgd.engine.machine",
     "random_scaling": "jaxlsgd.inference.random_scaling",
     "register": "jaxlsgd.core.registry",
-    "simulate": "jaxlsgd.runs.simulation",
+    "simulate": "jaxlsgd.runs.simulate",
     "track": "jaxlsgd.inference.tracking",
     # rooms
     "algorithms": "jaxlsgd.algorithms:",
@@ -97,10 +97,10 @@ if TYPE_CHECKING:
     from jaxlsgd.inference.plug_in import plug_in
     from jaxlsgd.inference.random_scaling import random_scaling
     from jaxlsgd.inference.tracking import track
-    from jaxlsgd.regression.fitting import fit_table
+    from jaxlsgd.regression.fit_table import fit_table
     from jaxlsgd.regression.result import TableFit
     from jaxlsgd.runs.fclt import fclt_check
-    from jaxlsgd.runs.fitting import Fit, fit
-    from jaxlsgd.runs.simulation import simulate
+    from jaxlsgd.runs.fit import Fit, fit
+    from jaxlsgd.runs.simulate import simulate
     from jaxlsgd.schedules import Plan
     from jaxlsgd.study import Study

@@ -21,7 +21,7 @@ from jaxlsgd.engine.draws import draw_block, replication_keys, stream_keys
 from jaxlsgd.inference.plug_in import curvature
 from jaxlsgd.inference.random_scaling import path_scale, scaling_matrix
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.runs.simulation import Finished, Reading, read_cells, run_cells
+from jaxlsgd.runs.simulate import Finished, Reading, read_cells, run_cells
 from jaxlsgd.schedules import Plan, paper, power_decay
 
 ROUNDS = 200

@@ -10,7 +10,7 @@ from study_helpers import small
 
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.study import Study
-from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.store.reader import Results
 from jaxlsgd.study.store.writer import Writer
 

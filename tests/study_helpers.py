@@ -19,7 +19,7 @@ import pytest
 
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study import Study
-from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.study.cells import CellSpec
 
 ROOT = Path(__file__).parents[1]
 # One cache of compiled programs for all processes of all tests: compiling is most of their time.

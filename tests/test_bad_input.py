@@ -29,7 +29,7 @@ from jaxlsgd import (
 )
 from jaxlsgd.core import checks
 from jaxlsgd.engine import machine
-from jaxlsgd.runs import simulation
+from jaxlsgd.runs import simulate as simulation
 from jaxlsgd.runs.cell import Cell
 from jaxlsgd.schedules import constant, custom, custom_step, power, power_decay
 

@@ -14,7 +14,7 @@ import pytest
 from report_helpers import fake_cell
 
 import jaxlsgd
-from jaxlsgd.core import cell_file, sealed
+from jaxlsgd.core import cell_file, storage
 from jaxlsgd.core.rows import pack, unpack
 
 
@@ -83,7 +83,7 @@ def resealed(path, change):
         arrays = {name: file[name] for name in file.files if name != "sha256"}
     header = change(json.loads(arrays["header"].tobytes()))
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    path.write_bytes(sealed.seal(arrays))
+    path.write_bytes(storage.seal(arrays))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_arrays_may_have_any_names():
     """Names of `numpy.savez`'s own arguments too; before NumPy 2.2, one that was given was stored."""
     names = ("file", "allow_pickle", "args", "kwds", "a/b[paper]")
     arrays = {name: np.full((2, i), i / 3) for i, name in enumerate(names)}
-    found = sealed.unseal(sealed.seal(arrays), names)
+    found = storage.unseal(storage.seal(arrays), names)
     chex.assert_trees_all_equal(found, arrays)
     chex.assert_trees_all_equal_dtypes(found, arrays)
 
@@ -124,9 +124,9 @@ def test_bytes_are_those_of_numpy():
     }
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
-    assert sealed.npz(arrays) == buffer.getvalue()
+    assert storage.npz(arrays) == buffer.getvalue()
     with pytest.raises(ValueError, match="Object arrays cannot be saved"):
-        sealed.npz({"x": np.array([{}], object)})
+        storage.npz({"x": np.array([{}], object)})
 
 
 def test_rows_for_another_process_are_the_same_bits(cell):

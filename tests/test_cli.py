@@ -21,7 +21,7 @@ from test_store import ENVIRONMENT, fill
 import jaxlsgd
 from jaxlsgd import cli
 from jaxlsgd.cli._common import seconds
-from jaxlsgd.study import Results, forecast, trial
+from jaxlsgd.study import Results, forecast
 from jaxlsgd.study.store.writer import Writer
 
 
@@ -149,7 +149,7 @@ def test_plan_tells_cells_tiles_programs_memory_time_and_precision(capsys, study
 
 def test_plan_measures_unless_it_is_given_a_rate(capsys, study_file, monkeypatch) -> None:
     """What is made of the measurements is in `test_trial`."""
-    monkeypatch.setattr(trial, "_run", lambda *_: 0.1)
+    monkeypatch.setattr(forecast, "_run", lambda *_: 0.1)
     monkeypatch.setattr("jax.clear_caches", lambda: None)
     code, out, _ = run(capsys, "plan", study_file)
     assert code == 0

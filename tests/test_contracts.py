@@ -31,11 +31,11 @@ from jaxlsgd import (
 from jaxlsgd.core.forms import dense
 from jaxlsgd.core.problem import flatten
 from jaxlsgd.engine.draws import replication_keys
-from jaxlsgd.inference.bootstrap import bootstrap
-from jaxlsgd.inference.equal_batches import equal_batches
-from jaxlsgd.inference.growing_batches import growing_batches
 from jaxlsgd.inference.oracle import oracle
-from jaxlsgd.inference.parallel_runs import parallel_runs
+from jaxlsgd.inference.rivals.bootstrap import bootstrap
+from jaxlsgd.inference.rivals.equal_batches import equal_batches
+from jaxlsgd.inference.rivals.growing_batches import growing_batches
+from jaxlsgd.inference.rivals.parallel_runs import parallel_runs
 from jaxlsgd.schedules import Plan, constant, power_decay
 
 ROUNDS = 6

@@ -17,8 +17,9 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import polygamma
 
+from jaxlsgd.inference.laws import critical_values
 from jaxlsgd.inference.laws import critical_values as cv
-from jaxlsgd.inference.laws import pivot_law, table2
+from jaxlsgd.report.paper import tables
 
 FOUR_DECIMALS = {0.0: 6.7473, 1 / 3: 6.3616, 1 / 2: 5.8069, 2 / 3: 4.9711}
 WARMED_UP_C5 = np.repeat([1, 5], [250, 950])
@@ -110,13 +111,16 @@ def test_tail_of_a_plan_against_brute_force_eigenvalues():
 
 
 def test_terms_that_are_left_out_do_not_matter(monkeypatch):
-    make_beta, make_plan = pivot_law.beta_spectrum.__wrapped__, pivot_law.plan_spectrum.__wrapped__
+    make_beta, make_plan = (
+        critical_values.beta_spectrum.__wrapped__,
+        critical_values.plan_spectrum.__wrapped__,
+    )
     schedules = [WARMED_UP_C5, np.tile([1, 5], 700), np.arange(3_000) ** 2 % 11 + 1]
     spectra = [functools.partial(make_beta, beta) for beta in (0.05, 0.5, 0.95)]
     spectra += [functools.partial(make_plan, E.tobytes()) for E in schedules]
-    kept = [pivot_law.quantile(0.95, spectrum()) for spectrum in spectra]
-    monkeypatch.setattr(pivot_law, "_TERMS", 1_500)
-    more = [pivot_law.quantile(0.95, spectrum()) for spectrum in spectra]
+    kept = [critical_values.quantile(0.95, spectrum()) for spectrum in spectra]
+    monkeypatch.setattr(critical_values, "_TERMS", 1_500)
+    more = [critical_values.quantile(0.95, spectrum()) for spectrum in spectra]
     np.testing.assert_allclose(kept, more, rtol=1e-10)
 
 
@@ -316,16 +320,16 @@ def test_wald_script_makes_the_table_it_says(tmp_path):
 
 
 def test_table2_has_every_cell_and_agrees_within_its_error():
-    rows = table2.table2(replications=4_000, steps=200, seed=3)
+    rows = tables.simulated_table2(replications=4_000, steps=200, seed=3)
     assert [(row["beta"], row["level"]) for row in rows] == list(cv.PAPER_GRID)
     for row in rows:
         # Smoothing and 200 steps bias the quantile by up to 3 %; 5 standard errors come on top.
         bound = 5 * row["standard_error"] + 0.03 * row["exact"]
         assert abs(row["simulated"] - row["exact"]) < bound, row
-    assert len(table2.format_table(rows).splitlines()) == 17
-    again = table2.table2(replications=4_000, steps=200, seed=3)
+    assert len(tables.format_table(rows).splitlines()) == 17
+    again = tables.simulated_table2(replications=4_000, steps=200, seed=3)
     assert again == rows
-    assert table2.table2(replications=4_000, steps=200, seed=4) != rows
+    assert tables.simulated_table2(replications=4_000, steps=200, seed=4) != rows
 
 
 nan = float("nan")
@@ -358,9 +362,12 @@ BAD_CALLS = [
     *[("dim", lambda x=x: cv.wald_critical_value(x, 0.95)) for x in (0, 21, 1.0, True, None, nan)],
     *[("level", lambda x=x: cv.wald_critical_value(2, x)) for x in (0.5, 0.951, 95, nan)],
     *[("level", lambda x=x: cv.paper_value(0, x)) for x in (0.5, 1, nan)],
-    *[("replications", lambda x=x: table2.table2(replications=x)) for x in (0, 1e5, True)],
-    ("steps", lambda: table2.table2(steps=1)),
-    ("seed", lambda: table2.table2(seed=-1)),
+    *[
+        ("replications", lambda x=x: tables.simulated_table2(replications=x))
+        for x in (0, 1e5, True)
+    ],
+    ("steps", lambda: tables.simulated_table2(steps=1)),
+    ("seed", lambda: tables.simulated_table2(seed=-1)),
 ]
 
 
@@ -375,13 +382,13 @@ def test_the_levels_there_are_get_listed():
         cv.wald_critical_value(2, 0.85)
 
 
-@pytest.mark.parametrize("module", [cv, pivot_law, table2])
+@pytest.mark.parametrize("module", [cv, critical_values, tables])
 def test_examples_in_the_docstrings_run(module):
     results = doctest.testmod(module)
     assert results.failed == 0
 
 
 def test_the_exact_law_needs_no_jax():
-    for module in (cv, pivot_law):
+    for module in (cv, critical_values):
         source = Path(str(module.__file__)).read_text()
         assert not re.search(r"^\s*(import jax|from jax)(\s|\.)", source, re.MULTILINE)

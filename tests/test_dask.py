@@ -23,7 +23,7 @@ from study_helpers import (
 )
 
 from jaxlsgd.engine import machine
-from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.study.cells import CellSpec
 
 psutil = pytest.importorskip("psutil")
 pytest.importorskip("distributed")

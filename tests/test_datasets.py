@@ -7,10 +7,9 @@ import pytest
 from test_problems import FINITE, ONE, WEIGHTS, over_rows, regression_data
 
 from jaxlsgd.core.problem import Draws
-from jaxlsgd.problems import _finite_sum as finite_sum
+from jaxlsgd.problems import _moments as finite_sum
 from jaxlsgd.problems import dataset
-from jaxlsgd.problems._client_rows import MAX_ROWS
-from jaxlsgd.problems.dataset import DatasetClient
+from jaxlsgd.problems.dataset import MAX_ROWS, DatasetClient
 from jaxlsgd.problems.dataset import observe as observe_row
 
 

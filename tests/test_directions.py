@@ -12,7 +12,8 @@ import jaxlsgd
 from jaxlsgd import schedules
 from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.inference import finite_horizon
-from jaxlsgd.inference.laws import finite_law, finite_tables
+from jaxlsgd.inference.laws import finite_horizon as finite_law
+from jaxlsgd.inference.laws import tables
 
 
 def paper_plan(name: str, gamma: float, num_steps: int) -> schedules.Plan:
@@ -157,7 +158,7 @@ def test_the_interpolation_error_is_what_is_stated(
 ) -> None:
     plan, values = paper_plan(name, 1.0, num_steps), np.array([0.1, 0.33, 0.75])
     for bias in (0.0, 0.15, 0.5, 0.9):
-        found = finite_tables.interpolated(plan, values, np.full(3, bias), 0.95)
+        found = tables.interpolated(plan, values, np.full(3, bias), 0.95)
         for value, c in zip(values, found, strict=True):
             noise = finite_law.noise_form(finite_law.path(plan, float(value)))
             form = finite_law.quadratic_form(noise, finite_law.start_path(plan, 0.75))
@@ -201,18 +202,18 @@ def test_nothing_is_nan_at_the_edges(value: float) -> None:
     rho, noise = finite_law.local_factors(plan, value)
     np.testing.assert_allclose(rho, (1 - value) ** 5, atol=1e-12)
     np.testing.assert_allclose(noise, sum((1 - value) ** (2 * k) for k in range(5)), rtol=1e-9)
-    assert np.isfinite(finite_tables.interpolated(plan, np.array([value]), np.zeros(1), 0.95)).all()
+    assert np.isfinite(tables.interpolated(plan, np.array([value]), np.zeros(1), 0.95)).all()
 
 
 def test_steps_that_are_too_long_are_not_hidden() -> None:
     plan = paper_plan("P(1/2)", 1.0, 200_000)
     with pytest.raises(ValueError, match="plan: must have first steps short enough.*overflows"):
         finite_law.path(plan, 400.0)
-    found = finite_tables.interpolated(
+    found = tables.interpolated(
         plan.prefix(2_000), np.array([[0.5], [5e3]]), np.zeros((2, 1)), 0.95
     )
     assert np.isfinite(found[0, 0]) and np.isinf(found[1, 0])  # one wild run does not end the batch
-    found = finite_tables.interpolated(plan, np.array([[np.nan]]), np.zeros((1, 1)), 0.95)
+    found = tables.interpolated(plan, np.array([[np.nan]]), np.zeros((1, 1)), 0.95)
     assert np.isnan(found).all()
 
 

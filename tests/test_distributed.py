@@ -20,7 +20,7 @@ from test_mesh import check_distance
 from jaxlsgd import algorithms, plug_in, problems
 from jaxlsgd.engine import distributed
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.runs.simulation import _digest
+from jaxlsgd.runs.simulate import _digest
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from jax.sharding import Mesh
 from jaxlsgd import Problem, problems, random_scaling, simulate
 from jaxlsgd.algorithms import participation
 from jaxlsgd.core.problem import Moment
-from jaxlsgd.inference.bootstrap import perturbed
-from jaxlsgd.inference.federation_tree import split_clients
+from jaxlsgd.inference.rivals.bootstrap import perturbed
+from jaxlsgd.inference.rivals.federation_tree import split_clients
 from jaxlsgd.problems import minibatch, solve
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.runs.simulation import Finished, run_cells
+from jaxlsgd.runs.simulate import Finished, run_cells
 from jaxlsgd.schedules import Plan, custom, power_decay
 
 pytestmark = pytest.mark.for_users

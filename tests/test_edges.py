@@ -32,9 +32,8 @@ from work import counted
 from jaxlsgd import cli
 from jaxlsgd.engine import machine
 from jaxlsgd.study import Results, SpecError, StoreError, jobs, run
-from jaxlsgd.study.journal import Journal
-from jaxlsgd.study.stop import Stop
-from jaxlsgd.study.store import codec
+from jaxlsgd.study.progress import Journal, Stop
+from jaxlsgd.study.store import files
 from jaxlsgd.study.store.writer import Writer
 
 NOW, THEN = ENVIRONMENT | {"code": "b2"}, ENVIRONMENT | {"code": "a1"}
@@ -190,8 +189,8 @@ def test_a_request_to_stop_is_heard_while_tiles_are_read(tmp_path, monkeypatch) 
     fill(tmp_path, small())
     stop = Stop()
     stop()
-    read, honest = [], codec.read_tile
-    monkeypatch.setattr(codec, "read_tile", lambda *x: read.append(x) or honest(*x))
+    read, honest = [], files.read_tile
+    monkeypatch.setattr(files, "read_tile", lambda *x: read.append(x) or honest(*x))
     outcome = run(small(), tmp_path, stop=stop, allow_other_code=True)
     assert (outcome.exit_code, len(read)) == (3, 1)
 
@@ -311,11 +310,11 @@ def _no_home() -> Path:
 
 def test_many_problems_are_drawn_on_few_pages(caplog) -> None:
     pytest.importorskip("matplotlib")
-    from jaxlsgd.report import figures, panels
+    from jaxlsgd.report import figures
 
     problems = [{"kind": "linear", "name": f"p{i}", "dim": 2, "num_clients": 3} for i in range(20)]
     study = small(problems=problems, replications=16)
-    rows = [row for cell in study.cells for row in panels.first_coordinate(_filled(cell))]
+    rows = [row for cell in study.cells for row in figures.first_coordinate(_filled(cell))]
     names = [name for name, _ in figures._figures(rows)]
     measures = ("coverage", "length", "l2_error")
     assert names[:12] == [name + page for page in ("", "_2", "_3", "_4") for name in measures]

@@ -20,8 +20,8 @@ from jaxlsgd.analysis.moments import wilson
 from jaxlsgd.core.causes import MOST_GROWTH, Cause, causes
 from jaxlsgd.core.rows import MethodRows, pack, unpack
 from jaxlsgd.engine import probe
-from jaxlsgd.report import figures, panels, tables
-from jaxlsgd.study.store import codec
+from jaxlsgd.report import figures, tables
+from jaxlsgd.study.store import files
 from jaxlsgd.study.store.reader import Results
 
 METHODS = (one_step(), plug_in(), random_scaling(), random_scaling("diagonal", name="diagonal"))
@@ -163,13 +163,13 @@ def test_causes_are_kept_in_tiles_and_between_processes(tmp_path: Path) -> None:
         np.zeros(shape), np.ones(shape), np.ones((2, 1, 16, 2)), np.zeros((2, 16), bool), cause
     )
     both = {method.name: rows for method in spec.methods}
-    again = codec.decode_tile(codec.encode_tile(spec, 0, both), spec, 0)
+    again = files.decode_tile(files.encode_tile(spec, 0, both), spec, 0)
     for found in (again, unpack(pack(both))):
         for one in found.values():
             np.testing.assert_array_equal(one.cause, cause)
     wrong = {name: dataclasses.replace(rows, cause=cause + 200) for name in both}
-    with pytest.raises(codec.Damaged, match="arrays are not those of the cell"):
-        codec.decode_tile(codec.encode_tile(spec, 0, wrong), spec, 0)
+    with pytest.raises(files.Damaged, match="arrays are not those of the cell"):
+        files.decode_tile(files.encode_tile(spec, 0, wrong), spec, 0)
 
 
 WILD = TOML.replace("num_clients = 3", "num_clients = 3\ngamma0 = [0.5, 50.0]")
@@ -277,14 +277,14 @@ def test_full_and_zero_coverage_can_be_drawn(tmp_path: Path, n: int) -> None:
         assert figures.save_all(cell, tmp_path / name)
     # A bar that rounding has turned around is drawn all the same.
     row = measures.summarise(fake_cell())[0] | {"coverage": 1.0, "coverage_high": 1 - 1e-15}
-    assert panels.by_schedule([row], "coverage")
+    assert figures.by_schedule([row], "coverage")
 
 
 def test_figures_say_how_many_failed(tmp_path: Path) -> None:
-    rows = panels.first_coordinate(fake_cell(diverged=8))
-    drawn = panels.by_schedule(rows, "coverage")
+    rows = figures.first_coordinate(fake_cell(diverged=8))
+    drawn = figures.by_schedule(rows, "coverage")
     assert "8 of 40 runs failed in 1 cell (8 not finite)" in drawn.get_supxlabel()
-    well = panels.by_schedule(panels.first_coordinate(fake_cell()), "coverage").get_supxlabel()
+    well = figures.by_schedule(figures.first_coordinate(fake_cell()), "coverage").get_supxlabel()
     assert "failed" not in well
 
 

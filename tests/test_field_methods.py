@@ -16,15 +16,15 @@ from test_field_runs import CLIENTS, linear, run
 
 from jaxlsgd import Estimator, Problem, Sync, problems
 from jaxlsgd.core.estimator import Horizon
-from jaxlsgd.inference.bootstrap import bootstrap, perturbed
-from jaxlsgd.inference.equal_batches import equal_batches
-from jaxlsgd.inference.federation_tree import federation_tree, split_clients
-from jaxlsgd.inference.growing_batches import batch_starts, growing_batches
-from jaxlsgd.inference.higrad import grow, higrad
-from jaxlsgd.inference.hulc import hulc, runs_for
-from jaxlsgd.inference.laws.student import student
+from jaxlsgd.inference.laws.standard import student
 from jaxlsgd.inference.oracle import of, oracle
-from jaxlsgd.inference.parallel_runs import parallel_runs, split
+from jaxlsgd.inference.rivals.bootstrap import bootstrap, perturbed
+from jaxlsgd.inference.rivals.equal_batches import equal_batches
+from jaxlsgd.inference.rivals.federation_tree import federation_tree, split_clients
+from jaxlsgd.inference.rivals.growing_batches import batch_starts, growing_batches
+from jaxlsgd.inference.rivals.higrad import grow, higrad
+from jaxlsgd.inference.rivals.hulc import hulc, runs_for
+from jaxlsgd.inference.rivals.parallel_runs import parallel_runs, split
 from jaxlsgd.schedules import Plan, constant, power_decay
 
 pytestmark = pytest.mark.for_users

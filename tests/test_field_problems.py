@@ -21,9 +21,9 @@ from scipy import special, stats
 from jaxlsgd import Draws, Problem, problems, random_scaling, simulate
 from jaxlsgd.core.forms import dense
 from jaxlsgd.core.problem import at_time
-from jaxlsgd.problems import _families as families
-from jaxlsgd.problems import _gaussian_moments as moments
+from jaxlsgd.problems import _moments as moments
 from jaxlsgd.problems import instrumental, minibatch, multinomial, regression
+from jaxlsgd.problems import losses as families
 from jaxlsgd.schedules import constant, power_decay
 
 WEIGHTS = (0.5, 0.3, 0.2)

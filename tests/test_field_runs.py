@@ -13,10 +13,10 @@ import pytest
 from engine_helpers import numpy_draws
 
 from jaxlsgd import Draws, Problem, problems, simulate
-from jaxlsgd.inference.bootstrap import bootstrap, perturbed
-from jaxlsgd.inference.higrad import grow
-from jaxlsgd.inference.hulc import hulc
-from jaxlsgd.inference.parallel_runs import parallel_runs, split
+from jaxlsgd.inference.rivals.bootstrap import bootstrap, perturbed
+from jaxlsgd.inference.rivals.higrad import grow
+from jaxlsgd.inference.rivals.hulc import hulc
+from jaxlsgd.inference.rivals.parallel_runs import parallel_runs, split
 from jaxlsgd.schedules import Plan
 
 pytestmark = pytest.mark.for_users

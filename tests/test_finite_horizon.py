@@ -11,7 +11,8 @@ import jaxlsgd
 from jaxlsgd import schedules
 from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.inference import finite_horizon
-from jaxlsgd.inference.laws import critical_values, finite_law, finite_tables
+from jaxlsgd.inference.laws import critical_values, tables
+from jaxlsgd.inference.laws import finite_horizon as finite_law
 from jaxlsgd.problems import paper_problem
 
 
@@ -129,7 +130,7 @@ def test_large_eigenvalues_have_the_schedules_critical_value() -> None:
 def test_a_plan_of_one_round_is_refused() -> None:
     plan = schedules.constant(3).plan(schedules.power_decay(0.5), num_rounds=1)
     with pytest.raises(ValueError, match="at least 2 rounds, got 1"):
-        finite_tables.interpolated(plan, np.ones((1, 1)), np.zeros((1, 1)), 0.95)
+        tables.interpolated(plan, np.ones((1, 1)), np.zeros((1, 1)), 0.95)
 
 
 @pytest.fixture(scope="module")

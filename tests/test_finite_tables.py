@@ -8,8 +8,7 @@ from scipy.optimize import root_scalar
 from scipy.special import ndtr
 
 from jaxlsgd import schedules
-from jaxlsgd.core import tables
-from jaxlsgd.inference.laws import finite_law, finite_tables
+from jaxlsgd.inference.laws import finite_horizon, tables
 
 # The largest error that the module states; measured here as 0.03 %.
 CLOSE = 5e-4
@@ -80,29 +79,29 @@ def test_the_quick_form_agrees_with_the_slow_one(
     name: str, gamma: float, num_steps: int, eigenvalue: float
 ) -> None:
     plan, fastest = paper_plan(name, gamma, num_steps), 0.45
-    noise = finite_law.noise_form(finite_law.path(plan, eigenvalue))
-    form = finite_law.quadratic_form(noise, finite_law.start_path(plan, fastest))
+    noise = finite_horizon.noise_form(finite_horizon.path(plan, eigenvalue))
+    form = finite_horizon.quadratic_form(noise, finite_horizon.start_path(plan, fastest))
     slow = Slow(plan, eigenvalue, fastest)
-    found = finite_law.critical_value(form, BIASES, 0.95)
+    found = finite_horizon.critical_value(form, BIASES, 0.95)
     right = [slow.critical_value(float(b), 0.95) for b in BIASES]
     np.testing.assert_allclose(found, right, rtol=CLOSE)
     # A planted bug: the start's bend left out of V̂.
-    straight = finite_law.quadratic_form(noise, noise.share)
-    wrong = finite_law.critical_value(straight, BIASES, 0.95)
+    straight = finite_horizon.quadratic_form(noise, noise.share)
+    wrong = finite_horizon.critical_value(straight, BIASES, 0.95)
     assert np.max(np.abs(wrong / right - 1)) > 100 * CLOSE
 
 
 def test_the_tail_keeps_its_digits_where_it_is_small() -> None:
     """Down to 1e-8, against quadrature over the two ζ of a small form, given which Z is normal."""
     D, d = np.array([0.2, 0.1]), np.array([0.5, 0.3])
-    form = finite_law.Form(D, np.zeros(2), np.zeros(2), d**2, 0.0)
+    form = finite_horizon.Form(D, np.zeros(2), np.zeros(2), d**2, 0.0)
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
     first, second = np.meshgrid(nodes, nodes, indexing="ij")
     mass = np.outer(weights, weights) / (2 * np.pi)
     for b, c in ((2.0, 3.0), (3.0, 4.0), (5.0, 4.0)):
         root = c * np.hypot(np.sqrt(D[0]) * first + d[0] * b, np.sqrt(D[1]) * second + d[1] * b)
         right = np.sum(mass * (ndtr(b - root) + ndtr(-b - root)))
-        found = finite_law.tail_probability(form, np.array([b]), np.array([c]))
+        found = finite_horizon.tail_probability(form, np.array([b]), np.array([c]))
         np.testing.assert_allclose(found, right, rtol=1e-3)
 
 
@@ -112,22 +111,20 @@ def test_a_tables_row_is_the_same_in_any_company_and_made_once(
     """Rows must not depend on which tile came first, nor on whether they were read from a file."""
     monkeypatch.setattr(tables, "_known", {})
     plan = paper_plan("C5", 0.5, 150)
-    together = finite_tables.table_rows(plan, 0.95, range(-3, 2), 1)
+    together = tables.table_rows(plan, 0.95, range(-3, 2), 1)
     monkeypatch.setattr(tables, "_known", {})
-    finite_tables._noises_of.cache_clear()
+    tables._noises_of.cache_clear()
     used: tables.Rows = {}
-    with tables.noting(used):
-        alone = [finite_tables.table_rows(plan, 0.95, range(i, i + 1), 1)[0] for i in range(-3, 2)]
+    with tables.recording(used):
+        alone = [tables.table_rows(plan, 0.95, range(i, i + 1), 1)[0] for i in range(-3, 2)]
     np.testing.assert_array_equal(np.array(alone), together)
     assert len(used) == 5
     monkeypatch.setattr(tables, "_known", {})
-    tables.learn(used)
-    monkeypatch.setattr(finite_tables, "_made", None)
+    tables.remember(used)
+    monkeypatch.setattr(tables, "_made", None)
     again: tables.Rows = {}
-    with tables.noting(again):
-        np.testing.assert_array_equal(
-            finite_tables.table_rows(plan, 0.95, range(-3, 2), 1), together
-        )
+    with tables.recording(again):
+        np.testing.assert_array_equal(tables.table_rows(plan, 0.95, range(-3, 2), 1), together)
     assert again.keys() == used.keys()
 
 
@@ -135,5 +132,5 @@ def test_the_oldest_rows_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_known", {})
     monkeypatch.setattr(tables, "_MOST", 3)
     for i in range(5):
-        tables.learn({str(i): np.array([float(i)])})
-    assert [tables.known(str(i)) is not None for i in range(5)] == [False, False, True, True, True]
+        tables.remember({str(i): np.array([float(i)])})
+    assert [tables.cached(str(i)) is not None for i in range(5)] == [False, False, True, True, True]

@@ -15,10 +15,11 @@ import jaxlsgd
 from jaxlsgd import schedules
 from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.inference import finite_horizon, joint
-from jaxlsgd.inference.laws import finite_law, finite_wald
+from jaxlsgd.inference.laws import finite_horizon as finite_law
+from jaxlsgd.inference.laws import finite_wald
 from jaxlsgd.problems import paper_problem
 from jaxlsgd.runs.cell import LOCAL_SGD, Cell
-from jaxlsgd.runs.simulation import Reading, read_cells
+from jaxlsgd.runs.simulate import Reading, read_cells
 
 VALUES = np.array([0.08, 0.3, 0.9])
 ROOT = np.array([[1.0, 0.0, 0.0], [0.5, 0.8, 0.0], [-0.3, 0.2, 0.6]])

@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxlsgd.algorithms import plain_rounds
 from jaxlsgd.core.estimator import Sync
-from jaxlsgd.inference.federation_tree import federation_tree
-from jaxlsgd.inference.higrad import higrad
+from jaxlsgd.inference.rivals.federation_tree import federation_tree
+from jaxlsgd.inference.rivals.higrad import higrad
 
 N, LENGTH, BURN_IN, ETA, ALPHA = 70, 10, 7, 0.5, 0.505
 START = 0.0005056170714293956  # np.random.seed(4); np.random.normal(0, 0.01, 1)

@@ -19,7 +19,7 @@ from test_store import ENVIRONMENT, fill
 from work import counted
 
 from jaxlsgd.study import Damaged, Results, SpecError, StoreError, Study, replay
-from jaxlsgd.study.store import codec
+from jaxlsgd.study.store import files
 from jaxlsgd.study.store.writer import Writer
 
 LITTLE = 20_000_000  # lines of Python that a test may run; most of it is JAX that traces a problem
@@ -116,9 +116,9 @@ def test_names_cannot_lead_out_of_the_directory(tmp_path, name: str) -> None:
 
 def reseal(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Changes a JSON file and puts its checksum right."""
-    content = codec.read_json(path)
+    content = files.read_json(path)
     changed = change(content)
-    codec.write_json(path, content if changed is None else changed)
+    files.write_json(path, content if changed is None else changed)
 
 
 def put(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -247,7 +247,7 @@ def archive_of(members: dict[str, bytes], how: int = zipfile.ZIP_STORED) -> byte
 
 def good_members() -> dict[str, bytes]:
     cell = small().cells[0]
-    with zipfile.ZipFile(io.BytesIO(codec.encode_tile(cell, 0, fake_rows(cell, 0)))) as archive:
+    with zipfile.ZipFile(io.BytesIO(files.encode_tile(cell, 0, fake_rows(cell, 0)))) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
@@ -304,7 +304,7 @@ def test_parts_that_overlap_do_not_add_up(tmp_path) -> None:
     content[entry + 42 : entry + 46] = content[large + 42 : large + 46]
     cell = small().cells[0]
     with pytest.raises(Damaged):
-        codec.decode_tile(bytes(content), cell, 0)
+        files.decode_tile(bytes(content), cell, 0)
 
 
 def test_sparse_file_of_a_terabyte_is_not_read(tmp_path) -> None:
@@ -359,7 +359,7 @@ def test_links_do_not_lead_a_writer_out_of_the_directory(tmp_path) -> None:
     for number, (name, target) in enumerate(places.items()):
         out = tmp_path / f"out{number}"
         (out / name).parent.mkdir(parents=True)
-        codec.write_json(out / "manifest.json", _manifest())
+        files.write_json(out / "manifest.json", _manifest())
         (out / name).symlink_to(target)
         if name.endswith(".writing"):
             fill(out, small())  # what looks half-written is removed, not followed
@@ -372,7 +372,7 @@ def test_links_do_not_lead_a_writer_out_of_the_directory(tmp_path) -> None:
 
 def _manifest() -> dict[str, Any]:
     return {
-        "format": codec.FORMAT,
+        "format": files.FORMAT,
         "digest": small().digest,
         "created": "",
         "study": small().plain(),
@@ -383,7 +383,7 @@ def _manifest() -> dict[str, Any]:
 def test_link_that_appears_while_a_tile_is_written_is_not_followed(tmp_path) -> None:
     (tmp_path / "file").write_text("keep")
     (tmp_path / ".tile.writing").symlink_to(tmp_path / "file")
-    codec.write_whole(tmp_path / "tile", b"content")
+    files.write_whole(tmp_path / "tile", b"content")
     assert (tmp_path / "file").read_text() == "keep"
     assert (tmp_path / "tile").read_bytes() == b"content"
 
@@ -408,7 +408,7 @@ def test_figures_are_not_drawn_through_a_link(tmp_path) -> None:
 
 
 # A file that the user names with --import is run, and jobs for Dask travel as Dask's own messages do.
-RUNS_CODE = {"study/kinds.py": ["exec("], "study/executors/dask_worker.py": ["cloudpickle.loads"]}
+RUNS_CODE = {"study/imports.py": ["exec("], "study/executors/dask_worker.py": ["cloudpickle.loads"]}
 
 
 def test_no_code_of_the_package_unpickles_or_evaluates() -> None:
@@ -441,4 +441,4 @@ def test_what_is_fine_is_still_read(tmp_path) -> None:
     assert [row.replications for row in rows] == [80, 80]
     assert all(np.isfinite(row.methods["plug_in"].estimate).all() for row in rows)
     assert len(tiles(tmp_path)) == 10
-    assert json.loads((tmp_path / "manifest.json").read_text())["format"] == codec.FORMAT
+    assert json.loads((tmp_path / "manifest.json").read_text())["format"] == files.FORMAT

@@ -8,11 +8,10 @@ import pytest
 from study_helpers import LIMIT, count, fake_rows, small
 
 from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.study import Results, compute, jobs, run
-from jaxlsgd.study.compute import Done
+from jaxlsgd.study import Results, jobs, run
 from jaxlsgd.study.executors import threads
-from jaxlsgd.study.jobs import Tile, draws_of, grouped
-from jaxlsgd.study.stop import Stop
+from jaxlsgd.study.jobs import Done, Tile, draws_of, grouped
+from jaxlsgd.study.progress import Stop
 
 pytestmark = pytest.mark.for_users
 
@@ -157,7 +156,7 @@ def test_a_failing_job_that_is_asked_to_end_is_left_and_not_called_bad(monkeypat
 
 def rows_of(cells, first) -> dict[str, dict[str, MethodRows]]:
     job = tuple(Tile(cell, first) for cell in cells)
-    found = compute.run_job(job)
+    found = jobs.run_job(job)
     return {event.tile.cell.id: event.rows for event in found if isinstance(event, Done)}
 
 

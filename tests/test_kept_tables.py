@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 from study_helpers import fake_rows, small
 
-from jaxlsgd.core import tables
+from jaxlsgd.inference.laws import tables
 from jaxlsgd.study import StoreError, progress, run
-from jaxlsgd.study.compute import Done, Tabulated
 from jaxlsgd.study.executors import dask_worker, joined, threads
-from jaxlsgd.study.jobs import Job, Tile
-from jaxlsgd.study.store import codec, kept_tables
+from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile
+from jaxlsgd.study.store import files as codec
+from jaxlsgd.study.store import law_tables
 
 ROWS = {"a": np.array([1.0, 0.1, np.inf]), "b": np.array([np.nextafter(2.0, 3.0)])}
 
 
 def dear(key: str, made: list[str]) -> np.ndarray:
     """A law that looks before it computes."""
-    found = tables.known(key)
+    found = tables.cached(key)
     if found is None:
         made.append(key)
         found = np.array([float(len(key)), np.inf])
-        tables.learn({key: found})
+        tables.remember({key: found})
     return found
 
 
@@ -39,7 +39,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def run_job(job: Job, device: Any = None) -> Iterator[Any]:
         for tile in job:
             used = tables.Rows()
-            with tables.noting(used):
+            with tables.recording(used):
                 dear(tile.cell.id, made)
             yield Tabulated(used)
             yield Done(tile, fake_rows(tile.cell, tile.first))
@@ -92,9 +92,9 @@ def test_damaged_tables_are_said_removed_and_made_again(
 
 
 def test_tables_of_other_code_are_left_alone(tmp_path: Path) -> None:
-    kept_tables.write(tmp_path, ROWS, "this code")
-    assert kept_tables.read(tmp_path, "other code") == ({}, [])
-    found, warnings = kept_tables.read(tmp_path, "this code")
+    law_tables.write(tmp_path, ROWS, "this code")
+    assert law_tables.read(tmp_path, "other code") == ({}, [])
+    found, warnings = law_tables.read(tmp_path, "this code")
     assert not warnings and found.keys() == ROWS.keys()
     for key, row in ROWS.items():
         np.testing.assert_array_equal(found[key], row)
@@ -104,13 +104,13 @@ def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "tables").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="symbolic link"):
-        kept_tables.write(tmp_path, ROWS, "code")
+        law_tables.write(tmp_path, ROWS, "code")
 
 
 @pytest.mark.parametrize("content", [[], {"a": 1}, {"a": ["x"]}, None])
 def test_what_are_no_tables_is_refused(content: Any) -> None:
     with pytest.raises(codec.Damaged, match="tables are not"):
-        kept_tables.from_plain(content)
+        law_tables.from_plain(content)
 
 
 def test_workers_hand_tables_over_and_take_them(
@@ -126,7 +126,7 @@ def test_workers_hand_tables_over_and_take_them(
     assert [type(event) for event in back] == [Tabulated, Done]
     np.testing.assert_array_equal(back[0].rows[cell.id], used[cell.id])
     # A Dask worker; what comes back is plain, and is what a worker of a later run is given.
-    monkeypatch.setattr("jaxlsgd.study.compute.run_job", threads.run_job)
+    monkeypatch.setattr("jaxlsgd.study.jobs.run_job", threads.run_job)
     answer = dask_worker._answer([cell], 0)
     plain = json.loads(json.dumps(answer.get("tables")))
     new_process()

@@ -20,7 +20,7 @@ from jaxlsgd.engine.lanes import widths_for
 from jaxlsgd.engine.layout import BLOCK_STEPS, LANE_WINDOW, SLOTS, lay_out, lay_out_whole
 from jaxlsgd.engine.program import LOOPS
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.runs.simulation import Advanced, Finished, run_cells
+from jaxlsgd.runs.simulate import Advanced, Finished, run_cells
 from tests.engine_helpers import NO_LAW, paper_plan
 
 pytestmark = pytest.mark.for_users

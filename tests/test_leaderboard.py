@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import leaderboard
 from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.study import compute
+from jaxlsgd.study import jobs
 from jaxlsgd.study.jobs import work
 
 
@@ -46,7 +46,7 @@ def test_the_full_one_stays_affordable():
 
 def test_the_study_is_one_that_can_run():
     asked = leaderboard.study("quick")
-    compute.check(asked)
+    jobs.check(asked)
     known = [part.built().made for part in asked.problems if "," not in part.name]
     assert all(made.G is not None and made.S is not None for made in known)
 

@@ -15,10 +15,9 @@ import jaxlsgd
 from jaxlsgd.core.problem import Draws
 from jaxlsgd.engine.block import run_block, start_tile
 from jaxlsgd.engine.cost import CACHE_BYTES, default_tile, largest_tile, tile_bytes
-from jaxlsgd.engine.draws import replication_keys
+from jaxlsgd.engine.draws import Supply, replication_keys
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, lay_out
 from jaxlsgd.engine.program import make_data, make_program
-from jaxlsgd.engine.source import Supply
 from jaxlsgd.runs.cell import LOCAL_SGD
 
 pytestmark = pytest.mark.for_users

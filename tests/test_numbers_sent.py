@@ -29,9 +29,9 @@ from jaxlsgd import (
 from jaxlsgd.analysis import measures
 from jaxlsgd.core.cell_file import Unfit, about_from_json, about_to_json
 from jaxlsgd.engine.cost import sent_under_c1
-from jaxlsgd.inference.bootstrap import bootstrap, perturbed
-from jaxlsgd.inference.federation_tree import federation_tree, split_clients
-from jaxlsgd.inference.higrad import higrad
+from jaxlsgd.inference.rivals.bootstrap import bootstrap, perturbed
+from jaxlsgd.inference.rivals.federation_tree import federation_tree, split_clients
+from jaxlsgd.inference.rivals.higrad import higrad
 from jaxlsgd.report import publication, tables
 from jaxlsgd.runs.cell import Cell
 

@@ -31,8 +31,9 @@ from study_helpers import (
 
 from jaxlsgd import Accumulator, Algorithm, Estimator, Law, Measurement, Study, cli
 from jaxlsgd.core import registry
-from jaxlsgd.study import SpecError, StoreError, kinds
-from jaxlsgd.study.stop import Stop
+from jaxlsgd.study import SpecError, StoreError
+from jaxlsgd.study import imports as kinds
+from jaxlsgd.study.progress import Stop
 
 OWN = ROOT / "tests" / "own"
 FILES = ("poisson.py", "batch_means.py", "prox.py")
@@ -166,7 +167,7 @@ from distributed import Client
 from study_helpers import tiles
 from test_open_house import objects
 from jaxlsgd.study import Results, StoreError, replay
-from jaxlsgd.study.stop import Stop
+from jaxlsgd.study.progress import Stop
 
 class Once(Stop):  # asks to end when the first tile is there
     @property

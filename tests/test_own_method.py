@@ -17,10 +17,9 @@ import scipy.stats
 
 import jaxlsgd
 from jaxlsgd import Accumulator, Estimator, JointLaw, Law, Measurement, Sync, flatten
-from jaxlsgd.core import blame
+from jaxlsgd.core import checks
 from jaxlsgd.inference import NORMAL, joint
-from jaxlsgd.runs.cell import Cell, as_tuple
-from jaxlsgd.runs.outcomes import Growth, method_rows
+from jaxlsgd.runs.cell import Cell, Growth, as_tuple, method_rows
 
 SIZE = 25  # rounds per batch
 
@@ -193,8 +192,8 @@ def test_one_run_with_joint_tests(result: jaxlsgd.Fit) -> None:
 def test_tables_and_figures_name_it(cell: jaxlsgd.CellRows, tmp_path: Any) -> None:
     assert "batch_means[z]" in jaxlsgd.measures.coverage_table(cell)
     assert "batch_means[z]" in jaxlsgd.report.tables.render(cell)
-    rows = [row for row in jaxlsgd.report.panels.first_coordinate(cell) if row["length"]]
-    figure = jaxlsgd.report.panels.along_rounds(rows)
+    rows = [row for row in jaxlsgd.report.figures.first_coordinate(cell) if row["length"]]
+    figure = jaxlsgd.report.figures.along_rounds(rows)
     titles = [axis.get_title(loc="left") for axis in figure.axes[::2]]
     names = ["Plug-in", "Batch means (batch_means)", "Batch means (batch_means[z])"]
     assert titles == [f"{name}: coverage (%)" for name in names]
@@ -383,8 +382,8 @@ def test_an_error_inside_somebodys_own_function_names_it(what: str) -> None:
     with pytest.raises(KeyError, match="nothing here") as caught:
         FAILING[what]()
     note = f"in your {what} (test_own_method.py, line {line})"
-    assert blame.note_of(caught.value) == note
-    assert blame.told(caught.value) == f"{note}: KeyError: 'nothing here'"
+    assert checks.note_of(caught.value) == note
+    assert checks.told(caught.value) == f"{note}: KeyError: 'nothing here'"
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert "fails" in frames
 
@@ -392,7 +391,9 @@ def test_an_error_inside_somebodys_own_function_names_it(what: str) -> None:
 def test_errors_of_the_package_have_no_such_note(problem: jaxlsgd.Problem) -> None:
     with pytest.raises(ValueError, match="contrasts: must have 2 columns") as caught:
         in_cell(methods=(jaxlsgd.random_scaling("contrasts", contrasts=[[1.0]]),))()
-    assert blame.note_of(caught.value) == ""
+    assert checks.note_of(caught.value) == ""
     with pytest.raises(TypeError) as caught_too:
         of_problem(loss=lambda x: x)()  # called with two arguments: no line of its own was reached
-    assert blame.note_of(caught_too.value).startswith("in your `loss` of problem 'mine' (test_own_")
+    assert checks.note_of(caught_too.value).startswith(
+        "in your `loss` of problem 'mine' (test_own_"
+    )

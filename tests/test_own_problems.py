@@ -13,12 +13,17 @@ import scipy.stats
 
 from jaxlsgd import Problem, random_scaling
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
-from jaxlsgd.core.linear_form import linear_form
-from jaxlsgd.engine.draws import erf_inv, replication_keys
-from jaxlsgd.engine.innermost import innermost
+from jaxlsgd.core.tracing import linear_form
+from jaxlsgd.engine.draws import (
+    Supply,
+    erf_inv,
+    make_source,
+    over_replications,
+    replication_keys,
+    supply,
+)
 from jaxlsgd.engine.program import make_data, make_program
-from jaxlsgd.engine.sampling import over_replications
-from jaxlsgd.engine.source import Supply, make_source, supply
+from jaxlsgd.engine.xla import innermost
 from jaxlsgd.runs.cell import LOCAL_SGD
 
 ONE = jnp.ones(())

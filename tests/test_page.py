@@ -19,9 +19,9 @@ from study_helpers import small
 from jaxlsgd import cli
 from jaxlsgd.analysis.measures import summarise
 from jaxlsgd.report import page, tables
-from jaxlsgd.report.page import averages, build, columns, pairs
-from jaxlsgd.report.page.findings import Findings
-from jaxlsgd.report.page.study_file import study_file
+from jaxlsgd.report.page import build, data
+from jaxlsgd.report.page.provenance import study_file
+from jaxlsgd.report.page.text import Findings
 from jaxlsgd.study import Study
 from jaxlsgd.study.store.reader import Count, Results
 
@@ -79,8 +79,8 @@ def test_an_average_over_one_cell_has_the_errors_of_the_table(study):
     rows, truth = cell.methods["plug_in"], cell.truth["plug_in"]
     assert truth is not None
     ok, half = rows.ok[-1], rows.half_width[-1, 0, :, 0]
-    coverage = averages.share(np.abs(rows.estimate[-1, :, 0] - truth[0]) <= half, ok)
-    length = averages.log_mean(2 * half, ok)
+    coverage = data.share(np.abs(rows.estimate[-1, :, 0] - truth[0]) <= half, ok)
+    length = data.log_mean(2 * half, ok)
     row = summarise(cell, last_only=True)[0]
     assert coverage and length
     # The same sums in another order.
@@ -94,14 +94,14 @@ def test_errors_of_averages_know_that_cells_share_their_draws():
     rng = np.random.default_rng(0)
     ok = np.ones(50, bool)
     hits = rng.random(50) < 0.9
-    one = averages.share(hits, ok)
-    other = averages.share(rng.random(40) < 0.9, ok[:40])
+    one = data.share(hits, ok)
+    other = data.share(rng.random(40) < 0.9, ok[:40])
     assert one and other
     # A cell twice tells no more than once; its difference from itself is certain.
-    assert averages.over([one, one]).error == pytest.approx(one.error)
+    assert data.over([one, one]).error == pytest.approx(one.error)
     assert (one - one).error == 0
     # By the textbook: the variance of a mean of differences over paired replications.
-    pair = averages.over([one, other])
+    pair = data.over([one, other])
     shares = one.shares / 2
     shares[:40] += other.shares / 2
     assert pair.error == pytest.approx(math.sqrt(np.sum(shares**2)))
@@ -531,9 +531,9 @@ def computed_once(monkeypatch):
             row | facts | {"save_round": cell.save_at[where[row["save_round"]]]} for row in rows
         ]
 
-    once(columns, "summarise", named)
+    once(data, "summarise", named)
     once(build, "detail")
-    once(pairs, "paired_difference")
+    once(data, "paired_difference")
 
 
 @needs_browser

@@ -21,14 +21,13 @@ from jax.sharding import Mesh
 
 from jaxlsgd import Algorithm, Estimator, Measurement, Problem, problems, random_scaling, simulate
 from jaxlsgd.algorithms import local_sgd, participation, plain_rounds, scaffold, server_momentum
-from jaxlsgd.core import cohort
+from jaxlsgd.core import random
 from jaxlsgd.core.algorithm import Participation
 from jaxlsgd.core.estimator import Accumulator, Sync
 from jaxlsgd.engine.block import run_block
 from jaxlsgd.engine.cost import default_tile, lane_widths, tile_bytes
-from jaxlsgd.engine.draws import replication_keys
+from jaxlsgd.engine.draws import Supply, replication_keys
 from jaxlsgd.engine.program import make_data, make_program
-from jaxlsgd.engine.source import Supply
 from jaxlsgd.engine.tile import fresh_tile
 from jaxlsgd.runs.cell import Cell
 from jaxlsgd.schedules import Plan, custom, power_decay
@@ -55,7 +54,7 @@ def key() -> jax.Array:
 def test_floyds_method(n: int, num_clients: int):
     """Both ways of it against its loop: by pairs up to 16, then by sorting."""
     words = np.random.default_rng(n).integers(0, 2**32, (50, n), dtype=np.uint32)
-    found = np.asarray(jax.jit(jax.vmap(lambda w: cohort.floyd(w, num_clients)))(words))
+    found = np.asarray(jax.jit(jax.vmap(lambda w: random.floyd(w, num_clients)))(words))
     right = [loops.floyd([int(word) for word in row], num_clients) for row in words]
     np.testing.assert_array_equal(found, right)
     assert all(len(set(row)) == n for row in found.tolist())
@@ -65,9 +64,9 @@ def test_sorting_finds_what_pairs_find():
     """A small n by the way of a large one, as chains of replacements are longest where n is nearly K."""
     words = jnp.asarray(np.random.default_rng(3).integers(0, 2**32, (200, 9), dtype=np.uint32))
     last = np.arange(1, 10, dtype=np.uint32)
-    drawn = cohort._scaled(words, last + np.uint32(1))
-    sorted_ = jax.jit(jax.vmap(lambda d: cohort.taken_by_sorting(d, 10)))(drawn)
-    pairs = jax.jit(jax.vmap(lambda d: cohort._taken_by_pairs(d, last)))(drawn)
+    drawn = random._scaled(words, last + np.uint32(1))
+    sorted_ = jax.jit(jax.vmap(lambda d: random.taken_by_sorting(d, 10)))(drawn)
+    pairs = jax.jit(jax.vmap(lambda d: random._taken_by_pairs(d, last)))(drawn)
     np.testing.assert_array_equal(sorted_, pairs)
     assert 0.1 < np.mean(pairs) < 0.9
 
@@ -77,7 +76,7 @@ def test_all_sets_are_equally_likely(n: int):
     """Pairs of neighbours among 23: shares within 4.5 standard errors, a false alarm in 6,000 runs."""
     runs, among = 4_000, 23
     words = jax.random.bits(key(), (runs, n), jnp.uint32)
-    chosen = np.asarray(jax.jit(jax.vmap(lambda w: cohort.floyd(w, among)))(words))
+    chosen = np.asarray(jax.jit(jax.vmap(lambda w: random.floyd(w, among)))(words))
     there = np.zeros((runs, among))
     np.put_along_axis(there, chosen.astype(int), 1, axis=1)
     both = (there * np.roll(there, 1, axis=1)).mean(0)
@@ -88,8 +87,8 @@ def test_all_sets_are_equally_likely(n: int):
 def test_clients_are_drawn_by_their_weights():
     """Among them one of weight 0 at the end and one in between, which are never drawn."""
     p, draws = np.array([0.5, 0.0, 0.3, 0.2, 0.0]), 20_000
-    how, bounds = Participation(draws, by_weight=True), cohort.weight_bounds(p)
-    found = cohort.first_cohort(how, jnp.array([3, 7], jnp.uint32), jnp.asarray(p), bounds)
+    how, bounds = Participation(draws, by_weight=True), random.weight_bounds(p)
+    found = random.first_cohort(how, jnp.array([3, 7], jnp.uint32), jnp.asarray(p), bounds)
     shares = np.bincount(np.asarray(found.clients), minlength=5) / draws
     assert (np.abs(shares - p) <= 4.5 * np.sqrt(p * (1 - p) / draws)).all()
     np.testing.assert_allclose(found.weights, 1 / draws)
@@ -157,11 +156,11 @@ def cohorts(how: Participation) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             replication_keys(key(), jnp.ones(1, jnp.uint32))[0], np.uint32(2**32 - 1)
         )
     )
-    bounds, p = cohort.weight_bounds(WEIGHTS), jnp.asarray(WEIGHTS)
-    now = cohort.first_cohort(how, words, p, bounds)
+    bounds, p = random.weight_bounds(WEIGHTS), jnp.asarray(WEIGHTS)
+    now = random.first_cohort(how, words, p, bounds)
     while True:
         yield np.asarray(now.clients), np.asarray(now.weights)
-        now = cohort.next_cohort(how, now, p, bounds)
+        now = random.next_cohort(how, now, p, bounds)
 
 
 def by_hand(how: Participation) -> list[np.ndarray]:

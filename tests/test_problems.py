@@ -18,9 +18,9 @@ import pytest
 
 from jaxlsgd.core.forms import dense
 from jaxlsgd.core.problem import Draws, Problem
-from jaxlsgd.problems import _logistic_moments as moments
+from jaxlsgd.problems import _moments as moments
 from jaxlsgd.problems import dataset, linear, logistic, paper_linear, paper_logistic
-from jaxlsgd.problems._client_rows import MAX_ROWS
+from jaxlsgd.problems.dataset import MAX_ROWS
 
 SIGMA = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]])
 WEIGHTS = np.array([0.5, 0.3, 0.2])
@@ -271,7 +271,7 @@ def test_quadrature_is_converged(scale: float) -> None:
 def test_logistic_optimum_has_no_gradient(scale: float) -> None:
     rng = np.random.default_rng(5)
     truths = scale * rng.normal(size=(4, 3)) / math.sqrt(3)
-    y = moments.optimum(truths, np.full(4, 0.25))
+    y = moments.logistic_optimum(truths, np.full(4, 0.25))
     norms = np.linalg.norm(truths, axis=1)
     client_mean = np.array([moments.curvature(r, 2.0)[0] for r in norms]) @ truths / 4
     mean = moments.curvature(float(np.linalg.norm(y)), 2.0)[0] * y

@@ -14,7 +14,7 @@ from test_store import ENVIRONMENT, empty, fill, flip, shorten
 
 from jaxlsgd import cli
 from jaxlsgd.study import Damaged, Results, StoreError, Study
-from jaxlsgd.study.store import codec, recovery
+from jaxlsgd.study.store import files, recovery
 from jaxlsgd.study.store.writer import Writer
 
 HARM: dict[str, Callable[[Path], None]] = {
@@ -22,7 +22,7 @@ HARM: dict[str, Callable[[Path], None]] = {
     "emptied": empty,
     "cut short": shorten,
     "one bit": flip,
-    "no study": lambda path: codec.write_json(path, {"format": codec.FORMAT, "study": []}),
+    "no study": lambda path: files.write_json(path, {"format": files.FORMAT, "study": []}),
 }
 
 
@@ -36,13 +36,13 @@ def wide() -> Study:
 def test_the_same_command_rebuilds_the_manifest_and_goes_on(tmp_path, harm: str) -> None:
     fill(tmp_path, small(), most=7)
     before, path = tiles(tmp_path), tmp_path / "manifest.json"
-    good = codec.read_json(path)
+    good = files.read_json(path)
     HARM[harm](path)
     with Writer(tmp_path, small(), ENVIRONMENT) as writer:
         assert len(list(writer.missing())) == 3
         assert "manifest.json is " in writer.warnings[0]
         assert "rebuilt from the study and 2 cells" in writer.warnings[0]
-    assert codec.read_json(path) | {"created": ""} == good | {"created": ""}
+    assert files.read_json(path) | {"created": ""} == good | {"created": ""}
     assert tiles(tmp_path) == before
     assert (tmp_path / "manifest.json.damaged").exists() == (harm != "deleted")
 
@@ -147,15 +147,15 @@ def test_hostile_descriptions_do_not_make_a_manifest(tmp_path) -> None:
     fill(tmp_path, small(), most=1)
     (tmp_path / "manifest.json").unlink()
     path = next(tmp_path.glob("cells/*/cell.json"))
-    good = codec.read_json(path)
+    good = files.read_json(path)
     cells = [[], {}, good["cell"] | {"methods": [{"name": {}}]}, good["cell"] | {"tile_size": 1e9}]
     for cell in [*cells, good["cell"] | {"horizon": {"num_steps": 10**12}}]:
-        codec.write_json(path, good | {"cell": cell})
+        files.write_json(path, good | {"cell": cell})
         with pytest.raises(Damaged, match="neither its manifest nor its cells"):
             Results(tmp_path)
     for note in ([], {}, {"place": "x"}, good["manifest"] | {"replications": 10**12}):
-        codec.write_json(path, good | {"manifest": note})
-        assert recovery.note_of(codec.read_json(path)) is None
+        files.write_json(path, good | {"manifest": note})
+        assert recovery.note_of(files.read_json(path)) is None
         assert Results(tmp_path).study.replications == 16  # of the one tile
 
 

@@ -23,8 +23,8 @@ from jaxlsgd import (
     random_scaling,
     simulate,
 )
-from jaxlsgd.core.second_derivative import has_curvature
-from jaxlsgd.inference.higrad import grow, higrad
+from jaxlsgd.core.problem import has_curvature
+from jaxlsgd.inference.rivals.higrad import grow, higrad
 from jaxlsgd.runs.cell import Cell
 from jaxlsgd.schedules import Plan, constant, power_decay
 from jaxlsgd.study import Study

@@ -17,11 +17,11 @@ from benchmarks.table_cases import DESIGN, population
 from benchmarks.table_data import compare
 from benchmarks.tables import minimiser, run_cell
 from jaxlsgd import algorithms, fit_table
-from jaxlsgd.regression import pilot, running
-from jaxlsgd.regression.coordinates import coordinates
-from jaxlsgd.regression.families import FAMILIES, family_of
-from jaxlsgd.regression.fitting import fit_block
+from jaxlsgd.regression import local_sgd, pilot
+from jaxlsgd.regression.fit_table import fit_block
+from jaxlsgd.regression.losses import FAMILIES, family_of
 from jaxlsgd.regression.options import options
+from jaxlsgd.regression.standardise import coordinates
 
 TUNING = np.array([0.7, 0.4])
 
@@ -99,13 +99,13 @@ def test_a_pass_is_the_plain_round_of_local_sgd():
     K, length, d, sizes = 3, 12, 2, np.array([12, 5, 7])
     A, y = rng.normal(size=(K, length, d)), rng.integers(0, 2, (K, length)).astype(float)
     p, penalty = np.array([0.5, 0.2, 0.3]), np.array([[0.2, 0.05], [0.05, 0.1]])
-    order = running.reshuffled(np.random.default_rng(3), sizes, steps=6, E=3, width=3)
+    order = local_sgd.reshuffled(np.random.default_rng(3), sizes, steps=6, E=3, width=3)
     eta = np.array([0.3, 0.2], np.float32)
     family = family_of("logistic")
-    rows, setting = running.ClientRows(A, y), running.Setting(p, np.zeros(1), penalty)
+    rows, setting = local_sgd.ClientRows(A, y), local_sgd.Setting(p, np.zeros(1), penalty)
     to32 = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)  # noqa: E731
-    carried = running.start((), np.array([0.5, -0.5]))
-    done, averages = running.run_pass(
+    carried = local_sgd.start((), np.array([0.5, -0.5]))
+    done, averages = local_sgd.run_pass(
         family.derivatives, (), to32(rows), to32(setting), order, eta, carried
     )
 
@@ -116,10 +116,10 @@ def test_a_pass_is_the_plain_round_of_local_sgd():
     # The same rows, laid in the order of the steps: those of zeros are padding.
     who, index = np.arange(K)[:, None], order.index.reshape(6, K, 3)
     real = order.weight.reshape(6, K, 3) > 0
-    batches = running.Batches(
+    batches = local_sgd.Batches(
         A[who, index] * real[..., None], y[who, index], order.weight.max((0, 1, 3))
     )
-    laid, _ = running.run_batches(
+    laid, _ = local_sgd.run_batches(
         family.derivatives, (), to32(batches), to32(setting), eta, carried
     )
     np.testing.assert_allclose(laid.x, done.x, rtol=2e-6)
@@ -138,7 +138,7 @@ def test_a_pass_is_the_plain_round_of_local_sgd():
 def test_orders_of_rows():
     """A pass meets all rows once with weight N/n_k; small clients begin again; draws are uniform."""
     sizes = np.array([23, 4, 10])
-    index, weight = running.reshuffled(np.random.default_rng(0), sizes, 10, 5, 8)
+    index, weight = local_sgd.reshuffled(np.random.default_rng(0), sizes, 10, 5, 8)
     assert index.shape == (2, 5, 3, 8)
     for k in (0, 2):
         met = index[:, :, k][weight[:, :, k] > 0]
@@ -146,12 +146,12 @@ def test_orders_of_rows():
         np.testing.assert_allclose(weight[:, :, k].sum(), 10, rtol=1e-6)
     small = index[:, :, 1, 0].ravel()
     assert sorted(small[:4]) == sorted(small[4:8]) == [0, 1, 2, 3]
-    _, absent = running.reshuffled(np.random.default_rng(0), np.array([0, 10]), 10, 5, 8)
+    _, absent = local_sgd.reshuffled(np.random.default_rng(0), np.array([0, 10]), 10, 5, 8)
     assert np.all(absent[:, :, 0] == 0)
-    again, _ = running.reshuffled(np.random.default_rng(1), sizes, 10, 5, 8)
+    again, _ = local_sgd.reshuffled(np.random.default_rng(1), sizes, 10, 5, 8)
     assert not np.array_equal(index, again)
     mixed = np.random.default_rng(2).permutation(37)  # rows of clients, in the order of a file
-    dealt, once = running.dealt(np.random.default_rng(0), mixed, sizes, 10, 8)
+    dealt, once = local_sgd.dealt(np.random.default_rng(0), mixed, sizes, 10, 8)
     assert dealt.shape == (10, 3, 8)
     for k, own in enumerate(np.split(mixed, [23, 27])):
         met = dealt[:, k][dealt[:, k] < 37]
@@ -159,9 +159,9 @@ def test_orders_of_rows():
         assert k == 1 or len(met) == sizes[k]
         assert np.ptp((dealt[:, k] < 37).sum(axis=1)) <= 1
     np.testing.assert_allclose(once, [10 / 23, 1, 1], rtol=1e-6)
-    nobody, none = running.dealt(np.random.default_rng(0), mixed[:10], np.array([0, 10]), 10, 8)
+    nobody, none = local_sgd.dealt(np.random.default_rng(0), mixed[:10], np.array([0, 10]), 10, 8)
     assert none[0] == 0 and np.all(nobody[:, 0] == 10)
-    drawn, equal = running.with_replacement(np.random.default_rng(0), sizes, 1000, 5, 8)
+    drawn, equal = local_sgd.with_replacement(np.random.default_rng(0), sizes, 1000, 5, 8)
     np.testing.assert_allclose(equal.sum(axis=-1), 1)
     counts = np.bincount(drawn[:, :, 1, 0].ravel(), minlength=4)
     assert abs(counts - 250).max() < 5 * np.sqrt(1000 * 0.25 * 0.75)  # a false alarm in 10^6

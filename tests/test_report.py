@@ -21,9 +21,10 @@ from study_helpers import small
 
 from jaxlsgd.analysis import measures
 from jaxlsgd.cli import results as results_lib
+from jaxlsgd.core import display
 from jaxlsgd.core.causes import Cause
-from jaxlsgd.report import drawing, export, figures, layout, panels, tables
-from jaxlsgd.report.selection import Selection
+from jaxlsgd.report import export, figures, style, tables
+from jaxlsgd.report.tables import Selection
 
 X1 = Selection(coordinate="x[1]")
 
@@ -176,9 +177,9 @@ def test_latex_is_escaped_and_balanced():
 
 
 def test_a_negative_number_gets_a_real_minus_in_latex():
-    assert layout.escape_latex("-0.5 (0.1)") == "$-$0.5 (0.1)"
-    assert layout.escape_latex("[0.2, 1]") == "{[}0.2, 1]"
-    assert layout.escape_latex("-") == "-"
+    assert display.escape_latex("-0.5 (0.1)") == "$-$0.5 (0.1)"
+    assert display.escape_latex("[0.2, 1]") == "{[}0.2, 1]"
+    assert display.escape_latex("-") == "-"
 
 
 def test_unknown_truth_is_empty_and_not_wrong():
@@ -227,7 +228,7 @@ def test_text_fits_a_terminal_and_says_what_it_left_out(cells):
     ]
     for rows in (cells, wide):
         text = tables.render(rows)
-        assert max(map(len, text.splitlines())) <= layout.WIDTH
+        assert max(map(len, text.splitlines())) <= display.WIDTH
         assert "Left out, to be narrow: RMSE" in text
     asked = tables.render(wide, measures=tables.SHOWN)
     assert "RMSE" in asked.splitlines()[2] and "Left out" not in asked
@@ -342,13 +343,13 @@ def titles(figure):
 
 
 def test_figures_use_the_labels_that_rows_carry(cells):
-    rows = [row for cell in cells for row in panels.first_coordinate(cell)]
+    rows = [row for cell in cells for row in figures.first_coordinate(cell)]
     several = [*rows, *(row | {"num_steps": 10 * row["num_steps"]} for row in rows)]
     labels = ["Plug-in", "Random scaling, paper's q"]
-    assert titles(panels.by_schedule(several, "length")) == labels
-    assert titles(panels.along_rounds(rows))[0] == "Plug-in: coverage (%)"
+    assert titles(figures.by_schedule(several, "length")) == labels
+    assert titles(figures.along_rounds(rows))[0] == "Plug-in: coverage (%)"
     same = [row | {"label": "plug-in"} for row in rows]
-    (legend,) = panels.by_schedule(same, "length").legends
+    (legend,) = figures.by_schedule(same, "length").legends
     told = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
     assert told == ["plug-in (plug_in)", "plug-in (random_scaling[paper])"]
 
@@ -357,31 +358,31 @@ def test_algorithms_have_panels_and_files_of_their_own(cells, tmp_path):
     other = fake_cell("C1", algorithm="fedprox", saves=3, seed=3)
     names = {path.stem for path in figures.save_all([*cells, other], tmp_path)}
     assert names >= {"rounds_linear_1000", "rounds_linear_fedprox_1000"}
-    rows = [row for cell in [*cells, other] for row in panels.first_coordinate(cell)]
-    found = titles(panels.by_schedule([r for r in rows if r["save_round"] == 100], "coverage"))
+    rows = [row for cell in [*cells, other] for row in figures.first_coordinate(cell)]
+    found = titles(figures.by_schedule([r for r in rows if r["save_round"] == 100], "coverage"))
     assert [title.split(", ")[:2] for title in found] == [
         ["Linear", "local_sgd"],
         ["Linear", "fedprox"],
     ]
-    assert titles(panels.error_along_rounds(rows)) == ["Linear, local_sgd", "Linear, fedprox"]
-    alone = panels.first_coordinate(other)
-    assert titles(panels.along_rounds(alone))[0] == "Plug-in, fedprox: coverage (%)"
-    lines = [len(axis.get_lines()) for axis in panels.error_along_rounds(rows).axes]
+    assert titles(figures.error_along_rounds(rows)) == ["Linear, local_sgd", "Linear, fedprox"]
+    alone = figures.first_coordinate(other)
+    assert titles(figures.along_rounds(alone))[0] == "Plug-in, fedprox: coverage (%)"
+    lines = [len(axis.get_lines()) for axis in figures.error_along_rounds(rows).axes]
     assert lines == [4, 2]
 
 
 def test_a_schedule_looks_as_in_the_legend_in_every_panel():
     cells = [fake_cell("x", saves=3), fake_cell("y", saves=3), fake_cell("y", problem="p", saves=3)]
-    rows = [row for cell in cells for row in panels.first_coordinate(cell)]
+    rows = [row for cell in cells for row in figures.first_coordinate(cell)]
     several = [*rows, *(row | {"num_steps": 10 * row["num_steps"]} for row in rows)]
-    for figure in (panels.error_along_rounds(rows), panels.by_schedule(several, "length")):
+    for figure in (figures.error_along_rounds(rows), figures.by_schedule(several, "length")):
         (legend,) = figure.legends
         expected = legend.legend_handles[1].get_color()
         assert figure.axes[-1].get_lines()[0].get_color() == expected
 
 
 def last_rounds(*cells):
-    rows = [row for cell in cells for row in panels.first_coordinate(cell)]
+    rows = [row for cell in cells for row in figures.first_coordinate(cell)]
     return [row for row in rows if row["save_round"] == row["num_rounds"]]
 
 
@@ -391,14 +392,14 @@ def texts(figure):
 
 def test_schedules_are_along_x_where_there_is_one_horizon():
     rows = last_rounds(fake_cell("C1"), fake_cell("C5"), fake_cell("Log", seed=1))
-    figure = panels.by_schedule(rows, "coverage")
+    figure = figures.by_schedule(rows, "coverage")
     (axis,) = figure.axes
     assert [label.get_text() for label in axis.get_xticklabels()] == ["C1", "C5", "Log"]
     assert (
         "x[0], 95 % intervals, 40 replications per cell. Bars: 95 % Wilson"
         in figure.get_supxlabel()
     )
-    several = panels.by_schedule(
+    several = figures.by_schedule(
         [*rows, *(row | {"num_steps": 10 * row["num_steps"]} for row in rows)], "coverage"
     )
     assert [label.get_text() for label in several.axes[0].get_xticklabels()] == ["1,000", "10,000"]
@@ -409,9 +410,9 @@ def test_what_is_below_the_axis_is_marked_with_its_number(cells):
     rows = last_rounds(cells[0], low)
     lowest = sorted({f"{100 * row['coverage']:.0f}" for row in rows if row["schedule"] == "C5"})
     assert max(map(float, lowest)) < 75
-    assert sorted(set(texts(panels.by_schedule(rows, "coverage")))) == lowest
-    along = [row for cell in (cells[0], low) for row in panels.first_coordinate(cell)]
-    figure = panels.along_rounds(along)
+    assert sorted(set(texts(figures.by_schedule(rows, "coverage")))) == lowest
+    along = [row for cell in (cells[0], low) for row in figures.first_coordinate(cell)]
+    figure = figures.along_rounds(along)
     assert set(lowest) <= set(texts(figure))
     assert "Triangles: below the axis" in figure.get_supxlabel()
     # All panels of a measure have one range, and every line in it or marked.
@@ -423,9 +424,9 @@ def test_what_is_below_the_axis_is_marked_with_its_number(cells):
 def test_the_end_of_the_warm_up_is_marked(tmp_path):
     results = page_helpers.write(tmp_path / "s", small())
     warmup = functools.cache(results_lib._warmup)(str(tmp_path / "s"))
-    rows = panels.first_coordinate(results.read_all()[0])
+    rows = figures.first_coordinate(results.read_all()[0])
     assert warmup(rows[0]) == results.cell(results.cells()[0]).plan().warmup_rounds == 2
-    figure = panels.along_rounds(rows, warmup(rows[0]))
+    figure = figures.along_rounds(rows, warmup(rows[0]))
     for axis in figure.axes:
         assert any(list(line.get_xdata()) == [2, 2] for line in axis.get_lines())
     told = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -433,8 +434,8 @@ def test_the_end_of_the_warm_up_is_marked(tmp_path):
 
 
 def test_the_error_has_bands(cells):
-    (axis,) = panels.error_along_rounds(panels.first_coordinate(cells[0])).axes
-    row = panels.first_coordinate(cells[0])[0]
+    (axis,) = figures.error_along_rounds(figures.first_coordinate(cells[0])).axes
+    row = figures.first_coordinate(cells[0])[0]
     ((corner, *_),) = [path.vertices for path in axis.collections[0].get_paths()]
     assert len(axis.collections) == 1
     ends = {row["l2_error"] + sign * 1.96 * row["l2_error_mcse"] for sign in (-1, 1)}
@@ -442,8 +443,8 @@ def test_the_error_has_bands(cells):
 
 
 def test_long_titles_have_several_lines():
-    rows = panels.first_coordinate(fake_cell(problem="p" * 30, saves=3, algorithm="a" * 30))
-    (title,) = titles(panels.error_along_rounds(rows))
+    rows = figures.first_coordinate(fake_cell(problem="p" * 30, saves=3, algorithm="a" * 30))
+    (title,) = titles(figures.error_along_rounds(rows))
     assert title == "P" + "p" * 29 + ",\n" + "a" * 30
 
 
@@ -457,15 +458,15 @@ def test_figures_leave_out_what_is_not_known(tmp_path):
 def test_the_error_is_drawn_once_per_schedule_at_its_longest_horizon():
     sizes = [("C1", 500), ("C1", 900), ("C5", 700)]
     cells = [fake_cell(s, num_steps=n, saves=3, levels=(0.9, 0.95)) for s, n in sizes]
-    rows = [row for cell in cells for row in panels.first_coordinate(cell)]
-    lines = panels.error_along_rounds(rows).axes[0].get_lines()
+    rows = [row for cell in cells for row in figures.first_coordinate(cell)]
+    lines = figures.error_along_rounds(rows).axes[0].get_lines()
     assert [len(line.get_xdata()) for line in lines] == [3, 2, 3, 2]  # lines and marks
 
 
 def test_a_schedule_has_one_look_everywhere():
-    alone, together = drawing.looks(["Log"]), drawing.looks(["x", "C1", "Log", "y"])
+    alone, together = style.looks(["Log"]), style.looks(["x", "C1", "Log", "y"])
     assert alone["Log"] == together["Log"]
-    found = drawing.looks([*(f"custom[{i}]" for i in range(20)), "C5"])
+    found = style.looks([*(f"custom[{i}]" for i in range(20)), "C5"])
     assert len(set(found.values())) == len(found)
 
 

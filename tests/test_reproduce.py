@@ -19,14 +19,13 @@ from jaxlsgd import cli, plug_in, simulate
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.inference.laws.critical_values import paper_value
 from jaxlsgd.problems import paper_linear
-from jaxlsgd.report.paper import experiments, numbers, sheet, studies
-from jaxlsgd.report.paper.reproduce import reproduce
-from jaxlsgd.report.paper.studies import Size
-from jaxlsgd.report.paper.targets import FIGURES, TARGETS, title
+from jaxlsgd.report.paper import experiments, printed, reproduce, tables
+from jaxlsgd.report.paper.printed import FIGURES, TARGETS, title
+from jaxlsgd.report.paper.reproduce import Size
 from jaxlsgd.schedules import PAPER_SCHEDULES, paper, power_decay
 from jaxlsgd.study.progress import Silent
-from jaxlsgd.study.spec import Study
 from jaxlsgd.study.store.reader import Results
+from jaxlsgd.study.study import Study
 
 SMALL = ("--replications", 24, "--horizons", 120, 60)
 
@@ -47,12 +46,12 @@ def read(path):
 @pytest.fixture
 def quick(tmp_path_factory, monkeypatch):
     """`paper.toml` with two schedules and without the method whose critical values take seconds."""
-    text = studies.PAPER.read_text()
+    text = reproduce.PAPER.read_text()
     text = re.sub(r"(?m)^schedules = .*$", 'schedules = ["C1", "P(1/2)"]\ntile_size = 8', text)
     text = text.replace(', "random_scaling[finite_horizon]"', "")
     path = tmp_path_factory.mktemp("paper") / "paper.toml"
     path.write_text(text)
-    monkeypatch.setattr(studies, "PAPER", path)
+    monkeypatch.setattr(reproduce, "PAPER", path)
     return path
 
 
@@ -61,21 +60,21 @@ def quick(tmp_path_factory, monkeypatch):
 
 def test_printed_numbers_are_all_there():
     for name in ("table3", "table4"):
-        table = numbers.study_table(name)
+        table = printed.study_table(name)
         assert len(table) == 80
         for (method, measure, schedule, steps), number in table.items():
-            assert method in numbers.METHODS.values()
+            assert method in printed.METHODS.values()
             assert schedule in PAPER_SCHEDULES
-            assert steps in numbers.HORIZONS
+            assert steps in printed.HORIZONS
             if measure == "coverage":
                 error = math.sqrt(number.value * (1 - number.value) / 1000)
                 assert number.standard_error == pytest.approx(error, abs=1e-5)
-    first = numbers.study_table("table3")["plug_in", "length", "C1", 5_000]
+    first = printed.study_table("table3")["plug_in", "length", "C1", 5_000]
     assert first == pytest.approx((0.07857, 0.00099, 0.00099 / math.sqrt(1000)))
 
 
 def test_printed_critical_values_are_those_of_the_methods():
-    rows = read(studies.Path(numbers.__file__).with_name("table2.csv"))
+    rows = read(reproduce.Path(printed.__file__).with_name("table2.csv"))
     betas = {"0": 0.0, "1/3": 1 / 3, "1/2": 1 / 2, "2/3": 2 / 3}
     for row in rows:
         beta = betas.pop(row.pop("beta"))
@@ -86,14 +85,14 @@ def test_printed_critical_values_are_those_of_the_methods():
 
 
 def test_paper_toml_is_the_papers_study():
-    study = Study.from_toml(studies.PAPER)
+    study = Study.from_toml(reproduce.PAPER)
     assert [problem.kind for problem in study.problems] == ["paper-linear", "paper-logistic"]
     assert tuple(schedule.name for schedule in study.schedules) == PAPER_SCHEDULES
     assert {schedule.warmup for schedule in study.schedules} == {0.05}
     assert {method.name for method in study.methods} == set(experiments._NAMES)
-    assert set(numbers.METHODS) < set(experiments._NAMES)
+    assert set(printed.METHODS) < set(experiments._NAMES)
     assert study.levels == (0.95,)
-    assert study.replications == numbers.RUNS
+    assert study.replications == printed.RUNS
 
 
 # Tables 1 and 2: the theory.
@@ -189,11 +188,11 @@ def test_figures_end_to_end(tmp_path, capsys):
 
 @pytest.mark.parametrize("horizon", [2, 19, 200, 5_000, 40_000])
 def test_figures_warm_up_for_a_share_of_the_rounds(horizon):
-    study = studies.study_of("figure1", Size((horizon,), 8, 0))
+    study = reproduce.study_of("figure1", Size((horizon,), 8, 0))
     step = power_decay(1.0)
     rounds = min(paper(x).plan(step, num_steps=horizon).num_rounds for x in PAPER_SCHEDULES)
     first = round(0.05 * rounds)
-    assert {method.name for method in study.methods} == set(numbers.METHODS)
+    assert {method.name for method in study.methods} == set(printed.METHODS)
     assert len(study.cells) == 2 * len(PAPER_SCHEDULES)
     for cell in study.cells:
         plan = cell.plan()
@@ -337,7 +336,7 @@ def test_a_directory_of_another_reproduction_is_refused(tmp_path, capsys, change
         study.run(directory, max_time=0)
         return 3
 
-    assert reproduce(["table3"], tmp_path, Size((120, 60), 8, 0), start) == 3
+    assert reproduce.reproduce(["table3"], tmp_path, Size((120, 60), 8, 0), start) == 3
     before = sorted(tmp_path.rglob("*"))
     assert run("table4", *SMALL, "--out", tmp_path, *changes) == 1
     told = capsys.readouterr().err
@@ -354,15 +353,15 @@ def test_a_study_of_another_paper_toml_is_refused(tmp_path, quick):
         return 3
 
     size = Size((60,), 8, 0)
-    assert reproduce(["table3"], tmp_path, size, start) == 3
+    assert reproduce.reproduce(["table3"], tmp_path, size, start) == 3
     quick.write_text(quick.read_text().replace("warmup = 0.05", "warmup = 0.1"))
     with pytest.raises(RuntimeError, match=r"one made from another paper\.toml"):
-        reproduce(["table3"], tmp_path, size, start)
+        reproduce.reproduce(["table3"], tmp_path, size, start)
 
 
 def test_figures_of_the_same_rounds_are_the_same_study():
     """Figures show one path, as long as the longest horizon allows."""
-    one, other = (studies.study_of("figure2", Size(h, 8, 0)) for h in ((60, 200), (200,)))
+    one, other = (reproduce.study_of("figure2", Size(h, 8, 0)) for h in ((60, 200), (200,)))
     assert one.digest == other.digest
     assert dataclasses.replace(one, seed=1).digest != one.digest
 
@@ -410,7 +409,7 @@ def test_figures_without_matplotlib_are_refused_before_any_work(tmp_path, capsys
 def printed_cell(table, schedule, steps, shift=0.0):
     """A cell that has exactly the printed coverage and length of Table 3, plus a shift of length."""
     methods, n = {}, 1000
-    for name, method in numbers.METHODS.items():
+    for name, method in printed.METHODS.items():
         number = {m: table[method, m, schedule, steps] for m in ("coverage", "length")}
         spread = number["length"].in_parentheses
         length = number["length"].value + shift + spread * np.tile([-1.0, 1.0], n // 2)
@@ -437,8 +436,8 @@ def printed_cell(table, schedule, steps, shift=0.0):
 
 
 def test_the_printed_numbers_themselves_have_z_of_zero():
-    table = numbers.study_table("table3")
-    cells = [printed_cell(table, s, t) for s in PAPER_SCHEDULES for t in numbers.HORIZONS]
+    table = printed.study_table("table3")
+    cells = [printed_cell(table, s, t) for s in PAPER_SCHEDULES for t in printed.HORIZONS]
     found = experiments.study_sheet("table3", cells)
     assert "80 of 80 cells within 4 combined standard errors" in found.verdict[0]
     assert "largest |z| 0.0" in found.verdict[0]
@@ -450,7 +449,7 @@ def test_the_printed_numbers_themselves_have_z_of_zero():
 
 
 def test_a_planted_difference_is_found():
-    table = numbers.study_table("table3")
+    table = printed.study_table("table3")
     cells = [printed_cell(table, s, 5_000) for s in ("C1", "C5")]
     cells.append(printed_cell(table, "Log", 5_000, shift=0.02))
     verdict = experiments.study_sheet("table3", cells).verdict
@@ -462,8 +461,8 @@ def test_a_planted_difference_is_found():
 
 
 def test_judged_counts_and_finds_the_largest():
-    assert sheet.judged([("a", 1.0), ("b", -5.0), ("c", None)]) == (1, 2, "b", -5.0)
-    assert sheet.judged([]) == (0, 0, None, 0.0)
+    assert tables.judged([("a", 1.0), ("b", -5.0), ("c", None)]) == (1, 2, "b", -5.0)
+    assert tables.judged([]) == (0, 0, None, 0.0)
 
 
 def test_targets_have_the_papers_names():

@@ -35,9 +35,9 @@ from study_helpers import (
 from jaxlsgd.cli import studies
 from jaxlsgd.engine import machine
 from jaxlsgd.study import Results, SpecError, StoreError, progress, run
-from jaxlsgd.study.compute import Done, Worked
 from jaxlsgd.study.executors import threads
-from jaxlsgd.study.stop import Stop
+from jaxlsgd.study.jobs import Done, Worked
+from jaxlsgd.study.progress import Stop
 
 # Many small tiles, so that a process can be killed between any two of them.
 MANY = TOML.replace("replications = 80", "replications = 480")
@@ -258,14 +258,14 @@ def test_damaged_description_of_a_complete_cell_is_written_anew(tmp_path, faked)
 
 
 def test_failed_commit_ends_the_run_and_frees_the_lock(tmp_path, faked, monkeypatch) -> None:
-    from jaxlsgd.study.store import codec
+    from jaxlsgd.study.store import files
 
     def full(path: Path, content: bytes) -> None:
         if path.suffix == ".npz":
             raise StoreError(f"cannot write {path}: No space left on device")
         path.write_bytes(content)
 
-    monkeypatch.setattr(codec, "write_whole", full)
+    monkeypatch.setattr(files, "write_whole", full)
     with pytest.raises(StoreError, match="No space"):
         run(small(), tmp_path)
     monkeypatch.undo()

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from study_helpers import fake_rows, small, tiles
 
-from jaxlsgd.core import sealed
+from jaxlsgd.core import storage
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.study import Damaged, Results, StoreError, Study
-from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.store import codec
+from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.store import files
 from jaxlsgd.study.store.writer import Writer
 
 ENVIRONMENT = {"jax": "0", "xla_flags": ""}
@@ -81,10 +81,10 @@ def test_rows_come_back_as_they_were_written(tmp_path) -> None:
 
 def test_bytes_of_a_tile_are_a_function_of_its_rows(tmp_path, monkeypatch) -> None:
     cell = small().cells[0]
-    first = codec.encode_tile(cell, 16, fake_rows(cell, 16))
+    first = files.encode_tile(cell, 16, fake_rows(cell, 16))
     monkeypatch.setattr("time.time", lambda: 2e9)
-    assert codec.encode_tile(cell, 16, fake_rows(cell, 16)) == first
-    assert codec.encode_tile(cell, 32, fake_rows(cell, 16)) != first
+    assert files.encode_tile(cell, 16, fake_rows(cell, 16)) == first
+    assert files.encode_tile(cell, 32, fake_rows(cell, 16)) != first
 
 
 def test_not_finite_rows_are_kept(tmp_path) -> None:
@@ -92,8 +92,8 @@ def test_not_finite_rows_are_kept(tmp_path) -> None:
     rows = fake_rows(cell, 0)
     rows["plug_in"].estimate[0, 3] = np.nan
     rows["plug_in"].estimate[0, 4] = np.inf
-    (tmp_path / "tile").write_bytes(codec.encode_tile(cell, 0, rows))
-    found = codec.read_tile(tmp_path / "tile", cell, 0)["plug_in"].estimate
+    (tmp_path / "tile").write_bytes(files.encode_tile(cell, 0, rows))
+    found = files.read_tile(tmp_path / "tile", cell, 0)["plug_in"].estimate
     np.testing.assert_array_equal(found, rows["plug_in"].estimate)
 
 
@@ -278,15 +278,15 @@ def test_damaged_manifest_without_cells_is_refused(tmp_path, content: bytes) -> 
 
 
 def test_manifest_with_a_study_that_is_none_is_refused(tmp_path) -> None:
-    codec.write_json(tmp_path / "manifest.json", {"format": codec.FORMAT, "study": {"x": 1}})
+    files.write_json(tmp_path / "manifest.json", {"format": files.FORMAT, "study": {"x": 1}})
     with pytest.raises(Damaged, match="holds no study"):
         Results(tmp_path)
 
 
 def test_format_of_a_later_version_is_refused(tmp_path) -> None:
-    codec.write_json(tmp_path / "manifest.json", {"format": 99})
+    files.write_json(tmp_path / "manifest.json", {"format": 99})
     with pytest.raises(
-        StoreError, match=f"format 99, and this version reads {codec.FORMAT}; use the"
+        StoreError, match=f"format 99, and this version reads {files.FORMAT}; use the"
     ):
         Results(tmp_path)
 
@@ -316,15 +316,15 @@ def test_failed_write_leaves_nothing_visible(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match=r"cannot write .*x: No space left.*free some space"):
-        codec.write_whole(tmp_path / "x", b"content")
+        files.write_whole(tmp_path / "x", b"content")
     assert os.listdir(tmp_path) == []
 
 
 def test_first_tile_of_a_run_is_read_back(tmp_path, monkeypatch) -> None:
-    honest = sealed.npz
+    honest = storage.npz
     # One more array than was asked for, as `numpy.savez` of NumPy 2.0 made of its options.
     other = lambda arrays: honest({**arrays, "option": np.array(False)})  # noqa: E731
-    monkeypatch.setattr(sealed, "npz", other)
+    monkeypatch.setattr(storage, "npz", other)
     with pytest.raises(StoreError, match=r"cannot be read back: .*installed versions \(NumPy \d"):
         fill(tmp_path, small())
     assert tiles(tmp_path) == {}
@@ -337,16 +337,16 @@ def test_disk_that_alters_what_is_written_ends_a_run_at_its_first_tile(
     tmp_path, monkeypatch
 ) -> None:
     fill(tmp_path, small(), most=3)
-    honest = codec.write_whole
+    honest = files.write_whole
 
     def altering(path: Path, content: bytes) -> None:
         """Writes a whole file, with a checksum that is right, of other rows."""
         if path.suffix == ".npz":
             cell = next(x for x in small().cells if x.id == path.parent.name)
-            content = codec.encode_tile(cell, int(path.stem[5:]), fake_rows(cell, 1))
+            content = files.encode_tile(cell, int(path.stem[5:]), fake_rows(cell, 1))
         honest(path, content)
 
-    monkeypatch.setattr(codec, "write_whole", altering)
+    monkeypatch.setattr(files, "write_whole", altering)
     with pytest.raises(StoreError, match="its estimate of plug_in is not what was written"):
         fill(tmp_path, small())
     assert len(tiles(tmp_path)) == 3

@@ -21,9 +21,9 @@ from jaxlsgd import Algorithm, Problem, one_step, plug_in, problems, random_scal
 from jaxlsgd.core.estimator import Estimator, Horizon
 from jaxlsgd.engine import statistics
 from jaxlsgd.engine.block import run_block, start_tile
+from jaxlsgd.engine.draws import supply
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, Call, lay_out
 from jaxlsgd.engine.program import make_data, make_program
-from jaxlsgd.engine.source import supply
 from jaxlsgd.runs.cell import LOCAL_SGD
 
 PACKAGE = Path(jaxlsgd.__file__).parent
@@ -53,7 +53,7 @@ MUTUAL = {
     # `schedule.plan(...)` makes a plan, which knows its schedule.
     ("schedules.families", "schedules.plan"),
     # `Study.run()` for `run(study)`.
-    ("study.spec", "study.runner"),
+    ("study.study", "study.runner"),
 }
 
 

@@ -15,7 +15,7 @@ from study_helpers import TOML, environment, fake_rows, small
 import jaxlsgd
 from jaxlsgd import cli
 from jaxlsgd.engine import cost, machine
-from jaxlsgd.study import SpecError, forecast, run, trial
+from jaxlsgd.study import SpecError, forecast, run
 from jaxlsgd.study.jobs import Tile
 
 MB = 10**6
@@ -144,7 +144,7 @@ def test_plan_says_that_a_study_does_not_fit_and_tries_nothing(
     huge = TOML.replace("dim = 2", "dim = 300").replace("num_clients = 3", "num_clients = 3000")
     (tmp_path / "study.toml").write_text(huge.replace("tile_size = 16", "tile_size = 4096"))
     has(monkeypatch, 8_000 * MB)
-    monkeypatch.setattr(trial, "measured", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(forecast, "measured", lambda *_: pytest.fail("tried"))
     assert cli.main(["plan", str(tmp_path / "study.toml"), "--devices", "1"]) == 0
     out = capsys.readouterr().out
     assert "this machine has 8,000 MB" in out

@@ -12,9 +12,9 @@ import pytest
 from study_helpers import ROOT, TOML, small
 
 from jaxlsgd import schedules
-from jaxlsgd.study import SpecError, Study, compute, parts
-from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.spec import differences
+from jaxlsgd.study import SpecError, Study, jobs, parts
+from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.study import differences
 
 LINEAR = {"kind": "linear", "dim": 2, "num_clients": 3}
 
@@ -298,7 +298,7 @@ def test_sizes_of_problems_are_read_without_building_them() -> None:
 @pytest.mark.parametrize("name", ["template.toml", "paper.toml"])
 def test_packaged_study_files_are_valid(name: str) -> None:
     study = Study.from_toml(ROOT / "jaxlsgd" / "study" / name)
-    compute.check(study)
+    jobs.check(study)
     assert study.replications == 1000
     assert len(study.cells) == (10 if name == "paper.toml" else 6)
 
@@ -319,7 +319,7 @@ def test_every_suggestion_of_the_template_can_be_used(tmp_path) -> None:
     for text in uncommented():
         path.write_text(text)
         try:
-            compute.check(Study.from_toml(path))
+            jobs.check(Study.from_toml(path))
         except SpecError as error:
             refused.append(str(error))
     assert len(uncommented()) >= 10

@@ -15,8 +15,9 @@ import pytest
 
 from jaxlsgd import fit as jaxlsgd_fit
 from jaxlsgd import fit_table, plug_in, problems, schedules
-from jaxlsgd.cli import fitting, main
-from jaxlsgd.regression import families, streaming
+from jaxlsgd.cli import fit as fitting
+from jaxlsgd.cli import main
+from jaxlsgd.regression import losses, stream
 from jaxlsgd.regression.design import design
 from jaxlsgd.regression.formulas import FUNCTIONS
 
@@ -426,7 +427,7 @@ def test_files_that_are_no_tables(tmp_path: Path, name: str, content: bytes, wor
 def test_the_verb(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     base = ["fit", str(csv), "--response", "sick", "--client", "site", "--family", "logistic"]
     # Named again there, so that --help does not wait for JAX.
-    assert fitting.FAMILIES == families.FAMILIES
+    assert fitting.FAMILIES == losses.FAMILIES
     assert main(base) == 0
     text = capsys.readouterr().out
     assert "Federated logistic regression of sick: 300 rows of 3 clients (site)" in text
@@ -446,8 +447,8 @@ def test_the_verb(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streaming, "CHUNK", 1200)
-    monkeypatch.setattr(streaming, "PILOT_ROWS", 2000)
+    monkeypatch.setattr(stream, "CHUNK", 1200)
+    monkeypatch.setattr(stream, "PILOT_ROWS", 2000)
 
 
 @pytest.mark.usefixtures("small_chunks")

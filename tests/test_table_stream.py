@@ -12,16 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from test_table_input import fit, table
 
-from jaxlsgd.regression import columns, streaming
-from jaxlsgd.regression.design import design
+from jaxlsgd.regression import design, stream
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streaming, "CHUNK", 1200)
-    monkeypatch.setattr(streaming, "PILOT_ROWS", 2000)
+    monkeypatch.setattr(stream, "CHUNK", 1200)
+    monkeypatch.setattr(stream, "PILOT_ROWS", 2000)
     monkeypatch.setattr("jaxlsgd.regression.files.BLOCK_ROWS", 2000)
 
 
@@ -48,10 +47,10 @@ def test_columns_of_arrow_are_those_of_pandas(kind: str, monkeypatch: pytest.Mon
     else:
         frame["site"], client = who(frame), "site"
     batch = pa.Table.from_pandas(frame).combine_chunks().to_batches()[0]
-    plan = design(frame, "sick", client)
-    direct = columns.read_columns(plan, batch)
-    monkeypatch.setattr(columns, "_plain", lambda *given: None)
-    by_pandas = columns.read_columns(plan, batch)
+    plan = design.design(frame, "sick", client)
+    direct = design.read_columns(plan, batch)
+    monkeypatch.setattr(design, "_plain", lambda *given: None)
+    by_pandas = design.read_columns(plan, batch)
     assert direct.dropped == by_pandas.dropped == 0
     np.testing.assert_array_equal(direct.y, by_pandas.y)
     for one, other in zip(direct.features, by_pandas.features, strict=True):
@@ -65,9 +64,9 @@ def test_the_first_rows_are_those_of_pandas(monkeypatch: pytest.MonkeyPatch):
     frame = mixed_kinds().drop(columns="smokes")
     frame["site"] = np.arange(50) % 12  # sorted as numbers: 2 before 10
     how, rows = ("sick", "site", None, None, True, "refuse"), pa.Table.from_pandas(frame)
-    plan, block = columns.first_rows(rows, how)
-    monkeypatch.setattr(columns, "plain_design", lambda *given: None)
-    same, by_pandas = columns.first_rows(rows, how)
+    plan, block = design.first_rows(rows, how)
+    monkeypatch.setattr(design, "plain_design", lambda *given: None)
+    same, by_pandas = design.first_rows(rows, how)
     assert plan == same
     for one, other in zip(block, by_pandas, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -13,10 +13,10 @@ import pytest
 from jaxlsgd import algorithms, plug_in, problems, random_scaling
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.engine import source
+from jaxlsgd.engine import draws
 from jaxlsgd.engine.program import make_program
 from jaxlsgd.runs.cell import LOCAL_SGD, Cell
-from jaxlsgd.runs.simulation import Advanced, Finished, run_cells
+from jaxlsgd.runs.simulate import Advanced, Finished, run_cells
 from tests.engine_helpers import PAPER_PROBLEMS, paper_plan, rows_of
 
 METHODS = (random_scaling(), plug_in())
@@ -88,13 +88,13 @@ def test_short_plans_are_finished_first_and_steps_add_up(cells: list[Cell]) -> N
 
 def test_draws_are_made_once(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    draw = source._draw_block
+    draw = draws._draw_block
 
     def counted(program: Any, data: Any, keys: Any, first: Any) -> Any:
         made.append(int(first))
         return draw(program, data, keys, first)
 
-    monkeypatch.setattr(source, "_draw_block", counted)
+    monkeypatch.setattr(draws, "_draw_block", counted)
     together(cells)
     assert made == list(range(0, 701, 64))
 

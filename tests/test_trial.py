@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from study_helpers import small
 
-from jaxlsgd.core import tables
-from jaxlsgd.study import Study, trial
+from jaxlsgd.inference.laws import tables
+from jaxlsgd.study import Study, forecast
 from jaxlsgd.study.jobs import Job, work
 
 STEP, READING, PROGRAMS, LENGTH, TABLE = 1e-6, 0.01, 5.0, 0.7, 0.05
@@ -27,7 +27,7 @@ class Machine:
     def run(self, job: Job, devices: Sequence[Any], used: tables.Rows) -> float:
         seconds = sum(STEP * work(tile.cell) + READING for tile in job)
         needed = {"programs": PROGRAMS} | {
-            length: LENGTH for tile in job for length in trial._lengths(tile.cell)
+            length: LENGTH for tile in job for length in forecast._lengths(tile.cell)
         }
         for name, price in needed.items():
             if name not in self.loaded:
@@ -44,11 +44,11 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     model = Machine()
-    monkeypatch.setattr(trial, "_run", model.run)
-    monkeypatch.setattr(trial, "_commit", lambda: 0.0)
-    monkeypatch.setattr(trial, "_start", lambda: 1.5)
+    monkeypatch.setattr(forecast, "_run", model.run)
+    monkeypatch.setattr(forecast, "_commit", lambda: 0.0)
+    monkeypatch.setattr(forecast, "_start", lambda: 1.5)
     monkeypatch.setattr("jax.clear_caches", model.loaded.clear)
-    monkeypatch.setattr(trial.tables, "forget", model.tables.difference_update)
+    monkeypatch.setattr(forecast.tables, "forget", model.tables.difference_update)
     return model
 
 
@@ -59,40 +59,42 @@ def study(**changes: Any) -> Study:
 def test_steps_readings_and_devices_are_counted(machine: Machine) -> None:
     asked = study(save_at=12)
     total = 5 * sum(STEP * work(cell) + 12 * READING for cell in asked.cells)
-    assert trial.measured(asked, [None], 1).tiles == pytest.approx(total, rel=0.02)
-    assert trial.measured(asked, [None], 2).tiles == pytest.approx(total / 2, rel=0.02)
+    assert forecast.measured(asked, [None], 1).tiles == pytest.approx(total, rel=0.02)
+    assert forecast.measured(asked, [None], 2).tiles == pytest.approx(total / 2, rel=0.02)
     # No more devices are busy than there are tiles.
-    assert trial.measured(asked, [None], 1000).tiles == pytest.approx(total / 10, rel=0.02)
+    assert forecast.measured(asked, [None], 1000).tiles == pytest.approx(total / 10, rel=0.02)
 
 
 def test_programs_that_the_trial_has_compiled_are_read_and_the_rest_compiled(
     machine: Machine,
 ) -> None:
     asked = study(schedules=["C1"], save_at=[100, 1_000])
-    found = trial.measured(asked, [None], 1)
+    found = forecast.measured(asked, [None], 1)
     # Plans padded to 128 (tried), 1024 and 8192.
     assert found.programs == pytest.approx((PROGRAMS + LENGTH) / 10 + 2 * LENGTH, rel=0.02)
 
 
 def test_tables_are_made_once_per_cell_and_saved_round(machine: Machine) -> None:
-    found = trial.measured(study(save_at=12), [None], 1)
+    found = forecast.measured(study(save_at=12), [None], 1)
     assert found.tables == pytest.approx(2 * 12 * TABLE, rel=0.02)
-    assert trial.measured(study(replications=8_000), [None], 1).tables == pytest.approx(2 * TABLE)
+    assert forecast.measured(study(replications=8_000), [None], 1).tables == pytest.approx(
+        2 * TABLE
+    )
 
 
 def test_every_kind_of_program_counts_and_a_few_are_tried(machine: Machine) -> None:
     problems = [
         {"kind": "linear", "name": f"p{dim}", "dim": dim, "num_clients": 3} for dim in range(1, 7)
     ]
-    found = trial.measured(study(problems=problems, schedules=["C1"]), [None], 1)
-    one = trial.measured(study(problems=problems[:1], schedules=["C1"]), [None], 1)
+    found = forecast.measured(study(problems=problems, schedules=["C1"]), [None], 1)
+    one = forecast.measured(study(problems=problems[:1], schedules=["C1"]), [None], 1)
     assert found.programs > 5 * one.programs
     assert found.total == pytest.approx(sum(found))
 
 
 def test_a_study_as_short_as_its_trial(machine: Machine) -> None:
     asked = small(horizons=[40], save_at=[])
-    found = trial.measured(asked, [None], 1)
+    found = forecast.measured(asked, [None], 1)
     assert found.tiles == pytest.approx(
         5 * sum(STEP * work(cell) + READING for cell in asked.cells), rel=0.5
     )

@@ -20,11 +20,11 @@ from scipy.stats import norm
 
 from jaxlsgd import Draws, Problem, load_cell, measures, plug_in, problems, random_scaling
 from jaxlsgd.core.cell_file import Unfit, about_from_json, about_to_json
-from jaxlsgd.inference.bootstrap import bootstrap, perturbed
-from jaxlsgd.inference.federation_tree import split_clients
+from jaxlsgd.inference.rivals.bootstrap import bootstrap, perturbed
+from jaxlsgd.inference.rivals.federation_tree import split_clients
 from jaxlsgd.report import export, tables
 from jaxlsgd.report.page import build
-from jaxlsgd.report.selection import Selection
+from jaxlsgd.report.tables import Selection
 from jaxlsgd.runs.cell import Cell
 from jaxlsgd.schedules import constant, power_decay
 

@@ -16,7 +16,7 @@ import pytest
 from jaxlsgd import Fit, Plan, algorithms, load_cell, one_step, plug_in, problems, random_scaling
 from jaxlsgd import schedules as all_schedules
 from jaxlsgd.analysis import failures, measures, verdict
-from jaxlsgd.core import cell_file, sealed
+from jaxlsgd.core import cell_file, storage
 from jaxlsgd.core.causes import DIVERGED, MOST_GROWTH, Cause, causes
 from jaxlsgd.core.estimator import Sync
 from jaxlsgd.core.problem import Problem
@@ -25,7 +25,7 @@ from jaxlsgd.inference.binned_rounds import binned_rounds, mean_place
 from jaxlsgd.inference.one_step import OneStepDetail
 from jaxlsgd.report import tables
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.runs.simulation import simulate
+from jaxlsgd.runs.simulate import simulate
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
@@ -227,7 +227,7 @@ def test_why_it_is_withheld_is_kept_in_a_file(tmp_path):
     header = json.loads(arrays["header"].tobytes())
     del header["cell"]["withheld"]
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    path.write_bytes(sealed.seal(arrays))
+    path.write_bytes(storage.seal(arrays))
     old = load_cell(path)
     assert set(old.withheld) == set(old.methods)
     assert "did not say" in old.withheld["plug_in"]

@@ -14,7 +14,7 @@ import scipy.stats
 import jaxlsgd
 from jaxlsgd import schedules
 from jaxlsgd.inference import NORMAL, joint
-from jaxlsgd.inference.laws import critical_values, pivot_law, wald_law
+from jaxlsgd.inference.laws import critical_values, wald_law
 
 STEP = schedules.power_decay(0.5)
 
@@ -37,7 +37,7 @@ def gaussian(estimate: Any, matrix: Any) -> joint.Joint:
 @pytest.mark.parametrize("dim", [1, 2, 5, 20])
 def test_simulated_law_agrees_with_the_table(dim: int) -> None:
     """P(W > table's value) within 4 errors of the simulation and 4 of the table, each at most 0.1 %."""
-    flat = pivot_law.beta_spectrum(0.0)
+    flat = critical_values.beta_spectrum(0.0)
     for level in (0.8, 0.95, 0.99):
         found = wald_law.tail(critical_values.wald_critical_value(dim, level), dim, flat)
         allowed = 4 * found.error + 4 * 0.001 * (1 - level) * 5
@@ -47,7 +47,7 @@ def test_simulated_law_agrees_with_the_table(dim: int) -> None:
 @pytest.mark.parametrize("beta", [1 / 3, 2 / 3])
 def test_simulated_law_of_one_parameter_is_the_exact_one(beta: float) -> None:
     """Six comparisons at 4 standard errors: once in 2,600 runs."""
-    spectrum = pivot_law.beta_spectrum(beta)
+    spectrum = critical_values.beta_spectrum(beta)
     for level in (0.8, 0.95, 0.99):
         c = critical_values.critical_value(level, beta=beta)
         found = wald_law.tail(c**2, 1, spectrum)
@@ -61,7 +61,7 @@ def test_simulated_law_against_brownian_paths() -> None:
     """Three parameters, beta = 1/2, 10,000 paths of 500 steps: 4 standard errors, once in 5,000 runs."""
     rng, steps, exceeded = np.random.default_rng(7), 500, []
     r = np.arange(1, steps + 1)[:, None] / steps
-    w = wald_law.quantile(0.95, 3, pivot_law.beta_spectrum(0.5))
+    w = wald_law.quantile(0.95, 3, critical_values.beta_spectrum(0.5))
     for _ in range(10):
         B = np.cumsum(rng.standard_normal((1_000, steps, 3)), axis=1) / np.sqrt(steps)
         gap = B - r**2 * B[:, -1:]
@@ -72,7 +72,9 @@ def test_simulated_law_against_brownian_paths() -> None:
 
 
 def test_law_is_monotone_and_its_quantiles_invert_it() -> None:
-    spectrum = pivot_law.plan_spectrum(np.repeat([1, 5], [50, 200]).astype(np.int64).tobytes())
+    spectrum = critical_values.plan_spectrum(
+        np.repeat([1, 5], [50, 200]).astype(np.int64).tobytes()
+    )
     tails = [wald_law.tail(w, 4, spectrum).probability for w in (0.0, 1.0, 10.0, 100.0, 1e5)]
     assert tails[0] == 1.0 and tails[-1] < 1e-6 and np.all(np.diff(tails) < 0)
     for level in (0.01, 0.5, 0.999):
@@ -219,7 +221,7 @@ def test_more_parameters_than_the_law_was_simulated_for() -> None:
     with pytest.raises(ValueError, match="contrasts: must be at most 20.*got 21"):
         joint.joint_test(gaussian(np.zeros(21), np.eye(21))._replace(law=law))
     with pytest.raises(ValueError, match="dim: must be an integer from 1 to 20"):
-        wald_law.tail(1.0, 21, pivot_law.beta_spectrum(0.0))
+        wald_law.tail(1.0, 21, critical_values.beta_spectrum(0.0))
 
 
 @pytest.mark.parametrize("x", [np.zeros(2), np.full(3, np.nan)])

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jaxlsgd import problems, simulate
-from jaxlsgd.inference.bootstrap import bootstrap, perturbed
-from jaxlsgd.inference.parallel_runs import parallel_runs, split
-from jaxlsgd.report.page.question import question
-from jaxlsgd.report.page.study_file import study_file
+from jaxlsgd.inference.rivals.bootstrap import bootstrap, perturbed
+from jaxlsgd.inference.rivals.parallel_runs import parallel_runs, split
+from jaxlsgd.report.page.provenance import study_file
+from jaxlsgd.report.page.text import question
 from jaxlsgd.schedules import paper, power_decay
 from jaxlsgd.study import Results, Study
 from jaxlsgd.study.errors import SpecError

@@ -1,14 +1,11 @@
 """Federated algorithms, one file each. `local_sgd` is the paper's Algorithm 1."""
 
-from jaxlsgd.algorithms.client_dropout import client_dropout
 from jaxlsgd.algorithms.fedprox import fedprox
-from jaxlsgd.algorithms.local_momentum import local_momentum
-from jaxlsgd.algorithms.local_optimizer import local_optimizer
+from jaxlsgd.algorithms.local_optimizer import local_momentum, local_optimizer
 from jaxlsgd.algorithms.local_sgd import Rounds, RoundState, local_sgd, plain_rounds
-from jaxlsgd.algorithms.participation import participation
+from jaxlsgd.algorithms.participation import client_dropout, participation, stragglers
 from jaxlsgd.algorithms.scaffold import scaffold
 from jaxlsgd.algorithms.server_optimizer import server_adam, server_momentum, server_optimizer
-from jaxlsgd.algorithms.stragglers import stragglers
 
 __all__ = [
     "RoundState",

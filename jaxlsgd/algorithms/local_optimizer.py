@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 
+from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, Client, Round
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.problem import Array
+from jaxlsgd.core.registry import register
 
 
 @functools.cache
@@ -41,3 +44,40 @@ def local_optimizer(
         return -updates, local  # type: ignore[operator]
 
     return Algorithm(name, begin=begin, direction=direction)
+
+
+@register("algorithm")
+@functools.cache
+def local_momentum(momentum: float = 0.9) -> Algorithm:
+    """Heavy-ball steps: v_k ← momentum · v_k + g_k, d_k = v_k, and a client keeps its v_k.
+
+    Steps become 1/(1 − momentum) times as long: take a γ_0 as much smaller. `local_optimizer(optax.sgd(1.0,
+    momentum=...))` forgets v_k where a round ends; Yu, Jin and Yang average it.
+
+    Outside the paper's theory.
+
+    Args:
+      momentum: in [0, 1); 0 is Local SGD.
+
+    Reference: Yu, Jin, Yang (2019), On the linear speedup analysis of communication efficient momentum
+    SGD for distributed non-convex optimization.
+    """
+    if not 0 <= checks.number("momentum", momentum) < 1:
+        raise refusal("momentum", "be in [0, 1)", momentum)
+
+    def begin(memory: Any, round: Round) -> Any:
+        del round
+        return memory
+
+    def direction(gradient: Array, client: Client, round: Round) -> tuple[Array, Any]:
+        del round
+        velocity = momentum * client.local + gradient
+        return velocity, velocity
+
+    def send(client: Client, round: Round) -> tuple[Any, Any]:
+        del round
+        return None, client.local
+
+    return Algorithm(
+        "local_momentum", init_client=jnp.zeros_like, begin=begin, direction=direction, send=send
+    )

@@ -24,14 +24,19 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from jaxlsgd.core import checks
-from jaxlsgd.core.algorithm import Algorithm, Client, Round
+from jaxlsgd.core.algorithm import Algorithm, Client, Round, an_algorithm, check_algorithm
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.cohort import Cohort, first_cohort, next_cohort, weight_bounds
 from jaxlsgd.core.estimator import Sync
-from jaxlsgd.core.keys import algorithm_words, check_key
 from jaxlsgd.core.problem import Array, Observation, Params
+from jaxlsgd.core.random import (
+    Cohort,
+    algorithm_words,
+    check_key,
+    first_cohort,
+    next_cohort,
+    weight_bounds,
+)
 from jaxlsgd.core.registry import register
-from jaxlsgd.core.states import an_algorithm, check_algorithm
 
 
 @register("algorithm")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
-from jaxlsgd.core import checks
-from jaxlsgd.core.algorithm import Algorithm, Participation
+import jax.numpy as jnp
+
+from jaxlsgd.core import checks, random
+from jaxlsgd.core.algorithm import Algorithm, Client, Participation, Round
+from jaxlsgd.core.problem import Array
 from jaxlsgd.core.registry import register
 
 _CHOICES = ("uniform", "weight")
@@ -44,3 +48,99 @@ def participation(clients: int, choice: str = "uniform") -> Algorithm:
     checks.count("clients", clients, 1)
     by_weight = checks.choice("choice", choice, _CHOICES) == "weight"
     return Algorithm("participation", participation=Participation(clients, by_weight))
+
+
+@register("algorithm")
+@functools.cache
+def client_dropout(probability: float) -> Algorithm:
+    """Local SGD in which a client's round is lost with a probability; the others share its weight.
+
+    In every round every client is lost by itself, and x̄ moves by Σ_k p_k (x_k − x̄)/Σ_k p_k over those that
+    are left, or not at all if nobody is. Its steps are computed all the same.
+
+    Outside the paper's theory: which clients are left is noise of its own, once a round, and where clients
+    differ it does not shrink with E_m. `plug_in` does not see it, and `one_step` uses the gradients that were lost.
+
+    Args:
+      probability: of being lost, in [0, 1); 0 is Local SGD.
+    """
+    probability = random.probability("probability", probability)
+
+    def send(client: Client, round: Round) -> tuple[Any, Any]:
+        there = random.client_uniform(round.server, client.memory) >= probability
+        there = there.astype(client.x.dtype)
+        return (there * (client.x - round.params), there), client.memory
+
+    def receive(moved: Array, message: Any, round: Round) -> tuple[Array, Any]:
+        del moved
+        total, weight = message
+        mean = total / jnp.where(weight > 0, weight, 1)
+        return round.params + mean, random.after_round(round.server)
+
+    return Algorithm(
+        "client_dropout",
+        random.init_luck,
+        random.init_number,
+        send=send,
+        receive=receive,
+        random=True,
+        # Its message takes the place of its model; whether it arrives is no affair of what was sent.
+        sends=lambda dim: dim,
+        moves_by_gradients=False,
+    )
+
+
+class _Work(NamedTuple):
+    """A client's way through a round."""
+
+    made: Any  # () steps so far
+    most: Any  # () steps that it will make
+
+
+@register("algorithm")
+@functools.cache
+def stragglers(probability: float) -> Algorithm:
+    """Local SGD in which slow clients make 1 to E_m steps, each number equally likely.
+
+    In every round every client is slow with the given probability, by itself. What it sends after
+    fewer steps is averaged like the rest. All are slow equally often, so that x* stays where it is to first
+    order in η; the server moves (1 − probability · (1 − 1/E_m)/2) times as far. The engine computes the steps
+    that a slow client leaves out, and drops them.
+
+    Outside the paper's theory, where all clients make E_m steps. `plug_in` counts steps that were not made, and
+    `one_step` uses their gradients.
+
+    Args:
+      probability: of being slow, in [0, 1); 0 is Local SGD.
+
+    Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith (2020), Federated optimization in
+    heterogeneous networks, whose experiments have such clients.
+    """
+    probability = random.probability("probability", probability)
+
+    def begin(memory: Any, round: Round) -> _Work:
+        # One number decides both: below the probability it is uniform there, and says how far.
+        u = random.client_uniform(round.server, memory).astype(round.params.dtype)
+        slow = u < probability
+        share = u / (probability if probability else 1.0)
+        some = jnp.minimum(jnp.floor(share * round.E) + 1, round.E)
+        return _Work(jnp.zeros_like(u), jnp.where(slow, some, round.E))
+
+    def direction(gradient: Array, client: Client, round: Round) -> tuple[Array, Any]:
+        del round
+        made, most = client.local
+        return jnp.where(made < most, gradient, 0), _Work(made + 1, most)
+
+    def receive(moved: Array, message: Any, round: Round) -> tuple[Array, Any]:
+        del message
+        return round.params + moved, random.after_round(round.server)
+
+    return Algorithm(
+        "stragglers",
+        random.init_luck,
+        random.init_number,
+        begin=begin,
+        direction=direction,
+        receive=receive,
+        random=True,
+    )

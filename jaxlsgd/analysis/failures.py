@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxlsgd.core.causes import FAILURES, Cause
+from jaxlsgd.core.display import plural
 from jaxlsgd.core.rows import CellRows, MethodRows
-from jaxlsgd.core.text import plural
 
 WARN_ABOVE = 0.01  # of a cell's replications
 _NAMED = 10  # cells that a warning names

@@ -23,8 +23,8 @@ import numpy as np
 import scipy.special
 from numpy.typing import NDArray
 
+from jaxlsgd.core.display import plural
 from jaxlsgd.core.rows import CellRows
-from jaxlsgd.core.text import plural
 
 if TYPE_CHECKING:
     from jaxlsgd.core.algorithm import Algorithm

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import jaxlsgd
-from jaxlsgd.cli import fitting, numbers, results, studies, values
-from jaxlsgd.core.blame import note_of, told
-from jaxlsgd.core.text import printable
+from jaxlsgd.cli import critical_value, fit, results, studies
+from jaxlsgd.core.checks import note_of, told
+from jaxlsgd.core.display import printable
 
 USAGE = 2
-_GROUPS = (studies, results, numbers, fitting, values)
+_GROUPS = (studies, results, fit, critical_value)
 _EPILOG = """\
 a first study:
   jaxlsgd init study.toml               write a commented study file to edit

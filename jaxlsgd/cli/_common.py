@@ -50,10 +50,10 @@ def add_other_code(parser: argparse.ArgumentParser) -> None:
 def load_imports(arguments: argparse.Namespace) -> None:
     """Runs the files that `--import` names."""
     if arguments.imports:
-        from jaxlsgd.study import kinds
+        from jaxlsgd.study import imports
 
         for path in arguments.imports:
-            kinds.load(path)
+            imports.load(path)
 
 
 def seconds(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Verbs on study files: init, kinds, plan, run, reproduce."""
+"""The arguments of `jaxlsgd reproduce`, without the modules that do it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.cli import _reproduction as reproduction
 from jaxlsgd.cli._common import (
     add_import,
     add_other_code,
@@ -21,11 +20,61 @@ from jaxlsgd.cli._common import (
     seconds,
     share,
 )
-from jaxlsgd.core.files import check_output
+from jaxlsgd.core.storage import check_output
+from jaxlsgd.report.paper.printed import HORIZONS, TARGETS
 
 if TYPE_CHECKING:
+    from jaxlsgd.study.progress import Stop
     from jaxlsgd.study.runner import Outcome
-    from jaxlsgd.study.stop import Stop
+
+
+_LARGEST_SEED = 2**32 - 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `jaxlsgd reproduce` to a parser."""
+    parser.add_argument("target", choices=(*TARGETS, "all"), help="what to reproduce")
+    parser.add_argument(
+        "--replications",
+        type=_several,
+        default=1_000,
+        metavar="N",
+        help="runs per cell (paper: 1000)",
+    )
+    parser.add_argument(
+        "--horizons",
+        type=_several,
+        nargs="+",
+        default=HORIZONS,
+        metavar="STEPS",
+        help="observations per client t_T; figures use at most the largest (default: the paper's)",
+    )
+    parser.add_argument("--seed", type=_seed, default=0, help="seed of all draws (default 0)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("reproduction"),
+        metavar="DIR",
+        help="where to write (default: reproduction)",
+    )
+    add_other_code(parser)
+    parser.add_argument(
+        "--quiet", action="store_true", help="print no progress and no counts of tiles"
+    )
+
+
+def _several(text: str) -> int:
+    if (value := positive(text)) < 2:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 2, got {text!r}")
+    return value
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) > _LARGEST_SEED:
+        rule = f"must be an integer from 0 to {_LARGEST_SEED}"
+        raise argparse.ArgumentTypeError(f"{rule}, got {text!r}")
+    return int(text)
+
 
 VERBS = ("init", "kinds", "plan", "run", "reproduce")
 _HOW_TO_NAME = """
@@ -150,7 +199,7 @@ def _add_reproduce(verbs: Any) -> None:
     )
     examples = "jaxlsgd reproduce all --out paper\njaxlsgd reproduce table4 --replications 200"
     parser = add_verb(verbs, "reproduce", reproduce, text, examples)
-    reproduction.add_arguments(parser)
+    add_arguments(parser)
 
 
 def init(arguments: argparse.Namespace) -> int:
@@ -175,7 +224,7 @@ def kinds(arguments: argparse.Namespace) -> int:
 
     load_imports(arguments)
     from jaxlsgd.core import registry
-    from jaxlsgd.study import kinds as known  # noqa: F401  registers those of the package
+    from jaxlsgd.study import imports as known  # noqa: F401  registers those of the package
 
     for role in registry.ROLES:
         print(f"{role}s")
@@ -198,7 +247,7 @@ def plan(arguments: argparse.Namespace) -> int:
     machine.prepare()  # before anything can create an array
     load_imports(arguments)
     from jaxlsgd.study import forecast
-    from jaxlsgd.study.spec import Study
+    from jaxlsgd.study.study import Study
 
     study = Study.from_toml(arguments.study)
     with _naming(arguments.study):
@@ -272,10 +321,10 @@ def _memory_lines(study: Any, devices: int) -> Iterator[tuple[str, str]]:
 
 def _times(study: Any, rate: int | None, devices: int) -> tuple[Any, str]:
     """What a study will take, or None if a trial does not fit in memory, and how that is known."""
-    from jaxlsgd.study import compute, forecast, trial
+    from jaxlsgd.study import forecast, jobs
 
     if rate is not None:
-        compute.check(study)
+        jobs.check(study)
         speed = f"{rate / 1e6:.3g} million client-steps per second per device"
         return forecast.forecast(study).times(rate, devices), f"at {speed} (given)"
     import jax
@@ -283,9 +332,9 @@ def _times(study: Any, rate: int | None, devices: int) -> tuple[Any, str]:
     local = jax.local_devices()[:devices]
     need = forecast.memory(study, len(local), local[0].platform)
     if forecast.Room.of(local[0]).lacks(need):
-        compute.check(study)
+        jobs.check(study)
         return None, "a trial does not fit in memory"
-    return trial.measured(study, local, devices), f"on {devices} devices (measured)"
+    return forecast.measured(study, local, devices), f"on {devices} devices (measured)"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -295,8 +344,8 @@ def run(arguments: argparse.Namespace) -> int:
     _start_jax(arguments)  # before anything can create an array: own kinds, the problems
     load_imports(arguments)
     from jaxlsgd.study import progress
-    from jaxlsgd.study.spec import Study
-    from jaxlsgd.study.stop import Stop
+    from jaxlsgd.study.progress import Stop
+    from jaxlsgd.study.study import Study
 
     study = Study.from_toml(arguments.study)
     if arguments.replications:
@@ -387,7 +436,7 @@ def _signals(stop: Stop) -> Iterator[None]:
 
 
 def _outcome(outcome: Outcome, directory: str) -> str:
-    from jaxlsgd.core.text import plural
+    from jaxlsgd.core.display import plural
     from jaxlsgd.study.progress import duration
 
     made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
@@ -412,9 +461,9 @@ def reproduce(arguments: argparse.Namespace) -> int:
     """Reproduces the paper."""
     from jaxlsgd.engine import machine
     from jaxlsgd.report.paper import reproduce as paper
-    from jaxlsgd.report.paper.studies import Size
+    from jaxlsgd.report.paper.reproduce import Size
     from jaxlsgd.study import progress
-    from jaxlsgd.study.stop import Stop
+    from jaxlsgd.study.progress import Stop
 
     stop = Stop()  # of all studies: who has asked one to end wants no other to begin
 
@@ -427,6 +476,6 @@ def reproduce(arguments: argparse.Namespace) -> int:
         return outcome.exit_code
 
     machine.prepare()
-    targets = reproduction.TARGETS if arguments.target == "all" else (arguments.target,)
+    targets = TARGETS if arguments.target == "all" else (arguments.target,)
     size = Size(tuple(arguments.horizons), arguments.replications, arguments.seed)
     return paper.reproduce(targets, arguments.out, size, run_study)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.core import sealed
+from jaxlsgd.core import storage
 from jaxlsgd.core.causes import Cause
-from jaxlsgd.core.files import replacing
 from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.core.storage import replacing
 
 FORMAT = 1
 # What a method's rows are made of, and as which numbers they are kept.
@@ -52,7 +52,7 @@ def save(cell: CellRows, path: str | Path, *, force: bool = False) -> Path:
         for name, kind in ARRAYS.items():
             arrays[f"{i}.{name}"] = np.ascontiguousarray(getattr(rows, name), kind)
     with replacing(path, force) as temporary:
-        temporary.write_bytes(sealed.seal(arrays))
+        temporary.write_bytes(storage.seal(arrays))
     return path
 
 
@@ -75,18 +75,18 @@ def load_cell(path: str | Path) -> CellRows:
     """
     content = Path(path).read_bytes()
     try:
-        about, format = _header(sealed.first_array(content, "header"))
+        about, format = _header(storage.first_array(content, "header"))
         if format != FORMAT:
             raise Unfit(f"it has format {format!r}, and this version reads {FORMAT}")
         methods = _names(about)
         names = [f"{i}.{name}" for i in range(len(methods)) for name in ARRAYS]
-        arrays = sealed.unseal(content, ("header", *names))
+        arrays = storage.unseal(content, ("header", *names))
         cell = about_from_json(about, methods)
         rows = {
             name: _rows([arrays[f"{i}.{field}"] for field in ARRAYS], cell, name)
             for i, name in enumerate(methods)
         }
-    except (sealed.Broken, Unfit) as error:
+    except (storage.Broken, Unfit) as error:
         raise ValueError(f"{path} does not hold the rows of a cell: {error}") from error
     return dataclasses.replace(cell, methods=rows)
 

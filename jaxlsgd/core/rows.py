@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxlsgd.core import html
+from jaxlsgd.core import display
 from jaxlsgd.core.causes import Cause, causes
-from jaxlsgd.core.sealed import npz
+from jaxlsgd.core.storage import npz
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class CellRows:
         header = ["method", "completed", "truth", "mean estimate", f"mean length, {level}"]
         lines = [self._line(name) for name in self.methods]
         note = "Coverage, with standard errors: jaxlsgd.measures.coverage_table(cell)."
-        return html.table(header, lines, title=title, notes=[note])
+        return display.table(header, lines, title=title, notes=[note])
 
     def _line(self, name: str) -> list[str]:
         """A method's first coordinate at the last round, among the completed."""

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxlsgd.core.problem import Array, FlatFunctions
-from jaxlsgd.engine import cohorts, federation, statistics, xla
+from jaxlsgd.engine import federation, statistics, xla
+from jaxlsgd.engine import federation as cohorts
+from jaxlsgd.engine.draws import Source, Supply, make_source
 from jaxlsgd.engine.federation import Federation, Step
 from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Syncs
 from jaxlsgd.engine.program import Loop, ProblemData, Program, cast_floats
-from jaxlsgd.engine.source import Source, Supply, make_source
 from jaxlsgd.engine.statistics import Met, Statistics
 
 

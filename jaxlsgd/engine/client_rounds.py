@@ -28,10 +28,10 @@ from jax import lax
 from jaxlsgd.core.problem import Array, FlatFunctions
 from jaxlsgd.engine import block as block_lib
 from jaxlsgd.engine import federation, statistics
+from jaxlsgd.engine.draws import Source, Supply, make_source
 from jaxlsgd.engine.federation import Federation, Step
 from jaxlsgd.engine.layout import Block, Syncs
 from jaxlsgd.engine.program import ProblemData, Program, cast_floats
-from jaxlsgd.engine.source import Source, Supply, make_source
 from jaxlsgd.engine.statistics import Met, Statistics
 from jaxlsgd.schedules import Plan
 

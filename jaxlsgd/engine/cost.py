@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxlsgd.core import checks
-from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.algorithm import Algorithm, message_size
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon
 from jaxlsgd.core.forms import OuterProduct
 from jaxlsgd.core.problem import Draws, Problem, abstract_source
-from jaxlsgd.core.states import message_size
 from jaxlsgd.engine import federation, xla
 from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
 from jaxlsgd.engine.program import loop_for

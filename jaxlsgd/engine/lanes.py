@@ -18,9 +18,9 @@ import numpy as np
 from jaxlsgd.core.problem import Array
 from jaxlsgd.engine import statistics
 from jaxlsgd.engine.block import TileState, run_block
+from jaxlsgd.engine.draws import Supply, supply
 from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Whole
 from jaxlsgd.engine.program import ProblemData, Program
-from jaxlsgd.engine.source import Supply, supply
 from jaxlsgd.engine.tile import WAIT_EVERY, Advanced, Saved, fresh_tile
 
 # Lanes that stay empty: a group is wider than its cells only where at least this share of it is used.

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlsgd.core.algorithm import Algorithm
-from jaxlsgd.core.cohort import weight_bounds
 from jaxlsgd.core.estimator import Accumulator, Estimator
 from jaxlsgd.core.problem import Problem, Structure, flatten
+from jaxlsgd.core.random import weight_bounds
 from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
 
 

@@ -14,11 +14,11 @@ import jax
 
 from jaxlsgd.core.estimator import Accumulator
 from jaxlsgd.core.problem import Array
-from jaxlsgd.engine import cohorts, federation
+from jaxlsgd.engine import federation
 from jaxlsgd.engine.block import TileState, run_block, start_tile
+from jaxlsgd.engine.draws import Supply, supply
 from jaxlsgd.engine.layout import BLOCK_STEPS, Call, Layout
 from jaxlsgd.engine.program import ProblemData, Program
-from jaxlsgd.engine.source import Supply, supply
 from jaxlsgd.engine.statistics import Statistics, roll
 
 # Calls queued before the host waits: enough to hide the launch, few enough to stop soon.
@@ -77,7 +77,7 @@ def fresh_tile(program: Program, data: ProblemData, keys: Array) -> TileState:
     if algorithm.random:
         begun = federation.dealt(algorithm, begun, words, data.weights, data.client_index)
     if algorithm.participation is not None:
-        begun = begun._replace(members=cohorts.first_members(algorithm, data, words))
+        begun = begun._replace(members=federation.first_members(algorithm, data, words))
     return state._replace(federation=begun)
 
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from jaxlsgd.core.lazy import attach
 
 _WHERE = {
-    "NORMAL": "jaxlsgd.inference.laws.normal",
-    "bootstrap": "jaxlsgd.inference.bootstrap:",
+    "NORMAL": "jaxlsgd.inference.laws.standard",
+    "bootstrap": "jaxlsgd.inference.rivals.bootstrap:",
     "critical_values": "jaxlsgd.inference.laws.critical_values:",
-    "equal_batches": "jaxlsgd.inference.equal_batches:",
-    "federation_tree": "jaxlsgd.inference.federation_tree:",
+    "equal_batches": "jaxlsgd.inference.rivals.equal_batches:",
+    "federation_tree": "jaxlsgd.inference.rivals.federation_tree:",
     "finite_horizon": "jaxlsgd.inference.finite_horizon:",
-    "growing_batches": "jaxlsgd.inference.growing_batches:",
-    "higrad": "jaxlsgd.inference.higrad:",
-    "hulc": "jaxlsgd.inference.hulc:",
+    "growing_batches": "jaxlsgd.inference.rivals.growing_batches:",
+    "higrad": "jaxlsgd.inference.rivals.higrad:",
+    "hulc": "jaxlsgd.inference.rivals.hulc:",
     "joint": "jaxlsgd.inference.joint:",
     "laws": "jaxlsgd.inference.laws:",
     "one_step": "jaxlsgd.inference.one_step:",
     "oracle": "jaxlsgd.inference.oracle:",
-    "parallel_runs": "jaxlsgd.inference.parallel_runs:",
+    "parallel_runs": "jaxlsgd.inference.rivals.parallel_runs:",
     "plug_in": "jaxlsgd.inference.plug_in:",
     "random_scaling": "jaxlsgd.inference.random_scaling:",
 }
@@ -29,20 +29,22 @@ __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
     from jaxlsgd.inference import (
-        bootstrap,
-        equal_batches,
-        federation_tree,
         finite_horizon,
-        growing_batches,
-        higrad,
-        hulc,
         joint,
         laws,
         one_step,
         oracle,
-        parallel_runs,
         plug_in,
         random_scaling,
     )
     from jaxlsgd.inference.laws import critical_values
-    from jaxlsgd.inference.laws.normal import NORMAL
+    from jaxlsgd.inference.laws.standard import NORMAL
+    from jaxlsgd.inference.rivals import (
+        bootstrap,
+        equal_batches,
+        federation_tree,
+        growing_batches,
+        higrad,
+        hulc,
+        parallel_runs,
+    )

@@ -23,8 +23,8 @@ from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, JointLaw, La
 from jaxlsgd.core.problem import Array
 from jaxlsgd.inference import plug_in as plug_in_lib
 from jaxlsgd.inference import random_scaling as random_scaling_lib
-from jaxlsgd.inference.laws import finite_law, finite_tables, finite_wald
-from jaxlsgd.inference.laws.normal import NORMAL
+from jaxlsgd.inference.laws import finite_horizon, finite_wald, tables
+from jaxlsgd.inference.laws.standard import NORMAL
 
 if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
@@ -250,7 +250,7 @@ def direction_multiplier(level: float, plan: Plan | None, detail: Directions) ->
     if plan.num_rounds < 2:
         return np.full(part.variance.shape, np.inf)  # as the scale: one round has no spread
     values = np.broadcast_to(part.eigenvalues[..., None, :], part.view.shape)
-    each = finite_tables.interpolated(plan, values, part.bias[..., None], level)
+    each = tables.interpolated(plan, values, part.bias[..., None], level)
     return _combined(part, each)
 
 
@@ -296,7 +296,9 @@ def _one_tail(statistic: float, plan: Plan, part: Directions, j: int) -> float:
         return float("nan")
     # The directions' critical values lie around the coordinate's.
     around = max(statistic, 1e-6) * np.geomspace(0.2, 5.0, 33)
-    tails = [finite_law.tail_curve(plan, v, values.max(), bias, around) for v in values.tolist()]
+    tails = [
+        finite_horizon.tail_curve(plan, v, values.max(), bias, around) for v in values.tolist()
+    ]
     curves = np.maximum.accumulate(-np.log(np.clip(tails, 1e-7, 1.0)), axis=1)
     chosen = part._replace(view=part.view[j : j + 1], variance=part.variance[j : j + 1])
 

@@ -15,8 +15,8 @@ from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.problem import Array
 from jaxlsgd.inference import finite_horizon
 from jaxlsgd.inference import plug_in as plug_in_lib
-from jaxlsgd.inference.laws.normal import NORMAL
-from jaxlsgd.inference.path_mean import path_mean
+from jaxlsgd.inference.laws.standard import NORMAL
+from jaxlsgd.inference.sums import path_mean
 
 
 def plug_in_estimator(name: str, finite: bool) -> Estimator:
@@ -24,9 +24,9 @@ def plug_in_estimator(name: str, finite: bool) -> Estimator:
     return Estimator(
         name=name,
         accumulators=(plug_in_lib.curvature(), path_mean(observations=True)),
-        measure=_measure_finite if finite else _measure,
+        measure=_measure_finite if finite else _measure_by_observations,
         law=NORMAL,
-        matrix=_matrix_finite if finite else _matrix,
+        matrix=_matrix_finite if finite else _matrix_by_observations,
         standard_error=True,
         needs_plan=finite,
         label="plug-in, observations" + (", finite horizon" if finite else ""),
@@ -34,12 +34,12 @@ def plug_in_estimator(name: str, finite: bool) -> Estimator:
     )
 
 
-def _measure(states: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
+def _measure_by_observations(states: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
     spec = plug_in_lib.spectrum(states[0])
-    return _measurement(states, _matrix(states, horizon), spec.floored)
+    return _measurement(states, _matrix_by_observations(states, horizon), spec.floored)
 
 
-def _matrix(states: tuple[Any, ...], horizon: Horizon | None) -> Array:
+def _matrix_by_observations(states: tuple[Any, ...], horizon: Horizon | None) -> Array:
     """Ĝ⁻¹ŜĜ⁻ᵀ/t_T."""
     del horizon
     spec = plug_in_lib.spectrum(states[0])
@@ -52,7 +52,7 @@ def _measure_finite(states: tuple[Any, ...], horizon: Horizon | None) -> Measure
     assert horizon is not None
     middle, spec, factors = _finite(states, horizon)
     found = _measurement(states, plug_in_lib.rotate_back(spec, middle), spec.floored)
-    inflation = found.scale / jnp.sqrt(jnp.diagonal(_matrix(states, horizon)))
+    inflation = found.scale / jnp.sqrt(jnp.diagonal(_matrix_by_observations(states, horizon)))
     start = states[0].start - found.estimate
     transient = finite_horizon.start_bias(spec, factors, start)
     return found._replace(detail=finite_horizon.FiniteDetail(inflation, transient))

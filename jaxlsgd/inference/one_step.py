@@ -53,8 +53,8 @@ from jaxlsgd.core.problem import Array
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference import newton_step
 from jaxlsgd.inference.binned_rounds import OneStepState, binned_rounds, mean_place
-from jaxlsgd.inference.laws.normal import NORMAL
-from jaxlsgd.inference.path_mean import path_mean
+from jaxlsgd.inference.laws.standard import NORMAL
+from jaxlsgd.inference.sums import path_mean
 
 if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan

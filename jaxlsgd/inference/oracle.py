@@ -15,9 +15,9 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.registry import register
-from jaxlsgd.inference.copies import RunState, run_means
 from jaxlsgd.inference.finite_horizon import horizon_factors
-from jaxlsgd.inference.laws.normal import NORMAL
+from jaxlsgd.inference.laws.standard import NORMAL
+from jaxlsgd.inference.rivals.copies import RunState, run_means
 
 HORIZONS = ("asymptotic", "finite")
 

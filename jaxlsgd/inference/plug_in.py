@@ -14,7 +14,7 @@ from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement,
 from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference.burn_in import begun_after
-from jaxlsgd.inference.laws.normal import NORMAL
+from jaxlsgd.inference.laws.standard import NORMAL
 from jaxlsgd.inference.sums import compensated_add, widened
 
 HORIZONS = ("asymptotic", "finite")

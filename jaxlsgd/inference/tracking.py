@@ -18,11 +18,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.algorithm import check_measure
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import align
 from jaxlsgd.core.estimator import Estimator, Horizon, Interval, Measurement, Sync
 from jaxlsgd.core.problem import Params
-from jaxlsgd.core.states import check_measure
-from jaxlsgd.core.text import align
 from jaxlsgd.inference import joint
 from jaxlsgd.schedules import Plan
 

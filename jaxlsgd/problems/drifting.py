@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from jaxlsgd.core import checks
 from jaxlsgd.core.problem import Array, Draws, Moment, Problem
 from jaxlsgd.core.registry import register
-from jaxlsgd.core.traced import dot
+from jaxlsgd.core.tracing import dot
 from jaxlsgd.problems._common import check_sizes, population
 from jaxlsgd.problems.linear import squared_gradient, squared_hessian, squared_loss
 

@@ -12,7 +12,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
-from jaxlsgd.core.traced import dot
+from jaxlsgd.core.tracing import dot
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
 
 # Functions of the module, not closures: equal functions share a compiled program.

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
-from jaxlsgd.core.traced import dot
-from jaxlsgd.problems import _logistic_moments as moments
+from jaxlsgd.core.tracing import dot
+from jaxlsgd.problems import _moments as moments
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
 
 # Functions of the module, for the reason given in linear.py.
@@ -169,7 +169,7 @@ def _moments(people: Population) -> tuple[np.ndarray, np.ndarray | None, np.ndar
             f"{moments.MAX_NORM:g}, got {largest:.6g}; lower heterogeneity, center or covariance"
         )
     same = np.all(people.truths == people.truths[0])
-    y = moments.optimum(truths, people.weights)
+    y = moments.logistic_optimum(truths, people.weights)
     truth = people.truths[0] if same else y if L is None else np.linalg.solve(L.T, y)
     if len(y) > MAX_MATRIX_DIM:
         return truth, None, None

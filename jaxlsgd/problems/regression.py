@@ -15,9 +15,10 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
-from jaxlsgd.problems import _families as families
-from jaxlsgd.problems._families import Loss, Noise
-from jaxlsgd.problems._gaussian_moments import Conditional, Design, optimum
+from jaxlsgd.problems import losses as families
+from jaxlsgd.problems._moments import Conditional, Design
+from jaxlsgd.problems._moments import gaussian_optimum as optimum
+from jaxlsgd.problems.losses import Loss, Noise
 
 FAMILIES = ("squared", "huber", "quantile", "logistic", "poisson")
 _MOST_DIM = 500

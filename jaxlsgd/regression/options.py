@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.algorithm import check_measure
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator
-from jaxlsgd.core.states import check_measure
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
-from jaxlsgd.regression.families import Family, family_of
+from jaxlsgd.regression.losses import Family, family_of
 
 TARGETS = ("population", "sample")
 ROWS = ("reshuffled", "one pass")

@@ -1,19 +1,4 @@
-"""A pilot on some of the rows: where to start, in which coordinates, and with which steps.
-
-Newton's method finds the minimiser θ̂ of some rows: 20,000 drawn at random, or all of a smaller table, whose run
-then starts where it should end, and has more to measure than to travel. There, with Ĝ = Σ p_k H_k, clients' mean
-gradients ḡ_k and covariances S_k (of all rows that are in memory), in coordinates where Ĝ = I, and for B_k rows of
-client k a step, the first step η_1 of η_m = η_1 m^(−α) is the smallest of
-
-    stability   ½ / max_k λ_max(H_k + C_k/B_k),   C_k = mean of f''² ‖a‖² a aᵀ: a quarter of what a quadratic
-                loss with these rows would bear;
-    noise       (2 E max_k tr(S_k)/B_k)^(−½): what E local steps wander by stays below ½ in Ĝ's norm, squared;
-    drift       clients whose slopes and curvatures differ pull E local steps aside, by
-                ½ (E − 1) η̄ Ĝ⁻¹ Σ p_k H_k (ḡ_k − ḡ); this may be 5 % of the sample's standard error.
-
-E is 5, or less where the drift would ask for steps so small that the start is not forgotten. As many passes are
-planned as bring the run's own variance, Σ p_k² S_k/(B_k t), below its share of the sample's, Σ p_k² S_k/n_k.
-"""
+"""Where a run starts: the minimiser of some rows, and the numbers of a loss that come from the data."""
 
 from __future__ import annotations
 
@@ -25,10 +10,59 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.regression.families import Family
-from jaxlsgd.regression.products import across, along, gram
+from jaxlsgd.regression.design import Design
+from jaxlsgd.regression.losses import Family
+from jaxlsgd.regression.options import Options, check_methods
+from jaxlsgd.regression.standardise import Rows, across, along, gram
 
 FloatArray = NDArray[np.floating[Any]]
+PILOT = 20_000  # rows
+
+
+def start_from(plan: Design, rows: Rows, asked: Options) -> tuple[Loss, FloatArray, int]:
+    """The loss with its numbers, the pilot's minimiser, and the exchanges that found it."""
+    check_methods(asked.methods, len(plan.names))
+    ridge = asked.ridge * rows.coordinates.slopes
+    rng = np.random.default_rng([asked.seed, 1])
+    size = PILOT
+    while True:
+        chosen = _some(rng, len(rows.y), size)
+        X, y, client = rows.X[chosen], rows.y[chosen], rows.client[chosen]
+        weights = (rows.p / np.maximum(np.bincount(client, minlength=len(rows.p)), 1))[client]
+        loss = _tuned(asked.family, X, y, weights, ridge, rows)
+        try:
+            theta, count = minimise(loss, X, y, weights, plan.names)
+            return loss, theta, count
+        except ValueError:
+            # What separates some rows need not separate all.
+            if len(y) == len(rows.y):
+                raise
+            size *= 4
+
+
+def _some(rng: np.random.Generator, n: int, size: int) -> Any:
+    if n <= size:
+        return slice(None)
+    return np.sort(rng.choice(n, size, replace=False))
+
+
+def _tuned(
+    family: Family,
+    X: FloatArray,
+    y: FloatArray,
+    weights: FloatArray,
+    ridge: FloatArray,
+    rows: Rows,
+) -> Loss:
+    if family.tune is None:
+        return Loss(family, np.zeros(1), ridge)
+    root = np.sqrt(weights)
+    theta = np.linalg.lstsq(root[:, None] * X, root * y, rcond=None)[0]
+    scale = rows.coordinates.y_scale
+    found = family.tune(scale * (y - X @ theta), len(rows.y), X.shape[1])
+    return Loss(family, np.asarray(found) / family.units(scale), ridge)
+
+
 ALPHA = 0.505  # the paper's
 LOCAL_STEPS = 5
 _DRIFT = 0.05  # of a standard error

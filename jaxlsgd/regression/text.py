@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxlsgd.core.text import align, p_value, plural, printable
+from jaxlsgd.core.display import align, p_value, plural, printable
 
 if TYPE_CHECKING:
     from jaxlsgd.regression.result import Coefficients, TableFit

@@ -8,33 +8,21 @@ from jaxlsgd.core.lazy import attach
 
 _WHERE = {
     "comparison": "jaxlsgd.report.comparison:",
-    "diagnostics": "jaxlsgd.report.diagnostics:",
-    "drawing": "jaxlsgd.report.drawing:",
+    "diagnostics": "jaxlsgd.report.figures:",
+    "drawing": "jaxlsgd.report.style:",
     "export": "jaxlsgd.report.export:",
     "figures": "jaxlsgd.report.figures:",
-    "layout": "jaxlsgd.report.layout:",
+    "layout": "jaxlsgd.core.display:",
     "page": "jaxlsgd.report.page:",
-    "panels": "jaxlsgd.report.panels:",
+    "panels": "jaxlsgd.report.figures:",
     "paper": "jaxlsgd.report.paper:",
     "publication": "jaxlsgd.report.publication:",
-    "selection": "jaxlsgd.report.selection:",
+    "selection": "jaxlsgd.report.tables:",
     "tables": "jaxlsgd.report.tables:",
 }
 __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd.report import (
-        comparison,
-        diagnostics,
-        drawing,
-        export,
-        figures,
-        layout,
-        page,
-        panels,
-        paper,
-        publication,
-        selection,
-        tables,
-    )
+    from jaxlsgd.core import display
+    from jaxlsgd.report import comparison, export, figures, page, paper, publication, style, tables

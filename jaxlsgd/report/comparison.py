@@ -12,9 +12,9 @@ import numpy as np
 from jaxlsgd.analysis.measures import columns_for_people, summarise
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.analysis.pairs import paired_difference
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, display
 from jaxlsgd.core.rows import CellRows
-from jaxlsgd.report import layout, tables
+from jaxlsgd.report import tables
 from jaxlsgd.study.store.reader import Results
 
 FORMATS = ("text", "markdown", "csv")
@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
     told: list[str]
     rows: list[Row]
 
-    def table(self, most: int | None = None) -> layout.Table:
+    def table(self, most: int | None = None) -> display.Table:
         """The rows that differ as a table, at most so many."""
         apart = [row for row in self.rows if row["score"] > 0]
         shown = apart[:most]
@@ -115,7 +115,7 @@ def render(found: Comparison, format: str = "text") -> str:
     checks.choice("format", format, FORMATS)
     if format == "csv":
         return tables.to_csv([{name: row[name] for name in COLUMNS} for row in found.rows], COLUMNS)
-    lay_out = layout.text if format == "text" else layout.markdown
+    lay_out = display.text if format == "text" else display.markdown
     between = "\n" if format == "text" else "\n\n"
     table = found.table()
     body = lay_out(table) if table.lines else ""

@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.causes import Cause
-from jaxlsgd.core.files import replacing
 from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.storage import replacing
 from jaxlsgd.report.tables import cells_of, inert
 
 ENDINGS = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}

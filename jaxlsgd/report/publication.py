@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from jaxlsgd.analysis.measures import LOCAL_SGD
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core import checks
-from jaxlsgd.report import drawing
-from jaxlsgd.report.panels import first_coordinate, method_labels
+from jaxlsgd.report import style as drawing
+from jaxlsgd.report.figures import first_coordinate, method_labels
 from jaxlsgd.report.tables import cells_of
 
 if TYPE_CHECKING:

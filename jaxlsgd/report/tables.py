@@ -1,4 +1,4 @@
-"""Tables of a study: for people as text, Markdown and LaTeX, for programs as CSV and JSON."""
+"""Which rows of a study to show, by the names that people know them by."""
 
 from __future__ import annotations
 
@@ -23,13 +23,94 @@ from jaxlsgd.analysis.measures import (
     SHARE,
 )
 from jaxlsgd.analysis.moments import Row
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, display
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import error_decimals, percent, with_error
 from jaxlsgd.core.rows import CellRows
-from jaxlsgd.core.text import error_decimals, percent, with_error
-from jaxlsgd.report import layout
-from jaxlsgd.report.selection import ALL, Selection, sort_rows
+
+ALL = "all"
+_NAMED = {
+    "problems": "problem",
+    "schedules": "schedule",
+    "methods": "method",
+    "levels": "level",
+}  # fields and the columns they choose by
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Names to keep; an empty field keeps everything.
+
+    Args:
+      problems: names of problems.
+      schedules: names of schedules.
+      methods: names of methods.
+      levels: confidence levels.
+      coordinate: name of a coordinate, "all", or None for the first of each method.
+    """
+
+    problems: Sequence[str] = ()
+    schedules: Sequence[str] = ()
+    methods: Sequence[str] = ()
+    levels: Sequence[float] = ()
+    coordinate: str | None = None
+
+    def check(self, cells: Sequence[CellRows]) -> None:
+        """Refuses a name that no cell has, and offers the nearest."""
+        if not cells:
+            return
+        known = {
+            "problem": _unique(cell.problem for cell in cells),
+            "schedule": _unique(cell.schedule for cell in cells),
+            "method": _unique(name for cell in cells for name in cell.methods),
+        }
+        for field, column in _NAMED.items():
+            for value in getattr(self, field):
+                if column in known:
+                    checks.choice(column, value, known[column])
+        levels = _unique(level for cell in cells for level in cell.levels)
+        for level in self.levels:
+            if level not in levels:
+                raise refusal("level", f"be one of {', '.join(map(str, levels))}", level)
+        if self.coordinate not in (None, ALL):
+            names = (name for cell in cells for c in cell.coordinates.values() for name in c)
+            checks.choice("coordinate", self.coordinate, _unique(names))
+
+    def cells(self, cells: Iterable[CellRows]) -> list[CellRows]:
+        """The cells of the problems."""
+        return [cell for cell in cells if not self.problems or cell.problem in self.problems]
+
+    def keeps(self, row: Row, first: str) -> bool:
+        """Whether a row is shown, where `first` is the first coordinate of its method."""
+        wanted = self.coordinate or first
+        return wanted in (ALL, row["coordinate"]) and all(
+            not getattr(self, field) or row[column] in getattr(self, field)
+            for field, column in _NAMED.items()
+        )
+
+
+def sort_rows(rows: Sequence[Row], column: str | None, descending: bool = False) -> list[Row]:
+    """Rows by a column, what is not known last; as they are where there is no column.
+
+    Args:
+      rows: rows with the same columns.
+      column: the column to sort by.
+      descending: whether the largest is first.
+    """
+    if column is None or not rows:
+        return list(rows)
+    checks.choice(
+        "sort", column, [name for name in rows[0] if not name.endswith(("_low", "_high"))]
+    )
+    known = [row for row in rows if row[column] is not None]
+    unknown = [row for row in rows if row[column] is None]
+    return sorted(known, key=lambda row: row[column], reverse=descending) + unknown
+
+
+def _unique(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
 
 FORMATS = ("text", "markdown", "csv", "latex", "json")
 SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
@@ -37,7 +118,7 @@ EVERYTHING = Selection()
 # What a text does without so as to be narrow, in this order, and what it is cut into parts by.
 _SPARED = ("rmse", "bias", "model_se_error", "num_rounds", "why", "n_floored")
 _PARTED = ("problem", "algorithm", "level", "num_steps", "schedule")
-_LAYOUTS = {"text": layout.text, "markdown": layout.markdown, "latex": layout.latex}
+_LAYOUTS = {"text": display.text, "markdown": display.markdown, "latex": display.latex}
 _SHARES = (
     "coverage",
     "coverage_all",
@@ -170,7 +251,7 @@ def render(
         return _machine(rows, _plain_columns(measures), format)
     if format == "text" and measures is None:
         *parts, last = _narrow(rows)
-        return "\n".join(map(layout.text, (*parts, _with_notes(last, rows))))
+        return "\n".join(map(display.text, (*parts, _with_notes(last, rows))))
     return _LAYOUTS[format](_with_notes(for_people(rows, measures), rows))
 
 
@@ -261,7 +342,7 @@ def for_people(
     rows: Sequence[Row],
     measures: Sequence[str] | None = None,
     without: Collection[str] = (),
-) -> layout.Table:
+) -> display.Table:
     """Rows of the last round as the table that `render` lays out, without some of the columns."""
     failed = any(row["n_failed"] for row in rows)
     floored = ("n_floored",) if any(row["n_floored"] for row in rows) else ()
@@ -277,22 +358,22 @@ def for_people(
     return table._replace(notes=(*table.notes, *why))
 
 
-def with_costs(table: layout.Table, rows: Sequence[Row]) -> layout.Table:
+def with_costs(table: display.Table, rows: Sequence[Row]) -> display.Table:
     """A table with what its methods cost below it."""
     return table._replace(notes=(*table.notes, *measures_lib.cost_notes(rows)))
 
 
-def _with_notes(table: layout.Table, rows: Sequence[Row]) -> layout.Table:
+def _with_notes(table: display.Table, rows: Sequence[Row]) -> display.Table:
     """A table with how well its truths are known, and what its methods cost, below it."""
     notes = (*table.notes, *measures_lib.truth_notes(rows))
     return with_costs(table._replace(notes=notes), rows)
 
 
-def _narrow(rows: Sequence[Row]) -> list[layout.Table]:
+def _narrow(rows: Sequence[Row]) -> list[display.Table]:
     """The table without as many measures as make it fit, and in parts where that is not enough."""
     table, without = for_people(rows), []
     for name in _SPARED:
-        if layout.width(table) <= layout.WIDTH:
+        if display.width(table) <= display.WIDTH:
             break
         if _HEADINGS.get(name, name) in table.header:
             without.append(name)
@@ -305,7 +386,7 @@ def _narrow(rows: Sequence[Row]) -> list[layout.Table]:
     if "why" in without:
         table = table._replace(notes=(*table.notes, "Why runs failed: see jaxlsgd failures."))
     several = [name for name in _PARTED if len({row[name] for row in rows}) > 1]
-    if layout.width(table) <= layout.WIDTH or not several:
+    if display.width(table) <= display.WIDTH or not several:
         return [table]
     groups: dict[Any, list[Row]] = {}
     for row in rows:
@@ -323,7 +404,7 @@ def _why(row: Row) -> str:
 
 def tabulate(
     rows: Sequence[Row], where: Sequence[str], shown: Sequence[str], counts: Sequence[str]
-) -> layout.Table:
+) -> display.Table:
     """Rows as a table: what is the same in every row goes to the title, the rest into columns.
 
     Args:
@@ -340,7 +421,7 @@ def tabulate(
     title = ", ".join(f"{_HEADINGS.get(name, name)} {_plain(rows[0][name])}" for name in same)
     notes = [note for name, note in _NOTES.items() if name in ("", *shown, *counts)]
     notes += _special_notes(rows, shown)
-    return layout.Table(
+    return display.Table(
         title=title,
         header=[_HEADINGS.get(name, name) for name in (*keys, *shown, *counts)],
         lines=[list(line) for line in zip(*columns, strict=True)],

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core import checks
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.inference.random_scaling import random_scaling
-from jaxlsgd.runs.simulation import simulate
+from jaxlsgd.runs.simulate import simulate
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]

@@ -3,12 +3,12 @@
 from jaxlsgd.core.lazy import attach
 
 _WHERE = {
-    "Damaged": "jaxlsgd.study.store.codec",
+    "Damaged": "jaxlsgd.study.store.files",
     "Outcome": "jaxlsgd.study.runner",
     "Results": "jaxlsgd.study.store.reader",
     "SpecError": "jaxlsgd.study.errors",
-    "StoreError": "jaxlsgd.study.store.codec",
-    "Study": "jaxlsgd.study.spec",
+    "StoreError": "jaxlsgd.study.store.files",
+    "Study": "jaxlsgd.study.study",
     "replay": "jaxlsgd.study.replaying",
     "run": "jaxlsgd.study.runner",
 }

@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Collection, Iterator
 
-from jaxlsgd.core import blame
+from jaxlsgd.core import checks
 
 
 class SpecError(ValueError):
@@ -34,8 +34,8 @@ def refusing(
     except SpecError:
         raise
     except Exception as error:
-        if blame.note_of(error):
-            brief = blame.told(error).strip().partition("\n")[0]
+        if checks.note_of(error):
+            brief = checks.told(error).strip().partition("\n")[0]
             raise OwnError(f"{brief}; it was called for {where}" if where else brief) from error
         refused = isinstance(error, (ValueError, OverflowError))
         if own and not refused:

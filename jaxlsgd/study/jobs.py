@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxlsgd import schedules
+from jaxlsgd.core.checks import blaming
+from jaxlsgd.core.problem import Problem
+from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.engine import cost
 from jaxlsgd.engine.lanes import widths_for
-from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.inference.laws import tables
+from jaxlsgd.runs.cell import Cell
+from jaxlsgd.runs.simulate import Finished, run_cells
+from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.errors import refusing
 from jaxlsgd.study.parts import Part
+from jaxlsgd.study.study import Study
 
 # A job is lost as a whole if its process is killed, and finished as a whole if the run is asked to
 # stop, so it must not be long: this is about half a minute on one core.
@@ -164,3 +174,116 @@ def _even_at_the_end(jobs: Iterator[Job], workers: int) -> Iterator[Job]:
         for i, job in enumerate(batch):
             share = workers // over + (i < workers % over) if over else 1
             yield from _split(job, share) if over else (job,)
+
+
+# Two threads that built the same cells at once would do it twice.
+_building = threading.RLock()
+
+
+class Worked(NamedTuple):
+    """A tile has made so many more steps."""
+
+    tile: Tile
+    steps: int
+
+
+class Done(NamedTuple):
+    """A tile's rows."""
+
+    tile: Tile
+    rows: dict[str, MethodRows]
+
+
+class Tabulated(NamedTuple):
+    """What laws have looked up or tabulated for a job, see `core.tables`."""
+
+    rows: tables.Rows
+
+
+def run_job(job: Job, device: Any = None) -> Iterator[Worked | Tabulated | Done]:
+    """Runs the same replications of cells that see the same draws, and yields how it goes.
+
+    Args:
+      job: tiles of cells that differ in schedule, horizon and step size only.
+      device: where to run; a tile is always run at full width.
+    """
+    spec = job[0].cell
+    with _building:
+        cells = _cells(tuple(tile.cell for tile in job))
+    key = jax.random.key(spec.seed)
+    events, used = run_cells(key, cells, job[0].first, spec.tile_size, device), tables.Rows()
+    while True:
+        with tables.recording(used):
+            event = next(events, None)
+        if event is None:
+            return
+        if isinstance(event, Finished):
+            if used:
+                yield Tabulated(used)
+                used = tables.Rows()
+            yield Done(job[event.cell], event.rows)
+        else:
+            yield Worked(job[event.cell], event.steps)
+
+
+def cell(spec: CellSpec, save_at: tuple[int, ...] | None = None) -> Cell:
+    """The engine's description of a cell."""
+    return _cell(spec, spec.problem.built().made, save_at)
+
+
+def _cell(spec: CellSpec, problem: Problem, save_at: tuple[int, ...] | None = None) -> Cell:
+    plan = spec.plan()
+    saves = spec.saved_rounds(plan.num_rounds) if save_at is None else save_at
+    methods = tuple(method.built().made for method in spec.methods)
+    algorithm = spec.algorithm.built().made
+    return Cell(problem, plan, methods, spec.levels, saves, spec.dtype, algorithm)
+
+
+@functools.lru_cache(maxsize=4)
+def _cells(specs: tuple[CellSpec, ...]) -> tuple[Cell, ...]:
+    # To the engine, problems that differ only in their name and step size are one.
+    shared = specs[0].problem.built().made
+    return tuple(_cell(spec, shared) for spec in specs)
+
+
+def about(spec: CellSpec) -> CellRows:
+    """What a reader must know of a cell besides its rows."""
+    return cell(spec).with_rows({})
+
+
+def check(study: Study) -> None:
+    """Refuses what only the objects can tell, before anything is written.
+
+    Every method and algorithm is tried on every problem that it meets, and every schedule is written
+    out to every horizon that it meets.
+    """
+    brief = schedules.constant(1).plan(schedules.power_decay(0.5), num_steps=1)
+    tried = dict.fromkeys((spec.problem, spec.algorithm, spec.methods) for spec in study.cells)
+    for problem, algorithm, methods in tried:
+        made = tuple(method.built().made for method in methods)
+        own = any(part.identity for part in (problem, algorithm, *methods))
+        with refusing(f"problem {problem.name}", own=own):
+            Cell(
+                problem.built().made,
+                brief,
+                made,
+                algorithm=algorithm.built().made,
+                dtype=study.dtype,
+            )
+    paths = {(spec.schedule, spec.extent, spec.methods): spec for spec in study.cells}
+    for spec in paths.values():
+        own = any(method.identity for method in spec.methods)
+        with refusing(f"schedule {spec.schedule} to {spec.extent}", own=own):
+            _check_path(spec)
+
+
+def _check_path(spec: CellSpec) -> None:
+    plan = spec.plan()
+    spec.saved_rounds(plan.num_rounds)
+    for method in spec.methods:
+        # A critical value that does not exist (missing from the paper's table, a schedule without an
+        # exponent) would otherwise come to light after the run.
+        made = method.built().made
+        made.check_plan(plan)
+        with blaming(made.law.multiplier, f"`law.multiplier` of method {made.name!r}"):
+            made.law.check(spec.levels, plan)

@@ -1,7 +1,4 @@
-"""The parts of a study: problems, methods and algorithms, of a registered kind or somebody's own object.
-
-A part that was read from results is plain data; it is built again only to run a replication.
-"""
+"""Schedules of a study: by name, by table, or given."""
 
 from __future__ import annotations
 
@@ -12,11 +9,69 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
+from jaxlsgd import schedules
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import fraction
 from jaxlsgd.core.registry import Kind
-from jaxlsgd.core.text import fraction
+from jaxlsgd.schedules import Schedule
 from jaxlsgd.study.errors import SpecError, refusing
+
+_FIELDS = ("family", "name", "scale", "exponent", "base", "sequence", "warmup")
+
+
+def of(value: Any, where: str, warmup: float = 0.0) -> Schedule:
+    """Reads a paper name, a table with `family` and the builder's arguments, or a `Schedule`.
+
+    Args:
+      value: "C5", or {family = "power", beta = 0.25, scale = 2}, and optionally `name` and `warmup`.
+      where: key, for messages.
+      warmup: share of the observations, for a schedule without a warm-up of its own.
+    """
+    if isinstance(value, Schedule):
+        return value if value.warmup else value.with_warmup(warmup)
+    if isinstance(value, str):
+        known = schedules.PAPER_SCHEDULES
+        if value not in known:
+            table = '{family = "power", beta = 0.25}'
+            rule = f"be one of {', '.join(known)}, or a table such as {table}"
+            raise refusal(where, rule, value, checks.nearest(value, known))
+        return schedules.paper(value).with_warmup(warmup)
+    return _schedule_of_table(
+        checks.table(where, value, "a schedule's name or a table with `family`"), where, warmup
+    )
+
+
+def _schedule_of_table(given: dict[str, Any], where: str, warmup: float) -> Schedule:
+    from jaxlsgd.study import imports
+
+    family = imports.find("schedule", given.pop("family", None), f"{where}.family")
+    share, name = given.pop("warmup", warmup), given.pop("name", None)
+    made = imports.make(family, {key: fraction(part) for key, part in given.items()}, where)
+    if not isinstance(made, Schedule):
+        raise refusal(where, f"be built as a Schedule by {family.name}", made)
+    made = made.with_warmup(share)
+    if name is not None:
+        made = dataclasses.replace(made, name=checks.label(f"{where}.name", name))
+    return made
+
+
+def plain(schedule: Schedule) -> dict[str, Any]:
+    """JSON data, from which `read` makes an equal schedule."""
+    return {name: thawed(getattr(schedule, name)) for name in _FIELDS}
+
+
+def read(content: dict[str, Any]) -> Schedule:
+    """The schedule that `plain` describes; every value is checked by making plans of it."""
+    numbers = {key: checks.number(key, content[key]) for key in ("scale", "exponent", "base")}
+    sequence = content["sequence"]
+    if sequence:
+        sequence = checks.interval_array("sequence", sequence).tolist()
+    family = checks.choice("family", content["family"], schedules.FAMILIES)
+    name = checks.label("name", content["name"])
+    made = Schedule(family, name, **numbers, sequence=tuple(sequence))
+    return made.with_warmup(content["warmup"])
+
 
 MOST_STEPS = 10**8
 _DEEPEST = 4  # problems that wrap one another
@@ -69,12 +124,12 @@ class Part:
         """The part with its object: built again from its kind, and compared with what it was."""
         if self.made is not None:
             return self
-        from jaxlsgd.study import kinds
+        from jaxlsgd.study import imports
 
         where = f"{self.role} {self.name}"
         if not self.kind:
             raise SpecError(f"{where}: was given as an object in Python; give the study as well")
-        if not kinds.known(self.role, self.kind):
+        if not imports.known(self.role, self.kind):
             raise SpecError(
                 f"{where}: its kind {checks.shown(self.kind)} is not registered here; import the file "
                 "that registers it, as for the run (--import FILE)"
@@ -212,10 +267,10 @@ def _of_object(role: str, table: dict[str, Any], where: str) -> Part:
 
 
 def _of_kind(role: str, table: dict[str, Any], where: str) -> Part:
-    from jaxlsgd.study import kinds
+    from jaxlsgd.study import imports
 
     table = dict(table)
-    kind = kinds.find(role, table.pop("kind", None), f"{where}.kind")
+    kind = imports.find(role, table.pop("kind", None), f"{where}.kind")
     if "[" in table:
         option = table.pop("[")
         if not kind.brief:
@@ -229,7 +284,7 @@ def _of_kind(role: str, table: dict[str, Any], where: str) -> Part:
     }
     given = {key: _data(f"{where}.{key}", value, kind, key) for key, value in table.items()}
     plain = {key: thawed(value) for key, value in given.items()}
-    made = kinds.make(kind, plain | {key: part.made for key, part in inner.items()}, where)
+    made = imports.make(kind, plain | {key: part.made for key, part in inner.items()}, where)
     given |= {key: _nested(part) for key, part in inner.items()}
     if not _is_object(role, made):
         raise refusal(where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made)

@@ -1,14 +1,53 @@
-"""Progress of a study: cells, replications per second, time left, peak memory."""
+"""How a run is asked to end, by a signal, another thread or a time limit."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import resource
 import sys
+import threading
 import time
-from typing import NamedTuple, TextIO
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
-from jaxlsgd.core.text import printable
+from jaxlsgd.core.display import printable
+from jaxlsgd.study.store import lock, provenance
+from jaxlsgd.study.store.files import StoreError
+
+
+class Stop:
+    """Asks a run to end: once to finish the tiles in flight, twice to drop them.
+
+    An instance is a signal handler: `signal.signal(signal.SIGTERM, stop)`.
+
+    Args:
+      max_time: seconds after which it asks by itself, once.
+    """
+
+    def __init__(self, max_time: float | None = None) -> None:
+        self._requests = 0
+        self._deadline = None if max_time is None else time.monotonic() + max_time
+
+    def __call__(self, *signal_arguments: Any) -> None:
+        self._requests += 1
+
+    @property
+    def draining(self) -> bool:
+        """Whether no further tile is to begin."""
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        return late or self._requests > 0
+
+    @property
+    def dropping(self) -> bool:
+        """Whether the tiles in flight are to be left unfinished."""
+        return self._requests > 1
+
+
+class Dropped(Exception):
+    """Raised inside a tile that is left unfinished."""
+
 
 _log = logging.getLogger("jaxlsgd.study")
 
@@ -189,3 +228,91 @@ def peak_memory() -> int:
     """The most memory that the process has used so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Journal:
+    """Appends lines to `run.log`. A log that cannot be written must not end a study.
+
+    Args:
+      directory: of the results, held by the writer.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.problem = ""  # why there is no log
+        self._lock, self._handle = threading.Lock(), -1
+        path, flags = directory / lock.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            self._handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            lock.refuse_shared(path, self._handle)
+            if not os.fstat(self._handle).st_size:
+                os.write(self._handle, lock.LOG_HEAD.encode())
+        except (OSError, StoreError) as error:
+            self.problem = f"no log is kept: {getattr(error, 'strerror', None) or error}"
+            self.close()
+
+    def note(self, text: str) -> None:
+        """Adds a line; further lines of the text are indented."""
+        line = printable(text).replace("\n", "\n    ")
+        content = f"{provenance.now()} {line}\n".encode(errors="backslashreplace")
+        with self._lock, contextlib.suppress(OSError):
+            if self._handle >= 0:
+                os.write(self._handle, content)
+
+    def close(self) -> None:
+        """Ends."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._handle >= 0:
+                os.close(self._handle)
+            self._handle = -1
+
+
+class Noted(Silent):
+    """Progress that is also noted in a journal, once there is one."""
+
+    def __init__(self, inner: Silent) -> None:
+        self._inner = inner
+        self._journal: Journal | None = None
+        self._early: list[str] = []
+
+    def attach(self, journal: Journal) -> None:
+        """Notes everything from now on, and what was said before."""
+        self._journal = journal
+        if journal.problem:
+            self._inner.say(journal.problem)
+        for text in self._early:
+            journal.note(text)
+
+    def note(self, text: str) -> None:
+        """Notes something that is not shown."""
+        if self._journal is None:
+            self._early.append(text)
+        else:
+            self._journal.note(text)
+
+    def start(self, totals: Totals) -> None:
+        self._inner.start(totals)
+
+    def advance(self, replications: float, work: float) -> None:
+        self._inner.advance(replications, work)
+
+    def begin(self) -> None:
+        self._inner.begin()
+
+    def cell_done(self) -> None:
+        self._inner.cell_done()
+
+    def tick(self) -> None:
+        self._inner.tick()
+
+    def say(self, text: str) -> None:
+        self.note(text)
+        self._inner.say(text)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def started(environment: dict[str, Any]) -> str:
+    """The line that a run begins with: who, and with what."""
+    what = ", ".join(f"{key} {value}" for key, value in environment.items() if value)
+    return f"start: process {os.getpid()} on {os.uname().nodename}; {what}"

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from jaxlsgd.core.rows import CellRows
-from jaxlsgd.runs.simulation import Finished, run_cells
-from jaxlsgd.study import compute
-from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.spec import Study
-from jaxlsgd.study.store.codec import StoreError
+from jaxlsgd.runs.simulate import Finished, run_cells
+from jaxlsgd.study import jobs
+from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.store.files import StoreError
 from jaxlsgd.study.store.reader import Results
+from jaxlsgd.study.study import Study
 
 # On its own, a replication runs at another vector width than in its tile, so sums round differently.
 TOLERANCE = {"float32": 1e-2, "float64": 1e-6}  # of a half-width
@@ -49,7 +49,7 @@ def replay(
     num_rounds = spec.plan().num_rounds
     wanted = np.unique(np.linspace(1, num_rounds, min(rounds, num_rounds)).round().astype(int))
     saves = sorted({*wanted.tolist(), *spec.saved_rounds(num_rounds)})
-    cell = compute.cell(spec, tuple(saves))
+    cell = jobs.cell(spec, tuple(saves))
     key = jax.random.key(spec.seed)
     events = run_cells(key, [cell], replication, 1, shared_draws=False)
     path = cell.with_rows(next(event.rows for event in events if isinstance(event, Finished)))

@@ -10,21 +10,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
-from jaxlsgd.core.blame import told
+from jaxlsgd.core.checks import told
 from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.core.tables import Rows
 from jaxlsgd.engine import machine
-from jaxlsgd.study import compute, forecast
-from jaxlsgd.study.compute import Done, Tabulated, Worked
+from jaxlsgd.inference.laws.tables import Rows
+from jaxlsgd.study import forecast
+from jaxlsgd.study import jobs as compute
+from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.executors.base import Event, Events, Executor, Failed
 from jaxlsgd.study.executors.threads import Threads
-from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.jobs import Job, planned, program_kind, stepping, work
-from jaxlsgd.study.journal import Journal, Noted, started
-from jaxlsgd.study.progress import Silent, Totals
-from jaxlsgd.study.spec import Study
-from jaxlsgd.study.stop import Dropped, Stop
+from jaxlsgd.study.jobs import Done, Job, Tabulated, Worked, planned, program_kind, stepping, work
+from jaxlsgd.study.progress import Dropped, Journal, Noted, Silent, Stop, Totals, started
 from jaxlsgd.study.store.writer import Writer
+from jaxlsgd.study.study import Study
 
 DONE, FAILED, PARTIAL = 0, 1, 3
 _STOPPING = "stopping once the tiles in flight are finished (a second signal drops them)"

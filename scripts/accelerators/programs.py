@@ -130,9 +130,9 @@ class Programs:
         import jax
 
         from jaxlsgd.engine.block import run_block
+        from jaxlsgd.engine.draws import Supply
         from jaxlsgd.engine.lanes import run_lanes
         from jaxlsgd.engine.layout import lay_out
-        from jaxlsgd.engine.source import Supply
 
         run_one = run_block if lanes == 1 else run_lanes
 
@@ -160,10 +160,9 @@ class Programs:
         import jax
 
         from jaxlsgd.engine.block import run_block, start_tile
-        from jaxlsgd.engine.draws import replication_keys
+        from jaxlsgd.engine.draws import Supply, replication_keys
         from jaxlsgd.engine.layout import BLOCK_STEPS, lay_out
         from jaxlsgd.engine.program import OTHER_LOOP, cast_floats
-        from jaxlsgd.engine.source import Supply
         from jaxlsgd.schedules import constant, power_decay
 
         keys = replication_keys(jax.random.key(1), np.arange(INTERPRETED, dtype=np.uint32))

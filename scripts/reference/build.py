@@ -40,7 +40,7 @@ DECLARED_IN = (
     "jaxlsgd.engine.cost",
     "jaxlsgd.runs.cell",
     "jaxlsgd.runs.fclt",
-    "jaxlsgd.runs.fitting",
+    "jaxlsgd.runs.fit",
     "jaxlsgd.schedules.assumptions",
     "jaxlsgd.schedules.plan",
 )

@@ -53,7 +53,7 @@ def be_patient(dask: Any) -> None:
     dask.CONNECT = dask.RECONNECT = dask._FETCH = float(LONGEST)
 
 
-CHANGES = {"jaxlsgd.study.compute": hold_jobs, "jaxlsgd.study.executors.dask": be_patient}
+CHANGES = {"jaxlsgd.study.jobs": hold_jobs, "jaxlsgd.study.executors.dask": be_patient}
 
 
 class Finder:

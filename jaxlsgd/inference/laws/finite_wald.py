@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import JointLaw
-from jaxlsgd.inference.laws import finite_law
+from jaxlsgd.inference.laws import finite_horizon
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
@@ -105,10 +105,10 @@ def statistics(draws: Draws, rows: FloatArray) -> FloatArray:
 @np.errstate(over="ignore", invalid="ignore")
 def simulate(plan: Plan, process: Process, draws: int = DRAWS, seed: int = _SEED) -> Draws:
     """Draws of the process at the kept rounds."""
-    nodes, weight = finite_law.nodes(plan, _NODES)
+    nodes, weight = finite_horizon.nodes(plan, _NODES)
     leaps = make_leaps(plan, process, nodes)
     share = (nodes + 1.0) / plan.num_rounds
-    fading = finite_law.start_path(plan, float(process.eigenvalues.max()), nodes)
+    fading = finite_horizon.start_path(plan, float(process.eigenvalues.max()), nodes)
     mean = plan.num_rounds * np.outer(fading, process.bias)
     generator = np.random.Generator(np.random.PCG64(seed))
     parts = [
@@ -182,9 +182,9 @@ def _check_finite(plan: Plan, process: Process, *found: FloatArray) -> None:
 def _rounds(plan: Plan, process: Process) -> tuple[FloatArray, FloatArray]:
     """ρ_m, (T, d), and Cov ε_m, (T, d, d)."""
     values = process.eigenvalues
-    factors = [finite_law.local_factors(plan, float(value)) for value in values]
+    factors = [finite_horizon.local_factors(plan, float(value)) for value in values]
     rho = np.stack([rate for rate, _ in factors], axis=1)
-    lost = np.stack([finite_law.lost_share(plan, float(value)) for value in values], axis=1)
+    lost = np.stack([finite_horizon.lost_share(plan, float(value)) for value in values], axis=1)
     top = lost[:, :, None] + lost[:, None, :] - lost[:, :, None] * lost[:, None, :]
     eta = plan.eta[:, None, None]
     bottom = values[:, None] + values - eta * values[:, None] * values

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import JointLaw, Law
-from jaxlsgd.inference.laws import critical_values, pivot_law, wald_law
+from jaxlsgd.inference.laws import critical_values, wald_law
 
 if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
@@ -56,7 +56,7 @@ def limit_law(critical: str, beta: float | None) -> Law:
 
 
 def _joint_law(
-    spectrum: pivot_law.Spectrum,
+    spectrum: critical_values.Spectrum,
     one_quantile: Callable[[float], float],
     one_tail: Callable[[float], float],
 ) -> JointLaw:
@@ -94,10 +94,10 @@ def _by_schedule(critical: str, beta: float | None, plan: Plan | None) -> bool:
     return critical == "schedule" or (critical == "asymptotic" and without_family)
 
 
-def _spectrum(critical: str, beta: float | None, plan: Plan | None) -> pivot_law.Spectrum:
+def _spectrum(critical: str, beta: float | None, plan: Plan | None) -> critical_values.Spectrum:
     if _by_schedule(critical, beta, plan):
-        return pivot_law.plan_spectrum(critical_values.check_plan(_required(plan)))
-    return pivot_law.beta_spectrum(_growth(beta, plan))
+        return critical_values.plan_spectrum(critical_values.check_plan(_required(plan)))
+    return critical_values.beta_spectrum(_growth(beta, plan))
 
 
 def _required(plan: Plan | None) -> Plan:

@@ -22,7 +22,7 @@ from scipy.optimize import root_scalar
 from scipy.special import chdtrc
 
 from jaxlsgd.core import checks
-from jaxlsgd.inference.laws.pivot_law import FloatArray, Spectrum
+from jaxlsgd.inference.laws.critical_values import FloatArray, Spectrum
 
 DIMS = 20
 _TERMS = 64  # of M drawn one by one; the rest is drawn as a Gaussian matrix of the same moments

@@ -8,10 +8,10 @@ from typing import Any
 
 from jaxlsgd.analysis.measures import summarise
 from jaxlsgd.analysis.moments import Row
+from jaxlsgd.core.display import Table
 from jaxlsgd.core.rows import CellRows
-from jaxlsgd.report.layout import Table
-from jaxlsgd.report.paper.numbers import METHODS, Key, Printed, study_table
-from jaxlsgd.report.paper.sheet import Sheet, judged
+from jaxlsgd.report.paper.printed import METHODS, Key, Printed, study_table
+from jaxlsgd.report.paper.tables import Sheet, judged
 
 COLUMNS = (
     "model",

@@ -1,24 +1,141 @@
-"""`jaxlsgd reproduce`: the paper's tables and figures, ours beside the printed ones.
-
-DIR/study-tables, DIR/study-figures   the studies behind Tables 3 and 4 and Figures 1 to 3
-DIR/table3.txt, .csv, .md             a table for people and for programs; .md is its part of the whole
-DIR/figure1.png, .pdf, .csv, .md      a figure, the data behind it, its part of the whole
-DIR/reproduction.md                   all parts that there are
-"""
+"""The two studies behind the paper's tables and figures, both made from `paper.toml`."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from jaxlsgd.report import drawing
-from jaxlsgd.report.paper import experiments, figures, sheet, studies, tables
-from jaxlsgd.report.paper.numbers import TITLE
-from jaxlsgd.report.paper.studies import Size
-from jaxlsgd.report.paper.targets import FIGURES, PROBLEMS, TARGETS, title
-from jaxlsgd.study.spec import Study
-from jaxlsgd.study.store.codec import cannot, write_whole
+import numpy as np
+
+from jaxlsgd.core.rows import CellRows
+from jaxlsgd.report import figures as drawn
+from jaxlsgd.report import style
+from jaxlsgd.report.paper import experiments, tables
+from jaxlsgd.report.paper.printed import FIGURES, METHODS, PROBLEMS, TARGETS, TITLE, title
+from jaxlsgd.report.paper.tables import write_csv
+from jaxlsgd.schedules import Schedule, power_decay
+from jaxlsgd.study import study as spec
+from jaxlsgd.study.store.files import StoreError, cannot, write_whole
 from jaxlsgd.study.store.reader import Results
+from jaxlsgd.study.study import Study
+
+PAPER = Path(spec.__file__).with_name("paper.toml")
+_POINTS = 25  # of a figure's curve
+
+
+class Size(NamedTuple):
+    """What a reproduction may change of `paper.toml`."""
+
+    horizons: tuple[int, ...]  # t_T
+    replications: int
+    seed: int
+
+
+def folder_of(target: str) -> str:
+    """Where the study behind a table or a figure is kept, below the directory of all targets."""
+    return "study-figures" if target in FIGURES else "study-tables"
+
+
+def study_of(target: str, size: Size) -> Study:
+    """The study behind Table 3 or 4 or one of the figures."""
+    return _for_figures(size) if target in FIGURES else _for_tables(size)
+
+
+def _for_tables(size: Size) -> Study:
+    study = Study.from_toml(PAPER)
+    changes = {"replications": size.replications, "seed": size.seed}
+    return dataclasses.replace(study, horizons=sorted(set(size.horizons)), **changes)
+
+
+def _for_figures(size: Size) -> Study:
+    """The same problems and schedules along their paths, with the paper's own methods.
+
+    All schedules make as many rounds T as the one that uses the most observations per round can make
+    of the longest horizon. The finite-horizon methods would have to be computed anew at every point.
+    """
+    study = _for_tables(size)
+    step = power_decay(1.0)  # of any size: it does not decide the number of rounds
+    bare = [schedule.with_warmup(0.0) for schedule in study.schedules]
+    rounds = min(s.plan(step, num_steps=max(size.horizons)).num_rounds for s in bare)
+    first = round(study.schedules[0].warmup * rounds)
+    return dataclasses.replace(
+        study,
+        schedules=[_warmed(schedule, rounds) for schedule in study.schedules],
+        horizons=[{"num_rounds": rounds}],
+        methods=[method for method in study.methods if method.name in METHODS],
+        save_at=_points(first, rounds),
+    )
+
+
+def _warmed(schedule: Schedule, rounds: int) -> Schedule:
+    """The schedule with its warm-up as a share of the rounds: in a figure, whose axis they are.
+
+    The share of the observations that `with_warmup` takes is the one that comes to as many rounds.
+    """
+    first = round(schedule.warmup * rounds)
+    steps = first + int(schedule.intervals(rounds - first).sum())
+    return schedule.with_warmup(first / steps)
+
+
+def _points(first: int, rounds: int) -> list[int]:
+    """Rounds evenly spaced on a logarithmic axis, from a quarter of the warm-up on."""
+    start = min(rounds, max(2, first // 4))
+    return np.unique(np.geomspace(start, rounds, _POINTS).round().astype(int)).tolist()
+
+
+def refuse_another(place: Path, study: Study) -> None:
+    """Refuses a directory that holds another study, in terms of what `reproduce` was asked for."""
+    if not (place / "manifest.json").is_file():
+        return
+    there = Results(place).study
+    if there.digest == study.digest:
+        return
+    old, new = _size_text(there), _size_text(study)
+    held = f"one with {old}, not with {new}" if old != new else "one made from another paper.toml"
+    raise StoreError(f"{place} holds another study, {held}; give another --out, or delete {place}")
+
+
+def _size_text(study: Study) -> str:
+    return f"seed {study.seed} and horizons {', '.join(map(str, study.horizons))}"
+
+
+_ALONG = "coverage and length against communication rounds; plug-in above, random scaling below."
+_CAPTIONS = {
+    "figure1": "L2 error of the average against communication rounds; left linear, right logistic.",
+    "figure2": f"Linear regression: {_ALONG}",
+    "figure3": f"Logistic regression: {_ALONG}",
+}
+_WHERE = ("problem", "schedule", "num_steps", "save_round", "save_steps", "method", "level")
+_CURVES = ("coverage", "coverage_mcse", "length", "length_mcse", "l2_error", "l2_error_mcse")
+COLUMNS = (*_WHERE, *_CURVES, "n_ok")
+
+
+def write(target: str, cells: Sequence[CellRows], warmup: int, directory: Path) -> tuple[str, str]:
+    """Writes a figure as PNG, PDF and CSV; returns it as Markdown, and its caption.
+
+    Args:
+      target: "figure1", "figure2" or "figure3".
+      cells: what it shows, read along the rounds.
+      warmup: rounds of warm-up, which are marked.
+      directory: where to write.
+    """
+    rows = [row for cell in cells for row in drawn.first_coordinate(cell)]
+    if target == "figure1":
+        figure = drawn.error_along_rounds(rows, lambda problem: warmup)
+    else:
+        figure = drawn.along_rounds(rows, warmup)
+    try:
+        style.save(figure, directory / target)
+    except OSError as error:
+        raise cannot("write", directory / target, error) from error
+    write_csv(directory / f"{target}.csv", rows, COLUMNS)
+    runs, rounds = rows[0]["replications"], rows[0]["num_rounds"]
+    size = f"{runs:,} runs of T = {rounds:,} rounds, E = 1 for the first {warmup:,} of them."
+    caption = f"{title(target)}: {_CAPTIONS[target]} {size}"
+    return f"{caption}\n\n![{title(target)}]({target}.png)\n", caption
+
 
 Run = Callable[[Study, Path], int]  # runs what is missing of a study; returns the exit code
 
@@ -37,17 +154,17 @@ def reproduce(targets: Sequence[str], directory: Path, size: Size, run: Run) -> 
       0, or the exit code of a study that is not complete; targets from there on are not made.
     """
     if set(targets) & set(FIGURES):
-        drawing.matplotlib()  # before hours of work, not after
-    folders = {studies.folder(target): target for target in targets if target in PROBLEMS}
-    needed = {folder: studies.study_of(target, size) for folder, target in folders.items()}
+        style.matplotlib()  # before hours of work, not after
+    folders = {folder_of(target): target for target in targets if target in PROBLEMS}
+    needed = {folder: study_of(target, size) for folder, target in folders.items()}
     for folder, study in needed.items():
-        studies.refuse_another(directory / folder, study)
+        refuse_another(directory / folder, study)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot("make", directory, error) from error
     for target in targets:
-        folder = studies.folder(target) if target in PROBLEMS else ""
+        folder = folder_of(target) if target in PROBLEMS else ""
         if folder in needed and (code := run(needed.pop(folder), directory / folder)):
             return code
         _make(target, directory, size)
@@ -59,11 +176,11 @@ def reproduce(targets: Sequence[str], directory: Path, size: Size, run: Run) -> 
 def _make(target: str, directory: Path, size: Size) -> None:
     """Writes a target and its part of the whole, and prints the verdict."""
     if target == "table1":
-        part, verdict = sheet.write(tables.table1(), directory)
+        part, verdict = tables.write(tables.table1(), directory)
     elif target == "table2":
-        part, verdict = sheet.write(tables.table2(size.replications, size.seed), directory)
+        part, verdict = tables.write(tables.table2(size.replications, size.seed), directory)
     else:
-        results = Results(directory / studies.folder(target))
+        results = Results(directory / folder_of(target))
         part, verdict = _from_rows(target, results, directory)
         part += f"\nMade from the rows in `{results.directory.name}`, seed {results.study.seed}.\n"
     write_whole(directory / f"{target}.md", part.encode())
@@ -75,8 +192,8 @@ def _from_rows(target: str, results: Results, directory: Path) -> tuple[str, str
     cells = [rows for cell in wanted if (rows := results.read(cell)) is not None]
     if target in FIGURES:
         warmup = results.study.cells[0].plan().warmup_rounds
-        return figures.write(target, cells, warmup, directory)
-    return sheet.write(experiments.study_sheet(target, cells), directory)
+        return write(target, cells, warmup, directory)
+    return tables.write(experiments.study_sheet(target, cells), directory)
 
 
 def _put_together(directory: Path) -> None:

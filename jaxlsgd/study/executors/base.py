@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from jaxlsgd.core.tables import Rows
-from jaxlsgd.study.compute import Done, Tabulated, Worked
-from jaxlsgd.study.jobs import Job, Tile
-from jaxlsgd.study.stop import Stop
+from jaxlsgd.inference.laws.tables import Rows
+from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile, Worked
+from jaxlsgd.study.progress import Stop
 
 
 class Failed(NamedTuple):

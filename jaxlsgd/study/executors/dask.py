@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jaxlsgd.core.checks import shown
-from jaxlsgd.core.tables import Rows
 from jaxlsgd.engine import machine
-from jaxlsgd.study.compute import Done, Tabulated, Worked
+from jaxlsgd.inference.laws.tables import Rows
 from jaxlsgd.study.executors import dask_worker as worker
 from jaxlsgd.study.executors.base import Event, Events, Failed
-from jaxlsgd.study.jobs import Job, Tile
-from jaxlsgd.study.stop import Dropped, Stop
-from jaxlsgd.study.store import codec, kept_tables
+from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile, Worked
+from jaxlsgd.study.progress import Dropped, Stop
+from jaxlsgd.study.store import files, law_tables
 
 Client = Any  # distributed.Client: what its methods return depends on how it is used
 
@@ -169,7 +168,7 @@ class Dask:
     def learn(self, rows: Rows) -> None:
         """See `Executor.learn`; workers that join later tabulate for themselves."""
         if rows:
-            self._client.run(worker.learn, kept_tables.plain(rows), on_error="ignore")
+            self._client.run(worker.learn, law_tables.plain(rows), on_error="ignore")
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
         """See `Executor.run`; when the caller leaves early, jobs in flight are cancelled."""
@@ -375,15 +374,15 @@ class _Fleet:
 
 def _tabulated(answer: worker.Answer) -> list[Event]:
     """The tables that came with tiles; those that are damaged can be made again."""
-    with contextlib.suppress(codec.Damaged):
-        return [Tabulated(kept_tables.from_plain(answer.get("tables", {})))]
+    with contextlib.suppress(files.Damaged):
+        return [Tabulated(law_tables.from_plain(answer.get("tables", {})))]
     return []
 
 
 def _decoded(tile: Tile, content: bytes) -> list[Event]:
     try:
-        rows = codec.decode_tile(content, tile.cell, tile.first)
-    except codec.Damaged as error:
-        return [Failed(tile, codec.Damaged(f"what a worker sent is damaged: {error}"))]
+        rows = files.decode_tile(content, tile.cell, tile.first)
+    except files.Damaged as error:
+        return [Failed(tile, files.Damaged(f"what a worker sent is damaged: {error}"))]
     # A worker does not report on the way: all of its steps come with the rows.
     return [Worked(tile, tile.cell.num_steps), Done(tile, rows)]

@@ -14,14 +14,15 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypedDict
 
-from jaxlsgd.core import identity, tables
-from jaxlsgd.core.blame import told
+from jaxlsgd.core import identity
+from jaxlsgd.core.checks import told
 from jaxlsgd.engine import machine
-from jaxlsgd.study import kinds
-from jaxlsgd.study.grid import CellSpec, canonical
+from jaxlsgd.inference.laws import tables
+from jaxlsgd.study import imports
+from jaxlsgd.study.cells import CellSpec, canonical
 from jaxlsgd.study.jobs import Tile
 from jaxlsgd.study.parts import Part
-from jaxlsgd.study.store import codec, kept_tables
+from jaxlsgd.study.store import files, law_tables
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _lock = threading.Lock()
@@ -49,11 +50,11 @@ def pack(cells: list[CellSpec], first: int) -> Packed:
     registered in Python is pickled.
     """
     parts = {part for c in cells for part in (c.problem, c.algorithm, *c.methods)}
-    own = {x for x in parts if x.identity and not kinds.imported(x.role, x.kind)}
+    own = {x for x in parts if x.identity and not imports.imported(x.role, x.kind)}
     content = {
         "cells": [cell.plain() for cell in cells],
         "first": first,
-        "imports": kinds.loaded(),
+        "imports": imports.loaded(),
     }
     return canonical(content), _pickled(frozenset(own))
 
@@ -112,7 +113,7 @@ def work(packed: Packed, expected: dict[str, Any]) -> Answer:
 def _unpack(packed: Packed) -> tuple[list[CellSpec], int]:
     content, objects = json.loads(packed[0]), packed[1]
     with _lock:
-        kinds.load_only(content["imports"])
+        imports.load_only(content["imports"])
         cells = [_built(canonical(plain), objects) for plain in content["cells"]]
     return cells, content["first"]
 
@@ -152,11 +153,11 @@ _MOST_CELLS = 1_000
 
 def learn(rows: dict[str, list[float | None]]) -> None:
     """Takes tables of earlier runs."""
-    tables.learn(kept_tables.from_plain(rows))
+    tables.remember(law_tables.from_plain(rows))
 
 
 def _answer(cells: list[CellSpec], first: int) -> Answer:
-    from jaxlsgd.study.compute import Done, Tabulated, run_job
+    from jaxlsgd.study.jobs import Done, Tabulated, run_job
 
     tiles: dict[CellSpec, bytes] = {}
     used = tables.Rows()
@@ -166,8 +167,8 @@ def _answer(cells: list[CellSpec], first: int) -> Answer:
             if isinstance(event, Tabulated):
                 used |= event.rows
             elif isinstance(event, Done):
-                tiles[event.tile.cell] = codec.encode_tile(event.tile.cell, first, event.rows)
-    return {"tiles": [tiles[cell] for cell in cells], "tables": kept_tables.plain(used)}
+                tiles[event.tile.cell] = files.encode_tile(event.tile.cell, first, event.rows)
+    return {"tiles": [tiles[cell] for cell in cells], "tables": law_tables.plain(used)}
 
 
 def _environment(threads: int) -> dict[str, Any]:

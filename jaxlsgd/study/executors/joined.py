@@ -13,17 +13,16 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jaxlsgd.core import tables
-from jaxlsgd.core.blame import told
+from jaxlsgd.core.checks import told
 from jaxlsgd.engine import distributed, machine
-from jaxlsgd.study.compute import Done, Tabulated, Worked
+from jaxlsgd.inference.laws import tables
+from jaxlsgd.study.cells import canonical
 from jaxlsgd.study.executors.base import Event, Events, Failed
 from jaxlsgd.study.executors.threads import Threads
-from jaxlsgd.study.grid import canonical
-from jaxlsgd.study.jobs import Job, Tile
-from jaxlsgd.study.spec import Study
-from jaxlsgd.study.stop import Stop
-from jaxlsgd.study.store import codec, kept_tables
+from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile, Worked
+from jaxlsgd.study.progress import Stop
+from jaxlsgd.study.store import files, law_tables
+from jaxlsgd.study.study import Study
 
 LEADER = 0
 _ROWS, _ERROR = b"+", b"-"  # first byte of a tile's content
@@ -66,7 +65,7 @@ class Leader:
     def learn(self, rows: tables.Rows) -> None:
         """See `Executor.learn`."""
         self._here.learn(rows)
-        _order(canonical({"tables": kept_tables.plain(rows)}))
+        _order(canonical({"tables": law_tables.plain(rows)}))
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
         """See `Executor.run`; tiles of other processes come when a wave is over."""
@@ -98,7 +97,7 @@ def follow(study: Study, devices: Sequence[Any]) -> int:
     while order := _order():
         wave = json.loads(order)
         if "tables" in wave:
-            threads.learn(kept_tables.from_plain(wave["tables"]))
+            threads.learn(law_tables.from_plain(wave["tables"]))
             continue
         jobs = [tuple(Tile(cells[name], first) for name, first in job) for job in wave["jobs"]]
         shares = list(zip(wave["owners"], jobs, strict=True))
@@ -127,8 +126,8 @@ def _order(content: bytes | None = None) -> bytes:
 def _content(event: Done | Failed, used: tables.Rows) -> bytes:
     if isinstance(event, Failed):
         return _ERROR + told(event.error).encode()
-    tabulated = canonical(kept_tables.plain(used))
-    tile = codec.encode_tile(event.tile.cell, event.tile.first, event.rows)
+    tabulated = canonical(law_tables.plain(used))
+    tile = files.encode_tile(event.tile.cell, event.tile.first, event.rows)
     return _ROWS + len(tabulated).to_bytes(8) + tabulated + tile
 
 
@@ -138,6 +137,6 @@ def _events(tile: Tile, content: bytes) -> Iterator[Event]:
         yield Failed(tile, RuntimeError(content.decode()))
         return
     end = 8 + int.from_bytes(content[:8])
-    if used := kept_tables.from_plain(json.loads(content[8:end])):
+    if used := law_tables.from_plain(json.loads(content[8:end])):
         yield Tabulated(used)
-    yield Done(tile, codec.decode_tile(content[end:], tile.cell, tile.first))
+    yield Done(tile, files.decode_tile(content[end:], tile.cell, tile.first))

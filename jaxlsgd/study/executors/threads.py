@@ -7,12 +7,11 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jaxlsgd.core import tables
 from jaxlsgd.engine import machine
-from jaxlsgd.study.compute import Done, run_job
+from jaxlsgd.inference.laws import tables
 from jaxlsgd.study.executors.base import Event, Events, Failed
-from jaxlsgd.study.jobs import Job
-from jaxlsgd.study.stop import Dropped, Stop
+from jaxlsgd.study.jobs import Done, Job, run_job
+from jaxlsgd.study.progress import Dropped, Stop
 
 _TICK = 0.2  # seconds between looks at the clock while nothing happens
 
@@ -27,7 +26,7 @@ class Threads:
 
     def learn(self, rows: tables.Rows) -> None:
         """See `Executor.learn`."""
-        tables.learn(rows)
+        tables.remember(rows)
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
         """See `Executor.run`."""

@@ -6,7 +6,7 @@ import datetime
 from pathlib import Path
 from typing import Any
 
-from jaxlsgd.study.spec import differences
+from jaxlsgd.study.study import differences
 
 
 def now() -> str:

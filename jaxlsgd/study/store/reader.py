@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, Self
 
 from jaxlsgd.core.cell_file import Unfit, about_from_json
 from jaxlsgd.core.rows import CellRows, MethodRows
-from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.spec import Study
-from jaxlsgd.study.store import codec
-from jaxlsgd.study.store.codec import Damaged, Missing, StoreError
+from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.store import files
+from jaxlsgd.study.store.files import Damaged, Missing, StoreError
+from jaxlsgd.study.study import Study
 
 _log = logging.getLogger("jaxlsgd.study")
 
@@ -121,7 +121,7 @@ class Results:
         """The rows of one tile, at full width, checked."""
         path = self.tile_path(cell_id, first)
         try:
-            return codec.read_tile(path, self.cell(cell_id), first)
+            return files.read_tile(path, self.cell(cell_id), first)
         except Damaged as error:
             raise Damaged(
                 f"{error}; run the study again to set it aside and recompute it"
@@ -176,7 +176,7 @@ class Results:
             with os.scandir(folder) as entries:
                 names = [re.fullmatch(r"tile-(\d{9})\.npz", e.name) for e in entries if e.is_file()]
         except PermissionError as error:
-            raise codec.cannot("read", folder, error) from error
+            raise files.cannot("read", folder, error) from error
         except OSError:
             return set()
         firsts = self.firsts()
@@ -187,10 +187,10 @@ class Results:
         try:
             return self.stored_about(cell_id)
         except (Damaged, Missing) as error:
-            from jaxlsgd.study import compute  # JAX, which an intact directory does not need
+            from jaxlsgd.study import jobs  # JAX, which an intact directory does not need
 
             try:
-                made = compute.about(self.cell(cell_id).built())
+                made = jobs.about(self.cell(cell_id).built())
             except ValueError:  # parts that were given as objects, or come from a file of one's own
                 raise error from None
             self._warn(f"{error}; rebuilt in memory for now")
@@ -201,7 +201,7 @@ class Results:
         path = self.folder(cell_id) / "cell.json"
         cell = self.cell(cell_id)
         try:
-            content = codec.read_json(path)
+            content = files.read_json(path)
             if content.get("digest") != cell.digest:
                 raise Damaged(f"{path} is damaged: it describes another cell")
             return _from_json(content.get("rows"), cell)
@@ -217,7 +217,7 @@ def _read_manifest(directory: Path) -> tuple[dict[str, Any], Study, str]:
 
     path = directory / "manifest.json"
     try:
-        manifest = codec.read_json(path)
+        manifest = files.read_json(path)
         return manifest, study_of(manifest, path), ""
     except Missing:
         lost = f"{path} is missing"

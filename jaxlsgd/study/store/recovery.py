@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlsgd.core.checks import MOST_REPLICATIONS
-from jaxlsgd.study.grid import CellSpec
-from jaxlsgd.study.spec import Study
-from jaxlsgd.study.store import codec
-from jaxlsgd.study.store.codec import FORMAT, Damaged, StoreError
+from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.store import files
+from jaxlsgd.study.store.files import FORMAT, Damaged, StoreError
+from jaxlsgd.study.study import Study
 
 _ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _SHARED = ("levels", "save_at", "seed", "dtype", "tile_size")  # by all cells of a study
@@ -55,7 +55,7 @@ def described(directory: Path) -> Described:
     contents, unread = {}, []
     for name in folders(directory):
         try:
-            contents[name] = codec.read_json(directory / "cells" / name / "cell.json")
+            contents[name] = files.read_json(directory / "cells" / name / "cell.json")
         except StoreError:
             unread.append(name)
     places = {name: (note.place if (note := note_of(x)) else -1) for name, x in contents.items()}
@@ -69,7 +69,7 @@ def folders(directory: Path) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise codec.cannot("read", directory / "cells", error) from error
+        raise files.cannot("read", directory / "cells", error) from error
 
 
 def environments(contents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ def _intact(directory: Path, cell: CellSpec) -> bool:
 
 def _reads(path: Path, cell: CellSpec) -> bool:
     with contextlib.suppress(Damaged, ValueError):
-        codec.read_tile(path, cell, int(path.stem.removeprefix("tile-")))
+        files.read_tile(path, cell, int(path.stem.removeprefix("tile-")))
         return True
     return False
 

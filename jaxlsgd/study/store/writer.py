@@ -15,14 +15,14 @@ import numpy as np
 
 from jaxlsgd.core.cell_file import about_to_json
 from jaxlsgd.core.rows import CellRows, MethodRows
-from jaxlsgd.core.tables import Rows
-from jaxlsgd.study.grid import CellSpec
+from jaxlsgd.inference.laws.tables import Rows
+from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.parts import Part, changed
-from jaxlsgd.study.spec import Study, differences
-from jaxlsgd.study.store import codec, kept_tables, provenance, recovery
-from jaxlsgd.study.store.codec import FORMAT, Damaged, Missing, StoreError
-from jaxlsgd.study.store.place import Found, holds, lock, look, unused
+from jaxlsgd.study.store import files, law_tables, provenance, recovery
+from jaxlsgd.study.store.files import FORMAT, Damaged, Missing, StoreError
+from jaxlsgd.study.store.lock import Found, holds, lock, look, unused
 from jaxlsgd.study.store.reader import Results
+from jaxlsgd.study.study import Study, differences
 
 
 class Writer:
@@ -54,7 +54,7 @@ class Writer:
         try:
             found = look(self.directory, study, fresh)  # again, as nobody else writes from now on
             self._check(found, study)
-            codec.remove_unfinished(self.directory)
+            files.remove_unfinished(self.directory)
             # With the largest number of replications that was ever asked for.
             self.study, manifest = self._settle(study, found)
             self.results = Results.of(self.directory, self.study, manifest)
@@ -86,7 +86,7 @@ class Writer:
         """
         kept: dict[str, set[int]] = {}
         for cell in self.study.cells:
-            codec.remove_unfinished(self._folder(cell))
+            files.remove_unfinished(self._folder(cell))
             self._clear_tiles(cell)
             there = sorted(self.results.listed(cell.id))
             kept[cell.id] = set()
@@ -137,7 +137,7 @@ class Writer:
         content = {"format": FORMAT, "digest": cell.digest, "cell": cell.plain()}
         content |= {"manifest": note.plain(), "rows": about_to_json(about)}
         with self._in_place():
-            codec.write_json(folder / "cell.json", content)
+            files.write_json(folder / "cell.json", content)
 
     def commit(self, cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> None:
         """Puts one finished tile in place; a tile is there whole or not at all.
@@ -147,7 +147,7 @@ class Writer:
         """
         path = self.results.tile_path(cell.id, first)
         with self._in_place():
-            codec.write_whole(path, codec.encode_tile(cell, first, rows))
+            files.write_whole(path, files.encode_tile(cell, first, rows))
         if not self._read_back:
             self._check_written(path, cell, first, rows)
             self._read_back = True
@@ -166,7 +166,7 @@ class Writer:
         self, path: Path, cell: CellSpec, first: int, rows: dict[str, MethodRows]
     ) -> None:
         try:
-            codec.check_written(path, cell, first, rows)
+            files.check_written(path, cell, first, rows)
         except StoreError as error:
             found = f" (set aside as {self._set_aside(path)})" if path.exists() else ""
             versions = f"NumPy {np.__version__}, jaxlsgd {self.environment.get('jaxlsgd')}"
@@ -192,7 +192,7 @@ class Writer:
 
     def tables(self) -> Rows:
         """What tiles of earlier runs have tabulated."""
-        rows, warnings = kept_tables.read(self.directory, self._code)
+        rows, warnings = law_tables.read(self.directory, self._code)
         self._tabulated |= rows.keys()
         self.warnings += warnings
         return rows
@@ -202,7 +202,7 @@ class Writer:
         new = {key: row for key, row in rows.items() if key not in self._tabulated}
         if new:
             with self._in_place():
-                kept_tables.write(self.directory, new, self._code)
+                law_tables.write(self.directory, new, self._code)
             self._tabulated |= new.keys()
 
     @property
@@ -213,7 +213,7 @@ class Writer:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise codec.cannot("make", self.directory, error) from error
+            raise files.cannot("make", self.directory, error) from error
 
     def _make_folders(self, folder: Path) -> None:
         """Makes a cell's directory, but not the one that all is in: that was moved if it is gone."""
@@ -222,10 +222,10 @@ class Writer:
         try:
             folder.parent.mkdir(exist_ok=True)
             folder.mkdir(exist_ok=True)
-            codec.sync_directory(folder.parent)
-            codec.sync_directory(self.directory)
+            files.sync_directory(folder.parent)
+            files.sync_directory(self.directory)
         except OSError as error:
-            raise codec.cannot("make", folder, error) from error
+            raise files.cannot("make", folder, error) from error
 
     @contextlib.contextmanager
     def _in_place(self) -> Iterator[None]:
@@ -260,8 +260,8 @@ class Writer:
     def _folder(self, cell: CellSpec) -> Path:
         """The directory of a cell, which is truly within ours."""
         folder = self.directory / "cells" / cell.id
-        codec.refuse_link(folder.parent)
-        codec.refuse_link(folder)
+        files.refuse_link(folder.parent)
+        files.refuse_link(folder)
         return folder
 
     def _verified(self) -> dict[str, set[int]]:
@@ -274,7 +274,7 @@ class Writer:
     def _read(self, cell: CellSpec, first: int) -> dict[str, MethodRows] | None:
         path = self.results.tile_path(cell.id, first)
         try:
-            return codec.read_tile(path, cell, first)
+            return files.read_tile(path, cell, first)
         except Missing:
             return None
         except Damaged as error:
@@ -287,7 +287,7 @@ class Writer:
         try:
             os.replace(path, aside)
         except OSError as error:
-            raise codec.cannot("set aside", path, error) from error
+            raise files.cannot("set aside", path, error) from error
         return aside.name
 
     def _check(self, found: Found, study: Study) -> None:
@@ -315,7 +315,7 @@ class Writer:
         created = str(manifest.get("created", "")) or provenance.now()
         content = _manifest(study, created) | known
         if content != found.manifest:
-            codec.write_json(path, content)
+            files.write_json(path, content)
         return study, content
 
     def _recovered(self, path: Path, study: Study, lost: str) -> int:

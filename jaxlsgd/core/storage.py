@@ -1,0 +1,173 @@
+"""Files that come from people."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import io
+import math
+import os
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Up to `most` bytes of a regular file, and one more if it has more.
+
+    Anything else could keep a reader waiting for ever: a pipe, a terminal, a device.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(most + 1)
+    finally:
+        os.close(handle)
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file that cannot be written because of its place, before anything is computed for it.
+
+    Args:
+      path: the file to write; its directory must be there, and it must not be a directory itself.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        words = "it is not a directory" if os.path.lexists(folder) else "there is no such directory"
+        raise NotADirectoryError(
+            errno.ENOTDIR, f"{words}; make it, or choose another place", str(folder)
+        )
+    if path.is_dir():
+        raise IsADirectoryError(
+            errno.EISDIR, "it is a directory; give the name of a file", str(path)
+        )
+
+
+@contextlib.contextmanager
+def replacing(path: Path, force: bool = False) -> Iterator[Path]:
+    """A place to write a file to, which takes its name when all is written; else nothing changes.
+
+    Args:
+      path: the file.
+      force: whether to replace what has this name.
+    """
+    check_output(path)
+    if not force and os.path.lexists(path):
+        raise FileExistsError(
+            errno.EEXIST, "it exists already; another name, or --force", str(path)
+        )
+    # In a directory of its own: nobody can have put a link there.
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        temporary = folder / path.name
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_SEAL = "sha256"
+
+
+class Broken(ValueError):
+    """A file whose content is not what was written."""
+
+
+def seal(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return the content of a file with these arrays and their checksum, a function of the arrays alone."""
+    return npz({**arrays, _SEAL: np.frombuffer(_checksum(arrays), np.uint8)})
+
+
+def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return what `numpy.savez` would write, byte for byte, for arrays of plain numbers with any names.
+
+    `savez` itself takes names as keywords: it has no place for an array called `file`, and before
+    NumPy 2.2 it stored `allow_pickle=False` as one more array.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            # A member that is opened by its name gets a fixed date.
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def unseal(content: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of a file, which must have these names; raises `Broken` unless all is as written."""
+    arrays = _arrays(content, (*names, _SEAL))
+    if arrays.pop(_SEAL).tobytes() != _checksum(arrays):
+        raise Broken("its checksum does not match")
+    return arrays
+
+
+def first_array(content: bytes, name: str) -> np.ndarray:
+    """The first array of a file, not checked; it may say what the others are."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            member = archive.infolist()[0]
+            if member.filename != f"{name}.npy" or member.file_size > len(content):
+                raise Broken(f"it does not begin with {name}")
+            return _array(archive.read(member))
+    except (ValueError, EOFError, IndexError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise Broken(f"it is cut short or altered ({error})") from error
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
+    total = hashlib.sha256()
+    for name, array in arrays.items():
+        total.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        total.update(array.tobytes())
+    return total.digest()
+
+
+def _arrays(content: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays, none larger than the bytes that it was read from."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+            if [member.filename for member in members] != [f"{name}.npy" for name in names]:
+                raise Broken("it does not hold the arrays that it should")
+            # Stored members that do not overlap cannot unpack to more than the file itself.
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise Broken("it is compressed, which we never do")
+            if sum(member.file_size for member in members) > len(content):
+                raise Broken("its parts are larger than the whole")
+            return {name: _array(archive.read(f"{name}.npy")) for name in names}
+    except Broken:
+        raise
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise Broken(f"it is cut short or altered ({error})") from error
+
+
+def _array(raw: bytes) -> np.ndarray:
+    """One array of plain numbers; unlike `numpy.load`, nothing is made room for on its say-so."""
+    length = 10 + int.from_bytes(raw[8:10], "little")
+    shape, by_column, dtype = _array_header(raw[:length])
+    data = memoryview(raw)[length:]
+    if by_column or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
+        raise ValueError("an array that is not what it says")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+@functools.lru_cache(maxsize=256)  # few differ, and NumPy parses them as Python
+def _array_header(raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    file = io.BytesIO(raw)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("an array in another format")
+    return np.lib.format.read_array_header_1_0(file)

@@ -1,0 +1,1 @@
+"""Interval methods of other authors, one file each, to compare with."""

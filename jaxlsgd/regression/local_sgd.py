@@ -1,0 +1,311 @@
+"""Local SGD on the rows of clients, a compiled pass at a time, with statistics streamed along the path.
+
+A step takes B_k ~ n_k/N rows of every client, so that all clients pass through their rows together, in N steps.
+This is `algorithms.plain_rounds` with the mean loss of those rows as the loss of an observation; the gradient
+is written out, because a loss of aᵀu has a closed one. Tests compare the two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from numpy.typing import NDArray
+
+from jaxlsgd.core.estimator import Estimator, Sync
+
+_HIGH = lax.Precision.HIGHEST
+Derivatives = tuple[Callable[..., Any], Callable[..., Any]]
+_Batch = tuple[Any, Any, Any]  # A (K, B, d), y (K, B), weights (K, B) or (K, 1)
+
+
+class ClientRows(NamedTuple):
+    """Whitened rows by client, padded to one length."""
+
+    A: Any  # (K, length, d)
+    y: Any  # (K, length)
+
+
+class Setting(NamedTuple):
+    """Numbers that a pass needs besides rows."""
+
+    weights: Any  # (K,) p_k
+    tuning: Any  # of the family
+    penalty: Any  # (d, d) the ridge's Hessian in whitened coordinates
+
+
+class Order(NamedTuple):
+    """Which rows each step takes: (rounds, E, K, B), with what weight; 0 is padding."""
+
+    index: Any
+    weight: Any
+
+
+class Batches(NamedTuple):
+    """Whitened rows in the order in which they are met; rows of zeros are padding."""
+
+    A: Any  # (steps, K, B, d)
+    y: Any  # (steps, K, B)
+    weight: Any  # (K,) of each row in the mean of its step
+
+
+class Carried(NamedTuple):
+    """Between passes."""
+
+    x: Any  # (d,) x̄
+    states: tuple[Any, ...]  # of the methods
+
+
+def start(methods: Sequence[Estimator], x: Any) -> Carried:
+    """Before the first pass."""
+    first = jnp.asarray(x, jnp.float32)
+    return Carried(first, init(tuple(methods), first))
+
+
+# One program: operation by operation each would be compiled.
+@functools.partial(jax.jit, static_argnums=0)
+def init(methods: tuple[Estimator, ...], x: Any) -> tuple[Any, ...]:
+    """States of the methods before the first round."""
+    return tuple(method.init(x) for method in methods)
+
+
+def on_device(tree: Any) -> Any:
+    """Arrays that stay where they are between passes."""
+    return jax.tree.map(jnp.asarray, tree)
+
+
+@functools.partial(jax.jit, static_argnames=("derivatives", "methods"))
+def run_pass(
+    derivatives: Derivatives,
+    methods: tuple[Estimator, ...],
+    rows: ClientRows,
+    setting: Setting,
+    order: Order,
+    eta: Any,
+    carried: Carried,
+) -> tuple[Carried, Any]:
+    """Rounds over the rows of an order; returns what is carried on, and the averages (rounds, d)."""
+
+    def take(step: Any) -> _Batch:
+        index, weight = step
+        who = jnp.arange(index.shape[0])[:, None]
+        return rows.A[who, index], rows.y[who, index], weight
+
+    return _rounds(derivatives, methods, setting, take, tuple(order), eta, carried)
+
+
+@functools.partial(jax.jit, static_argnames=("derivatives", "methods", "outside"))
+def run_batches(
+    derivatives: Derivatives,
+    methods: tuple[Estimator, ...],
+    batches: Batches,
+    setting: Setting,
+    eta: Any,
+    carried: Carried,
+    outside: bool = False,
+) -> tuple[Carried, Any]:
+    """The same over rows that lie in the order of the steps.
+
+    With `outside` the states of the methods stay as they are. What they need of each round is returned instead of
+    its average alone: averages, gradients, Hessians and sums of gradients, with None for what nobody needs.
+    """
+    A, y, weight = batches
+    rounds = eta.shape[0]
+
+    def take(step: Any) -> _Batch:
+        return A[step[0]], y[step[0]], weight[:, None]
+
+    steps = jnp.arange(A.shape[0]).reshape(rounds, -1)
+    return _rounds(derivatives, methods, setting, take, (steps,), eta, carried, outside)
+
+
+def _rounds(
+    derivatives: Derivatives,
+    methods: tuple[Estimator, ...],
+    setting: Setting,
+    take: Callable[[Any], _Batch],
+    steps: tuple[Any, ...],
+    eta: Any,
+    carried: Carried,
+    outside: bool = False,
+) -> tuple[Carried, Any]:
+    """Rounds over steps, (rounds, E, …), whose rows `take` gives."""
+    first, second = derivatives
+    E = steps[0].shape[1]
+    p = setting.weights
+    hessian = any(method.needs_hessian for method in methods)
+
+    def predictors(x: Any, A: Any) -> Any:
+        return jnp.einsum("kbd,kd->kb", A, x, precision=_HIGH)
+
+    def gradients(x: Any, batch: _Batch) -> Any:
+        A, y, weight = batch  # x (K, d)
+        slope = weight * first(jnp, predictors(x, A), y, setting.tuning)
+        penalty = jnp.matmul(x, setting.penalty, precision=_HIGH)
+        return jnp.einsum("kb,kbd->kd", slope, A, precision=_HIGH) + penalty
+
+    def curvature(x: Any, batch: _Batch) -> Any:
+        A, y, weight = batch
+        bend = p[:, None] * weight * second(jnp, predictors(x, A), y, setting.tuning)
+        flat = A.reshape(-1, A.shape[-1])
+        scaled = bend.reshape(-1, 1) * flat
+        return jnp.matmul(scaled.T, flat, precision=_HIGH) + setting.penalty
+
+    def one_round(carried: Carried, this: Any) -> tuple[Carried, Any]:
+        inside, size, ahead = this
+        every = (p.shape[0], carried.x.shape[0])
+
+        def local_step(x: Any, step: Any) -> tuple[Any, None]:
+            return x - size * gradients(x, take(step)), None
+
+        clients, _ = lax.scan(local_step, jnp.broadcast_to(carried.x, every), inside)
+        moved = jnp.matmul(p, clients - carried.x, precision=_HIGH)
+        x = carried.x + moved
+        fresh, spread = take(ahead), jnp.broadcast_to(x, every)
+        gradient = None
+        if any(method.needs_gradient for method in methods):
+            gradient = jnp.matmul(p, gradients(spread, fresh), precision=_HIGH)
+        bend = curvature(spread, fresh) if hessian else None
+        sync = Sync(x, E, size, gradient, bend, -moved / size)
+        if outside:
+            return Carried(x, carried.states), (x, gradient, bend, sync.gradient_sum)
+        states = tuple(
+            method.update(state, sync)
+            for method, state in zip(methods, carried.states, strict=True)
+        )
+        return Carried(x, states), x
+
+    # Curvature and noise at an average are measured on rows of the round to come.
+    ahead = tuple(jnp.roll(part[:, 0], -1, axis=0) for part in steps)
+    return lax.scan(one_round, carried, (steps, eta, ahead))
+
+
+def by_client(
+    A: Any, y: Any, sizes: NDArray[np.int64], longest: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Rows that are sorted by client, (n, d) and (n,), as (K, length, d) and (K, length) with zeros."""
+    shape = (len(sizes), padded(longest))
+    rows, targets = np.zeros((*shape, A.shape[1]), np.float32), np.zeros(shape, np.float32)
+    ends = np.cumsum(sizes)
+    for k, (end, n) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
+        rows[k, :n], targets[k, :n] = A[end - n : end], y[end - n : end]
+    return rows, targets
+
+
+def reshuffled(
+    rng: np.random.Generator, sizes: NDArray[np.int64], steps: int, E: int, width: int
+) -> Order:
+    """All rows once, in a fresh random order; clients with fewer rows than steps begin again."""
+    index = np.zeros((steps, len(sizes), width), np.int32)
+    weight = np.zeros((steps, len(sizes), width), np.float32)
+    for k, n in enumerate(sizes.tolist()):
+        if n == 0:  # stays where it is
+            continue
+        if n < steps:
+            times = -(-steps // n)
+            index[:, k, 0] = np.concatenate([rng.permutation(n) for _ in range(times)])[:steps]
+            weight[:, k, 0] = 1.0
+            continue
+        ends = np.arange(steps + 1) * n // steps
+        counts = np.diff(ends)
+        taken = np.arange(width)[None, :] < counts[:, None]
+        place = np.minimum(ends[:-1, None] + np.arange(width)[None, :], n - 1)
+        index[:, k] = np.where(taken, rng.permutation(n).astype(np.int32)[place], 0)
+        weight[:, k] = np.where(taken, steps / n, 0)
+    return _in_rounds(index, weight, E)
+
+
+def dealt(
+    rng: np.random.Generator,
+    by_client: NDArray[np.intp],
+    sizes: NDArray[np.int64],
+    steps: int,
+    width: int,
+) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """`reshuffled` for rows that are not sorted yet: the same order of steps, as numbers of rows.
+
+    Args:
+      rng: of the orders.
+      by_client: (n,) the rows of the first client, of the second, and so on.
+      sizes: (K,) of clients.
+      steps: in which all rows are met once.
+      width: rows that a step has room for.
+
+    Returns:
+      Which row, (steps, K, width), n where there is none, and the weight of each, (K,).
+    """
+    index = np.full((steps, len(sizes), width), len(by_client))
+    weight = np.zeros(len(sizes), np.float32)
+    ends = np.cumsum(sizes)
+    for k, (end, n) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
+        own = by_client[end - n : end]
+        if n == 0:
+            continue
+        if n < steps:
+            times = -(-steps // n)
+            index[:, k, 0] = np.concatenate([rng.permutation(own) for _ in range(times)])[:steps]
+            weight[k] = 1.0
+            continue
+        each = n // steps
+        mixed = rng.permutation(own)
+        index[:, k, :each] = mixed[: each * steps].reshape(steps, each)
+        more = np.flatnonzero(np.diff(np.arange(steps + 1) * n // steps) > each)
+        index[more, k, each] = mixed[each * steps :]
+        weight[k] = steps / n
+    return index, weight
+
+
+def with_replacement(
+    rng: np.random.Generator, sizes: NDArray[np.int64], steps: int, E: int, width: int
+) -> Order:
+    """As many rows, each drawn from all of the client's."""
+    counts = np.maximum(1, sizes // steps)
+    taken = np.arange(width)[None, :] < counts[:, None]
+    index = np.zeros((steps, len(sizes), width), np.int32)
+    for k, (n, count) in enumerate(zip(sizes.tolist(), counts.tolist(), strict=True)):
+        index[:, k, :count] = rng.integers(0, n, (steps, count))
+    weight = np.where(taken, 1 / counts[:, None], 0).astype(np.float32)
+    return _in_rounds(index, np.broadcast_to(weight, index.shape), E)
+
+
+def _in_rounds(index: NDArray[Any], weight: NDArray[Any], E: int) -> Order:
+    shape = (len(index) // E, E, *index.shape[1:])
+    return Order(index.reshape(shape), weight.reshape(shape))
+
+
+def padded(size: int) -> int:
+    """The next length of which there are few, so that tables share programs: eight to a doubling."""
+    unit = 1 << max(3, (size - 1).bit_length() - 3)
+    return -(-size // unit) * unit
+
+
+def on_host(methods: tuple[Estimator, ...]) -> bool:
+    """Whether all of them can."""
+    return all(part.on_host is not None for method in methods for part in method.accumulators)
+
+
+class Hosted:
+    """The states, one per accumulator of each method."""
+
+    def __init__(self, methods: tuple[Estimator, ...], x: Any) -> None:
+        self.parts = [
+            [part.on_host for part in method.accumulators if part.on_host is not None]
+            for method in methods
+        ]
+        self.states = tuple(tuple(part.init(x) for part in parts) for parts in self.parts)
+
+    def update(self, E: int, eta: Any, told: Any) -> None:
+        """Takes in the rounds of a chunk, as `running.run_batches` tells of them."""
+        told = [None if one is None else np.asarray(one, np.float64) for one in told]
+        for m, size in enumerate(np.asarray(eta, np.float64)):
+            x, gradient, hessian, total = (None if one is None else one[m] for one in told)
+            sync = Sync(x, E, size, gradient, hessian, total)
+            self.states = tuple(
+                tuple(part.update(state, sync) for part, state in zip(parts, states, strict=True))
+                for parts, states in zip(self.parts, self.states, strict=True)
+            )

@@ -1,0 +1,198 @@
+"""Products over many rows and few columns, in pieces that OpenBLAS multiplies in one thread.
+
+Its threads wait for one another by spinning. Where compilers and readers of files want the cores as well, that
+takes longer than the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.regression.design import INTERCEPT, Block, Design
+from jaxlsgd.regression.losses import check_response
+from jaxlsgd.regression.options import STEPS, Options
+
+FloatArray = NDArray[np.floating[Any]]
+_ONE_THREAD = 1 << 18  # multiplications, up to which OpenBLAS keeps to one
+
+
+def gram(A: FloatArray, B: FloatArray) -> FloatArray:
+    """AᵀB for (n, d) and (n, e)."""
+    found = np.zeros((A.shape[1], B.shape[1]))
+    for part in _pieces(len(A), A.shape[1] * B.shape[1]):
+        found += A[part].T @ B[part]
+    return found
+
+
+def times(X: FloatArray, W: FloatArray, out: FloatArray | None = None) -> FloatArray:
+    """XW for (n, d) and (d, e)."""
+    found = np.empty((len(X), W.shape[1]), np.result_type(X, W)) if out is None else out
+    for part in _pieces(len(X), W.size):
+        np.matmul(X[part], W, out=found[part])
+    return found
+
+
+def along(X: FloatArray, v: FloatArray) -> FloatArray:
+    """Xv for (n, d) and (d,)."""
+    return np.einsum("ij,j->i", X, v)
+
+
+def across(X: FloatArray, v: FloatArray) -> FloatArray:
+    """Xᵀv for (n, d) and (n,)."""
+    return np.einsum("ij,i->j", X, v)
+
+
+def _pieces(n: int, each: int) -> Iterator[slice]:
+    size = max(1, _ONE_THREAD // each)
+    return (slice(begin, begin + size) for begin in range(0, n, size))
+
+
+_CONSTANT = 1e-10  # standard deviation over largest size of a column that says nothing
+_COLLINEAR = 1e-11  # eigenvalue of the correlations
+
+
+class Coordinates(NamedTuple):
+    """Standardised columns and response."""
+
+    center: FloatArray  # (d,) m; 0 for the intercept and without one
+    scale: FloatArray  # (d,) s; 1 for the intercept
+    y_center: float
+    y_scale: float
+    slopes: NDArray[np.bool_]  # (d,) False for the intercept
+
+    def features(self, X: FloatArray) -> FloatArray:
+        """x_s."""
+        found = X - self.center
+        found /= self.scale
+        return found
+
+    def response(self, y: FloatArray) -> FloatArray:
+        """y′."""
+        return (y - self.y_center) / self.y_scale
+
+    @property
+    def back(self) -> FloatArray:
+        """y_s Z: coefficients of x_s to those of x."""
+        Z = np.diag(1 / self.scale)
+        if not self.slopes.all():
+            Z[~self.slopes] -= (self.center / self.scale)[None, :]
+        return self.y_scale * Z
+
+    def coefficients(self, theta: FloatArray) -> FloatArray:
+        """β of θ."""
+        return self.back @ theta + self.y_center * ~self.slopes
+
+
+def coordinates(
+    X: FloatArray, y: FloatArray, names: tuple[str, ...], intercept: int | None, scaled: bool
+) -> Coordinates:
+    """Means and standard deviations; refuses columns that are constant.
+
+    Args:
+      X: (n, d).
+      y: (n,).
+      names: of the columns.
+      intercept: which column is the intercept's.
+      scaled: whether the loss allows to scale the response.
+    """
+    slopes = np.ones(X.shape[1], bool)
+    if intercept is not None:
+        slopes[intercept] = False
+    center = np.where(slopes & (intercept is not None), X.mean(axis=0), 0.0)
+    gaps = X - center
+    spread = np.sqrt(np.einsum("ij,ij->j", gaps, gaps) / len(X))
+    largest = np.maximum(X.max(axis=0), -X.min(axis=0))
+    for j in np.flatnonzero(slopes & (spread <= _CONSTANT * largest)):
+        hint = "; the intercept does that already" if intercept is not None else ""
+        raise refusal(f"column {names[j]!r}", "vary", f"{X[0, j]:g} in every row", hint)
+    scale = np.where(slopes, spread, 1.0)
+    y_center = float(y.mean()) if scaled and intercept is not None else 0.0
+    y_scale = float(np.sqrt(np.mean((y - y_center) ** 2))) if scaled else 1.0
+    return Coordinates(center, scale, y_center, y_scale or 1.0, slopes)
+
+
+def check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
+    """Refuses columns that are combinations of one another, and names them."""
+    if len(X_s) < X_s.shape[1]:
+        what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
+        raise refusal("frame", "have more rows than coefficients", what)
+    products = gram(X_s, X_s) / len(X_s)
+    root = np.sqrt(np.diagonal(products))
+    values, vectors = np.linalg.eigh(products / np.outer(root, root))
+    if values[0] > _COLLINEAR * values[-1]:
+        return
+    share = np.abs(vectors[:, 0])
+    involved = [names[j] for j in np.flatnonzero(share > 1e-3 * share.max())]
+    hint = "; leave one of them out, or give a ridge"
+    raise refusal("columns", "not determine one another", " and ".join(involved), hint)
+
+
+class Rows(NamedTuple):
+    """All rows, sorted by client."""
+
+    X: FloatArray  # (n, d) standardised
+    y: FloatArray  # (n,)
+    client: NDArray[np.int64]  # (n,)
+    labels: tuple[str, ...]
+    sizes: NDArray[np.int64]  # (K,)
+    p: FloatArray  # (K,)
+    coordinates: Coordinates
+
+
+def by_client(plan: Design, block: Block, asked: Options) -> Rows:
+    """Sorts and standardises rows; refuses those that no fit can use."""
+    if not len(block.y):
+        raise refusal("frame", "have rows in which nothing is missing", "none")
+    check_response(asked.family, plan.response, block.y)
+    labels, client = np.unique(_comparable(block.client), return_inverse=True)
+    # Of few bits, as sorting is then by counting.
+    few = np.uint16 if len(labels) < 1 << 16 else np.int64
+    order = np.argsort(client.astype(few), kind="stable")
+    sizes = np.bincount(client)
+    p = sizes / sizes.sum() if asked.weights == "size" else np.full(len(sizes), 1 / len(sizes))
+    where = plan.names.index(INTERCEPT) if plan.intercept else None
+    frame = coordinates(block.X, block.y, plan.names, where, asked.family.scaled)
+    X = frame.features(block.X[order])
+    if not asked.ridge:
+        check_rank(X, plan.names)
+    least = int(sizes.min())
+    if asked.fresh and least < STEPS:
+        rule = f"be reshuffled unless every client has {STEPS} rows"
+        name = str(labels[sizes.argmin()])
+        raise refusal("rows", rule, f"{asked.rows!r}, and {least} of client {name!r}")
+    y = frame.response(block.y[order])
+    return Rows(X, y, client[order], tuple(map(str, labels)), sizes, p, frame)
+
+
+def _comparable(labels: NDArray[Any]) -> NDArray[Any]:
+    """Labels that can be sorted: a mixture of text and numbers as text."""
+    return labels.astype(str) if labels.dtype.kind == "O" else labels
+
+
+def remarks(rows: Rows, asked: Options) -> list[str]:
+    """What a person should know of the table."""
+    notes = []
+    n, d = rows.X.shape
+    if len(rows.sizes) == 1:
+        notes.append("there is one client: nothing needs to be communicated")
+    alone = [rows.labels[k] for k in np.flatnonzero(rows.sizes == 1)]
+    if alone and asked.target == "population":
+        notes.append(
+            f"one row only of {', '.join(alone[:3])}{' and others' if len(alone) > 3 else ''}: its "
+            "spread is taken from its square, so that standard errors are a little too large"
+        )
+    if n < 10 * d:
+        notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short")
+    if asked.family.separable and asked.family.most == 1:
+        events = int(min(rows.y.sum(), n - rows.y.sum()))
+        if events < 10 * d:
+            notes.append(
+                f"{events} rows have the rarer response, for {d} coefficients: normal intervals may be "
+                "too short, and coefficients too large"
+            )
+    return notes

@@ -1,0 +1,406 @@
+"""One run of a federated algorithm with its intervals and tests, for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpy.typing import ArrayLike, NDArray
+
+from jaxlsgd.analysis import verdict
+from jaxlsgd.core import checks, display
+from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import p_value, plural
+from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
+from jaxlsgd.core.problem import Array, Params, Problem, check_finite
+from jaxlsgd.core.progress import Progress, shown
+from jaxlsgd.core.random import check_key
+from jaxlsgd.core.rows import MethodRows
+from jaxlsgd.engine.statistics import axes_of
+from jaxlsgd.inference import joint
+from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
+from jaxlsgd.runs.simulate import Reading, read_cells
+from jaxlsgd.schedules import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """Tests of x_j = null_j, coordinate by coordinate."""
+
+    __test__ = False  # not a test case for pytest
+
+    null: NDArray[np.float64]
+    statistic: NDArray[np.float64]  # (estimate − null)/scale
+    p_value: NDArray[np.float64]  # two-sided
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fit:
+    """The result of one run; `print(fit)` shows it as a table."""
+
+    cell: Cell
+    rows: dict[str, MethodRows]
+    details: dict[str, Any]  # what each method's measurement said besides, after the last round
+    states: dict[str, Any]  # what each method had streamed, after the last round
+
+    @property
+    def save_at(self) -> tuple[int, ...]:
+        """Rounds at which intervals were read."""
+        return self.cell.layout.save_at
+
+    @property
+    def failures(self) -> dict[str, Cause]:
+        """By method, why there is no interval after the last round; empty where all is well."""
+        causes = {name: Cause(int(rows.cause[-1, 0])) for name, rows in self.rows.items()}
+        return {name: cause for name, cause in causes.items() if cause in FAILURES}
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run itself diverged, by some method's estimate; `failures` has other reasons too.
+
+        A run with too few rounds for an interval has not diverged, nor has one of which only a method's
+        correction failed.
+        """
+        return any(cause in DIVERGED for cause in self.failures.values())
+
+    @property
+    def estimate(self) -> Params:
+        """The centre of the first method's intervals, in the shape of the problem's parameters.
+
+        Of the first method without contrasts: x̂ for `one_step`, which is first unless methods are given. The
+        paper's average ȳ_T is the centre of `plug_in`, `random_scaling` and `one_step(center="average")`:
+        `estimate_of("plug_in[finite]")`.
+        """
+        for method in self.cell.methods:
+            if not method.contrasts:
+                return self.estimate_of(method.name)
+        raise ValueError("estimate: only contrasts were followed; add a method without contrasts")
+
+    def estimate_of(self, method: str) -> Params:
+        """The centre of a method's intervals after the last round, in the shape of the parameters.
+
+        Args:
+          method: its name; one for the parameters and not for contrasts.
+        """
+        if self._method(method).contrasts:
+            raise refusal("method", "be for the parameters and not for contrasts", method)
+        return _like(self.cell.problem.init, self.rows[method].estimate[-1, 0])
+
+    def interval(
+        self, method: str, level: float | None = None, save: int = -1, side: str = "both"
+    ) -> Interval:
+        """The interval of a method at a saved round.
+
+        Args:
+          method: its name.
+          level: one of the run's, the first if None; with one bound any, after the last round.
+          save: which saved round.
+          side: "both", or the only bound that is finite: "lower" or "upper".
+        """
+        rows = self.rows[self._known(method)]
+        level = self.cell.levels[0] if level is None else level
+        center = rows.estimate[save, 0]
+        if side != "both":
+            return Interval.around(center, self._one_sided(method, level, save, side), side)
+        if level not in self.cell.levels:
+            raise refusal("level", f"be one of {self.cell.levels}", level)
+        return Interval.around(center, rows.half_width[save, self.cell.levels.index(level), 0])
+
+    def _one_sided(self, method: str, level: float, save: int, side: str) -> Any:
+        if save not in (-1, len(self.save_at) - 1):
+            raise refusal("save", "be the last for an interval with one bound", save)
+        half = self._method(method).law.half(level, side, self.cell.plan, self.details[method])
+        return half * self.rows[method].scale[-1, 0]
+
+    def function(
+        self,
+        g: Callable[[Params], Any],
+        method: str | None = None,
+        level: float = 0.95,
+        side: str = "both",
+    ) -> Interval:
+        """Interval for a function of the parameters after the last round, by the delta method.
+
+        Args:
+          g: `params → number or vector`, differentiable by JAX.
+          method: one with a matrix; the first of the run if None.
+          level: of each component by itself.
+          side: "both", or the only bound that is finite: "lower" or "upper".
+
+        Example::
+
+            result.function(lambda x: x[0] / x[1])
+        """
+        chosen = self.cell.methods[0].name if method is None else method
+        if self._method(chosen).contrasts:
+            raise refusal("method", "be for the parameters and not for contrasts", chosen)
+        like = self.cell.problem.init
+
+        def flat(vector: Any) -> Any:
+            wide = jax.tree.map(lambda leaf: jnp.zeros(np.shape(leaf), vector.dtype), like)
+            return g(ravel_pytree(wide)[1](vector))
+
+        return joint.function(self.joint(chosen), flat, level, side)
+
+    def test(self, method: str, null: Params = 0.0) -> Test:
+        """Two-sided tests of x_j = null_j after the last round; one null for all if a number."""
+        estimator = self._method(method)
+        rows = self.rows[method]
+        check_finite("null", null)
+        # By NumPy, which keeps float64 as it is.
+        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(null)])
+        null = np.broadcast_to(flat, rows.scale[-1, 0].shape)
+        gap, scale = rows.estimate[-1, 0] - null, rows.scale[-1, 0]
+        # Where nothing varies (scale 0) any gap is infinitely many scales, and none is none.
+        certain = np.where(gap == 0, 0.0, np.copysign(np.inf, gap))
+        statistic = np.where(scale == 0, certain, gap / np.where(scale == 0, 1.0, scale))
+        p = estimator.law.tail(statistic, self.cell.plan, self.details[method])
+        return Test(np.asarray(null, np.float64), statistic, np.asarray(p, np.float64))
+
+    def joint(self, method: str) -> joint.Joint:
+        """Average and matrix for `ellipsoid` and `simultaneous` of `inference.joint`."""
+        estimator = self._method(method)
+        if method in self.failures:
+            why = self.failures[method].text
+            raise ValueError(f"method: {method} has no interval to test ({why})")
+        return joint.joint(estimator, self.states[method], self.cell.plan)
+
+    def joint_test(
+        self,
+        method: str,
+        contrasts: ArrayLike | None = None,
+        null: ArrayLike = 0.0,
+        level: float = 0.95,
+    ) -> joint.JointTest:
+        """Test of Rx* = r after the last round; of all coordinates at once without contrasts R."""
+        return joint.joint_test(self.joint(method), contrasts, null, level)
+
+    def verdicts(self) -> verdict.Verdicts:
+        """The chance that each method's interval holds the truth, given this run, and why.
+
+        It is by the law of a method that judges, as `one_step` does, which is not judged by itself; empty
+        without one. Outside what it was measured on it is withheld, and `withheld` says why: see
+        `analysis.verdict.outside`.
+        """
+        if len(self.failures) == len(self.rows):
+            told = _told(self.failures)
+            raise ValueError(f"methods: no method has an interval to judge ({told})")
+        notes = {
+            method.name: method.notes(self.details[method.name])
+            for method in self.cell.methods
+            if method.notes is not None
+        }
+        withheld = self.cell.outside() if self.cell.judge is not None else ""
+        return verdict.verdicts(self.cell.with_rows(self.rows), notes, withheld)
+
+    def _method(self, name: str) -> Estimator:
+        return next(m for m in self.cell.methods if m.name == self._known(name))
+
+    def _known(self, method: str) -> str:
+        if method not in self.rows:
+            raise refusal("method", f"be one of {', '.join(self.rows)}", method)
+        return method
+
+    def __str__(self) -> str:
+        return _table(self)
+
+    def _repr_html_(self) -> str:
+        return _html(self)
+
+
+def fit(
+    key: Array,
+    problem: Problem,
+    plan: Plan,
+    *,
+    methods: Sequence[Estimator] = METHODS,
+    levels: Sequence[float] = (0.95,),
+    save_at: Sequence[int] | None = None,
+    dtype: str = "float32",
+    algorithm: Algorithm = LOCAL_SGD,
+    replication: int = 0,
+    progress: Progress = None,
+) -> Fit:
+    """Runs Local SGD, or another algorithm, once and returns the estimate with its intervals and tests.
+
+    Args:
+      key: typed root key, as for `simulate`.
+      problem: what is estimated.
+      plan: how many rounds, of how many steps, of what size.
+      methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
+      levels: confidence levels.
+      save_at: rounds at which to read the intervals; the last is always read.
+      dtype: "float32" or "float64".
+      algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
+      replication: which replication of `simulate` under the same key this is.
+      progress: as for `simulate`.
+
+    Returns:
+      A `Fit`: `fit.estimate` (the centre of the first method's intervals), `fit.interval("one_step")`, `fit.test("one_step")`, `print(fit)`.
+
+    Example::
+
+        import jax, jaxlsgd
+
+        problem = jaxlsgd.problems.linear(3, 4)
+        schedule = jaxlsgd.schedules.power(0.5).with_warmup(0.05)
+        plan = schedule.plan(jaxlsgd.schedules.power_decay(0.5), num_steps=2000)
+        print(jaxlsgd.fit(jax.random.key(0), problem, plan))
+    """
+    key = check_key(key)
+    checks.count("replication", replication, 0)
+    save = None if save_at is None else as_tuple(save_at)
+    cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
+    cell.check_plan()
+    events = read_cells(key, [cell], replication, 1, shared_draws=False)
+    readings, done = [], 0
+    with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as tell:
+        for event in events:
+            if isinstance(event, Reading):
+                readings.append(event)
+            elif tell is not None:
+                done += event.steps
+                tell(min(1.0, done / cell.layout.steps))
+    saved = [reading.rows(cell) for reading in readings]
+    rows = {name: MethodRows.stacked([one[name] for one in saved]) for name in saved[0]}
+    details = {
+        name: jax.tree.map(lambda leaf: leaf[0], measured.detail)
+        for name, measured in readings[-1].found.items()
+    }
+    return Fit(cell, rows, details, _only(cell, readings[-1].states))
+
+
+def _only(cell: Cell, states: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """States of the one replication there is."""
+
+    def one(part: Accumulator, state: Any) -> Any:
+        axes = axes_of(part, jnp.zeros(cell.problem.dim))
+        return jax.tree.map(
+            lambda axis, leaf: np.asarray(leaf if axis is None else leaf[..., 0]),
+            axes,
+            state,
+            is_leaf=lambda axis: axis is None,
+        )
+
+    return {
+        method.name: tuple(map(one, method.accumulators, states[method.name]))
+        for method in cell.methods
+    }
+
+
+def _like(init: Params, vector: NDArray[np.float64]) -> Params:
+    """A flat vector in the shape of a pytree; by NumPy, which keeps float64 as it is."""
+    leaves, treedef = jax.tree.flatten(init)
+    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
+    return treedef.unflatten(shaped)
+
+
+def _table(result: Fit) -> str:
+    """Estimate and intervals of every method, one row per coordinate."""
+    lines = _head(result)
+    for method in _completed(result):
+        lines += ["", *_method_table(result, method)]
+    if found := _judged(result):
+        lines += ["", found[0], *(f"  {one}" for one in found[1:])]
+    return "\n".join(lines)
+
+
+def _head(result: Fit) -> list[str]:
+    cell = result.cell
+    plan = cell.plan
+    lines = [
+        f"{cell.algorithm.name} on {_problem_name(cell.problem)}: "
+        f"{plural(cell.problem.num_clients, 'client')}, schedule "
+        f"{plan.name}, T = {plural(plan.num_rounds, 'round')}, "
+        f"{plural(plan.num_steps, 'observation')} per client",
+    ]
+    if cell.problem.about:
+        lines.append(f"Intervals are {cell.problem.about}.")
+    if not cell.algorithm.within_theory:
+        lines.append(f"{cell.algorithm.name}: these intervals are outside the theory.")
+    return lines + _failure_lines(result)
+
+
+def _problem_name(problem: Problem) -> str:
+    return problem.name or f"a problem of {plural(problem.dim, 'parameter')}"
+
+
+def _completed(result: Fit) -> list[Estimator]:
+    return [method for method in result.cell.methods if method.name not in result.failures]
+
+
+def _judged(result: Fit) -> list[str]:
+    """The verdicts under a heading, or why they are withheld; empty if no method has an interval."""
+    return result.verdicts().lines() if _completed(result) else []
+
+
+def _failure_lines(result: Fit) -> list[str]:
+    """What failed, what may help, and that the other methods are no better for it."""
+    failures = result.failures
+
+    def told(*causes: Cause) -> str:
+        return _told({name: cause for name, cause in failures.items() if cause in causes})
+
+    lines = []
+    if why := told(*DIVERGED):
+        lines.append(f"The run diverged ({why}). Try a smaller step size.")
+    if why := told(Cause.CORRECTION):
+        lines.append(
+            f"A method failed although the path did not explode ({why}). The path has probably not arrived: "
+            "try a longer run or a larger step size."
+        )
+    if why := told(Cause.UNDEFINED):
+        lines.append(f"There are too few rounds for an interval ({why}).")
+    if lines and (rest := [method.name for method in _completed(result)]):
+        lines.append(
+            f"That {' and '.join(rest)} did not fail does not show that its intervals hold."
+        )
+    return lines
+
+
+def _told(failures: Mapping[str, Cause]) -> str:
+    return "; ".join(f"{name}: {cause.text}" for name, cause in failures.items())
+
+
+def _method_table(result: Fit, method: Estimator) -> list[str]:
+    title, header, *body = _method_lines(result, method)
+    width = max(10, *(len(line[0]) for line in body))
+    lines = (
+        f"{name:{width}} {estimate:>12} {interval:>26} {p:>11}"
+        for name, estimate, interval, p in (header, *body)
+    )
+    return [title[0], *lines]
+
+
+def _method_lines(result: Fit, method: Estimator) -> list[list[str]]:
+    """The title, the header, and a line of texts for each coordinate."""
+    level = result.cell.levels[0]
+    center, lower, upper = map(np.asarray, result.interval(method.name))
+    p = result.test(method.name).p_value
+    names = method.coordinates(result.cell.problem)
+    acted = result.rows[method.name].floored[-1, 0]
+    floored = " (a numerical floor acted: the interval is regularised)" if acted else ""
+    shown = [p_value(one, method.law.least_p) for one in p]
+    body = [
+        [name, f"{center[i]:.6g}", f"[{lower[i]:.6g}, {upper[i]:.6g}]", shown[i]]
+        for i, name in enumerate(names)
+    ]
+    header = ["", "estimate", f"{level:.4g} interval", "p (x = 0)"]
+    return [[f"{method.name}{floored}"], header, *body]
+
+
+def _html(result: Fit) -> str:
+    """The same for a notebook."""
+    parts = [display.paragraph(line) for line in _head(result)]
+    for method in _completed(result):
+        (title,), header, *body = _method_lines(result, method)
+        parts.append(display.table(header, body, title=title))
+    return "".join([*parts, *map(display.paragraph, _judged(result))])

@@ -1,0 +1,410 @@
+"""Many replications of Local SGD with online inference."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxlsgd.core import checks, identity
+from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
+from jaxlsgd.core.problem import Array, Problem
+from jaxlsgd.core.progress import Progress, shown
+from jaxlsgd.core.random import check_key
+from jaxlsgd.core.rows import CellRows, MethodRows, pack, unpack
+from jaxlsgd.engine import distributed, machine, sharded, statistics
+from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile, lane_widths
+from jaxlsgd.engine.draws import replication_keys
+from jaxlsgd.engine.lanes import run_side_by_side
+from jaxlsgd.engine.program import make_data, make_program
+from jaxlsgd.engine.tile import Advanced, run_tile
+from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, Growth, as_tuple, growths, method_rows
+from jaxlsgd.schedules import Plan
+
+Device = Any  # jax.Device is a value to type checkers
+
+
+class Reading(NamedTuple):
+    """What the methods of a cell say at a saved round; arrays have the replications first.
+
+    `states` are on the device, and only there until the next event is asked for.
+    """
+
+    cell: int
+    save: int
+    plan: Plan  # up to the saved round
+    found: dict[str, Measurement]  # by method, NumPy float64
+    states: dict[str, tuple[Any, ...]]  # by method, what it was made of; replications last
+    growth: dict[str, Growth]  # by method, of the loss
+
+    def rows(self, cell: Cell) -> dict[str, MethodRows]:
+        """Half-widths are multiplier times scale, in float64 on the host."""
+        return {
+            m.name: method_rows(m, self.found[m.name], self.plan, cell.levels, self.growth[m.name])
+            for m in cell.methods
+        }
+
+
+class Finished(NamedTuple):
+    """All rows of a cell."""
+
+    cell: int
+    rows: dict[str, MethodRows]
+
+
+def read_cells(
+    key: Array,
+    cells: Sequence[Cell],
+    first: int,
+    count: int,
+    device: Device | None = None,
+    *,
+    shared_draws: bool,
+    lanes: Sequence[int] | None = None,
+) -> Iterator[Advanced | Reading]:
+    """Runs replications first, …, first + count − 1 of cells as one tile on one device.
+
+    Args:
+      key: typed root key.
+      cells: one, or several that differ in plan, levels and saves alone.
+      first: the first replication.
+      count: how many there are.
+      device: where to run.
+      shared_draws: whether to make a block's draws once for all cells. A cell's rows do not depend on the
+        company it runs in, to the last bit. Drawing as it goes is a program of its own, quicker for a cell
+        alone; its rows are the same up to rounding.
+      lanes: how many cells may run side by side in one program; () for one after another. If None, what
+        `cost.lane_widths` finds best for cells that share draws. Rows are the same up to rounding.
+
+    Yields:
+      `Advanced` now and then, and a `Reading` at each saved round of each cell.
+    """
+    problem, methods, algorithm, dtype = _shared(cells)
+
+    def start() -> tuple[Any, Any, Iterator[Any]]:
+        platform = (device or jax.local_devices()[0]).platform
+        program = make_program(problem, methods, algorithm, dtype, shared_draws, platform)
+        data = jax.device_put(make_data(problem, dtype, algorithm), device)
+        keys = _keys(jax.device_put(key, device), np.uint32(first), count)
+        widths = lanes
+        if widths is None and shared_draws:
+            widths = lane_widths(problem, methods, count, dtype, platform, algorithm)
+        if widths:
+            whole = [cell.laid_out_whole(program.rooms) for cell in cells]
+            return program, data, run_side_by_side(program, data, keys, whole, widths)
+        layouts = [cell.laid_out(program.rooms) for cell in cells]
+        return program, data, run_tile(program, data, keys, layouts)
+
+    def read(event: Any) -> Reading:
+        cell = cells[event.cell]
+        plan = cell.plan.prefix(cell.layout.save_at[event.save])
+        horizon = Horizon.of(plan, dtype)
+        found = {
+            m.name: statistics.measure(program, data, event.statistics, m, horizon) for m in methods
+        }
+        found = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+        states = {m.name: statistics.states_of(program, event.statistics, m) for m in methods}
+        growth = growths(problem, dtype, methods, found)
+        return Reading(event.cell, event.save, plan, found, states, growth)
+
+    # The setting of the precision must not leak to the caller, who runs between two events.
+    with _settings(dtype, device):
+        program, data, events = start()
+    while True:
+        with _settings(dtype, device):
+            event = next(events, None)
+            if event is None:
+                return
+            found = event if isinstance(event, Advanced) else read(event)
+        yield found
+
+
+def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
+    """What all cells have in common; refuses cells that differ in it."""
+    if not cells:
+        raise ValueError("cells: must be one or more, got none")
+    names = ("problem", "methods", "algorithm", "dtype")
+    for i, cell in enumerate(cells):
+        pairs = zip(names, cell.shared, cells[0].shared, strict=True)
+        if differing := [name for name, here, first in pairs if here != first]:
+            what = " and ".join(differing)
+            raise ValueError(
+                f"cells[{i}]: must have the same {', '.join(names)} as the first, got another {what}"
+            )
+    return cells[0].shared
+
+
+class _settings:
+    """Precision and device of a run."""
+
+    def __init__(self, dtype: str, device: Device | None) -> None:
+        self._managers = (jax.enable_x64(dtype == "float64"), jax.default_device(device))
+
+    def __enter__(self) -> None:
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(*error)
+
+
+def run_cells(
+    key: Array,
+    cells: Sequence[Cell],
+    first: int,
+    count: int,
+    device: Device | None = None,
+    *,
+    shared_draws: bool = True,
+    lanes: Sequence[int] | None = None,
+) -> Iterator[Advanced | Finished]:
+    """Runs the same replications of cells that differ in plan, levels and saves alone.
+
+    The arguments are those of `read_cells`.
+
+    Yields:
+      `Advanced` now and then, and a cell's rows as soon as it is finished.
+
+    Example::
+
+        for event in run_cells(jax.random.key(0), cells, 0, 512):
+            if isinstance(event, Finished):
+                print(cells[event.cell].plan, event.rows)
+    """
+    saved: list[list[dict[str, MethodRows]]] = [[] for _ in cells]
+    how: Any = {"shared_draws": shared_draws, "lanes": lanes}
+    for event in read_cells(key, cells, first, count, device, **how):
+        if isinstance(event, Advanced):
+            yield event
+            continue
+        cell, parts = cells[event.cell], saved[event.cell]
+        parts.append(event.rows(cell))
+        if len(parts) == len(cell.layout.save_at):
+            yield Finished(event.cell, _stacked(parts))
+
+
+def _stacked(saves: Sequence[dict[str, MethodRows]]) -> dict[str, MethodRows]:
+    return {name: MethodRows.stacked([rows[name] for rows in saves]) for name in saves[0]}
+
+
+def run_on_mesh(
+    key: Array, cell: Cell, firsts: Sequence[int], size: int, mesh: Mesh
+) -> Iterator[Advanced | Finished]:
+    """Runs a tile at each replication position of a mesh, where `firsts` says which it begins with.
+
+    The rows are in the order of `firsts`; every process gets all of them.
+    """
+    saved: list[dict[str, MethodRows]] = []
+    with jax.enable_x64(cell.dtype == "float64"):
+        platform = mesh.devices.flat[0].platform
+        program = make_program(
+            cell.problem, cell.methods, cell.algorithm, cell.dtype, platform=platform
+        )
+        run = sharded.Sharded(program, cell.problem, mesh)
+        keys = [jax.random.key_data(_keys(key, np.uint32(first), size)) for first in firsts]
+        events = run.run(np.concatenate(keys), cell.plan, cell.layout.save_at)
+    while True:
+        with jax.enable_x64(cell.dtype == "float64"):
+            event = next(events, None)
+            if event is None:
+                break
+            if not isinstance(event, Advanced):
+                plan = cell.plan.prefix(cell.layout.save_at[event.save])
+                horizon = Horizon.of(plan, cell.dtype)
+                found = {m.name: run.measure(event.statistics, m, horizon) for m in cell.methods}
+                growth = growths(cell.problem, cell.dtype, cell.methods, found)
+                saved.append(Reading(0, event.save, plan, found, {}, growth).rows(cell))
+                continue
+        yield event
+    yield Finished(0, _stacked(saved))
+
+
+@jax.jit(static_argnums=2)
+def _keys(key: Array, first: Array, count: int) -> Array:
+    return replication_keys(key, first + jnp.arange(count, dtype=jnp.uint32))
+
+
+def simulate(
+    key: Array,
+    problem: Problem,
+    plan: Plan,
+    *,
+    replications: int,
+    methods: Sequence[Estimator] = METHODS,
+    levels: Sequence[float] = (0.95,),
+    save_at: Sequence[int] | None = None,
+    dtype: str = "float32",
+    algorithm: Algorithm = LOCAL_SGD,
+    tile_size: int | None = None,
+    devices: int | Sequence[Device] | None = None,
+    mesh: Mesh | None = None,
+    progress: Progress = None,
+) -> CellRows:
+    """Runs many independent replications of Local SGD with online inference.
+
+    Replication r sees the same data whatever the tile, the device, the schedule or the method.
+
+    Args:
+      key: typed root key; replication r uses the stream root → r → data.
+      problem: what is estimated.
+      plan: how many rounds, of how many steps, of what size.
+      replications: how many independent runs, 10**8 at most; their rows are kept in memory.
+      methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
+      levels: confidence levels.
+      save_at: rounds at which to read the intervals; the last is always read.
+      dtype: "float32" or "float64"; draws are float32 in both, so that both follow one path (what a
+        problem's own `sample` draws is its own affair).
+      algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
+      tile_size: replications that run side by side on one device; if None, what `cost.default_tile`
+        finds best. `cost.largest_tile` makes one from a budget of bytes.
+      devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
+      mesh: where to run instead, with axes "replications" (devices run tiles of their own; the same bits)
+        and "clients" (devices share the clients of a tile, with one sum per round; another order of that
+        sum, see `client_rounds`). It may span all processes, which then all get all rows.
+      progress: None shows it in a terminal or notebook, True everywhere, False nowhere; a function is
+        called with the finished share, from 0 to 1. The rows are the same.
+
+    Returns:
+      `CellRows`: for each method the estimate, scale and half-widths of every replication.
+
+    Example::
+
+        plan = schedules.paper("C5").with_warmup(0.05).plan(power_decay(0.5), num_steps=1000)
+        result = simulate(jax.random.key(0), problems.linear(5, 10), plan, replications=100)
+        print(measures.coverage_table(result))
+    """
+    key = check_key(key)
+    save = None if save_at is None else as_tuple(save_at)
+    cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
+    cell.check_plan()
+    checks.count("replications", replications, 1, checks.MOST_REPLICATIONS)
+    _check_rows(cell, replications)
+    if mesh is not None and devices is not None:
+        raise ValueError("devices: must be None where a mesh is given, which has its own")
+    places, shards = machine.chosen(devices), 1
+    if mesh is not None:
+        mesh = sharded.check_mesh(mesh, problem.num_clients, algorithm)
+        places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
+    if tile_size is None:
+        platform = places[0].platform
+        widest = default_tile(problem, cell.methods, dtype, platform, shards, algorithm)
+        tile_size = min(widest, _round_up(-(-replications // len(places)), WIDTH_MULTIPLE))
+    size = checks.count("tile_size", tile_size, 1)
+    firsts = range(0, replications, size)
+    if mesh is not None and distributed.spans(list(mesh.devices.flat)):
+        distributed.agree("simulate", _digest(key, cell, replications, size, mesh))
+    with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as tell:
+        if mesh is None or shards == 1:
+            parts = _run_tiles(key, cell, firsts, size, places, tell)
+        else:
+            parts = _run_waves(key, cell, firsts, size, mesh, tell)
+    rows = {
+        name: MethodRows.joined([part[name] for part in parts], replications) for name in parts[0]
+    }
+    return cell.with_rows(rows)
+
+
+def _check_rows(cell: Cell, replications: int) -> None:
+    """Refuse more replications than the machine's memory can keep the rows of."""
+    room = machine.memory()
+    need = replications * cell.row_bytes
+    if room is not None and need > room:
+        rule = "leave room in memory for their rows"
+        hint = (
+            f", which need {need / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are available; ask for fewer "
+            "replications, methods, levels or saved rounds, or run a Study, which keeps rows on the disk"
+        )
+        raise checks.refusal("replications", rule, replications, hint)
+
+
+def _run_tiles(
+    key: Array, cell: Cell, firsts: range, size: int, places: list[Device], progress: Any
+) -> list[dict[str, MethodRows]]:
+    """Tiles on one device each; of devices of several processes, each process runs its own."""
+    here = jax.process_index()
+    owners = [places[i % len(places)].process_index for i in range(len(firsts))]
+    mine = [i for i, owner in enumerate(owners) if owner == here]
+    report = _Progress(progress, len(mine) * cell.layout.steps)
+
+    def run(i: int, device: Device) -> dict[str, MethodRows]:
+        return report.through(run_cells(key, [cell], firsts[i], size, device, shared_draws=False))
+
+    jobs = [lambda device, i=i: run(i, device) for i in mine]
+    found = on_devices(jobs, [place for place in places if place.process_index == here])
+    if not distributed.spans(places):
+        return found
+    packed = {i: pack(rows) for i, rows in zip(mine, found, strict=True)}
+    return [unpack(part) for part in distributed.share(packed, owners)]
+
+
+def _run_waves(
+    key: Array, cell: Cell, firsts: range, size: int, mesh: Mesh, progress: Any
+) -> list[dict[str, MethodRows]]:
+    """As many tiles at once as the mesh has replication positions, each on all its client shards."""
+    places = mesh.shape[sharded.REPLICATIONS]
+    waves = [range(first, first + places * size, size) for first in firsts[::places]]
+    report = _Progress(progress, len(waves) * cell.layout.steps)
+    return [report.through(run_on_mesh(key, cell, wave, size, mesh)) for wave in waves]
+
+
+def _digest(key: Array, cell: Cell, replications: int, size: int, mesh: Mesh) -> list[Any]:
+    """What must be the same on every process of a run."""
+    problem, plan = cell.problem, cell.plan
+    numbers = [np.asarray(x).tobytes() for x in (plan.E, plan.eta, jax.random.key_data(key))]
+    about = [problem.name, problem.num_clients, problem.dim, problem.weights.tobytes()]
+    names = [identity.digest(cell.algorithm), *(method.name for method in cell.methods)]
+    ids = [device.id for device in mesh.devices.flat]
+    how = [cell.levels, cell.save_at, cell.dtype, replications, size, dict(mesh.shape), ids]
+    return [*numbers, *about, *names, *how]
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def on_devices(jobs: Sequence[Callable[[Any], Any]], devices: Sequence[Any]) -> list[Any]:
+    """Runs jobs, each given a device, one at a time on each device; results in order."""
+    if len(devices) == 1 or len(jobs) == 1:
+        return [job(devices[0]) for job in jobs]
+    free = list(devices)
+    lock = threading.Lock()
+
+    def run(job: Callable[[Any], Any]) -> Any:
+        with lock:
+            device = free.pop()
+        try:
+            return job(device)
+        finally:
+            with lock:
+                free.append(device)
+
+    with concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(run, jobs))
+
+
+class _Progress:
+    """Adds up steps from all devices and calls the user's function with the share that is done."""
+
+    def __init__(self, tell: Callable[[float], None] | None, total: int) -> None:
+        self._tell, self._total, self._done = tell, total, 0
+        self._lock = threading.Lock()
+
+    def through(self, events: Iterator[Advanced | Finished]) -> dict[str, MethodRows]:
+        """The rows of the one cell that the events are about."""
+        rows: dict[str, MethodRows] = {}
+        for event in events:
+            if isinstance(event, Finished):
+                rows = event.rows
+            elif self._tell is not None:
+                with self._lock:
+                    self._done += event.steps
+                    self._tell(min(1.0, self._done / self._total))
+        return rows

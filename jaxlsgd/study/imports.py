@@ -1,0 +1,128 @@
+"""Every kind that a study file can name: those of this package, and those from `--import`."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import jaxlsgd.algorithms
+import jaxlsgd.inference.one_step
+import jaxlsgd.inference.oracle
+import jaxlsgd.inference.plug_in
+import jaxlsgd.inference.random_scaling
+import jaxlsgd.inference.rivals.bootstrap
+import jaxlsgd.inference.rivals.equal_batches
+import jaxlsgd.inference.rivals.growing_batches
+import jaxlsgd.inference.rivals.higrad
+import jaxlsgd.inference.rivals.hulc
+import jaxlsgd.inference.rivals.parallel_runs
+import jaxlsgd.problems
+import jaxlsgd.schedules  # noqa: F401
+from jaxlsgd.core import checks, registry
+from jaxlsgd.core.checks import blaming
+from jaxlsgd.core.registry import Kind
+from jaxlsgd.core.storage import read_regular
+from jaxlsgd.study.errors import SpecError, line_of, refusing
+
+_MOST_BYTES = 1_000_000  # of an imported file
+_sources: dict[str, str] = {}  # by file name, for workers
+_places: dict[str, Path] = {}  # by file name
+
+
+def known(role: str, name: str) -> bool:
+    """Whether there is a kind of this name."""
+    return name in registry.kinds(role)
+
+
+def imported(role: str, name: str) -> bool:
+    """Whether a kind comes from a file that `load` has run."""
+    kind = registry.kinds(role).get(name)
+    return kind is not None and kind.build.__module__ in map(_module, _sources)
+
+
+def find(role: str, name: Any, where: str) -> Kind:
+    """The kind of this name; refuses one that is not known."""
+    there = registry.kinds(role)
+    if not isinstance(name, str) or name not in there:
+        hint = checks.nearest(name, there) + "; kinds of your own come from --import FILE"
+        raise checks.refusal(where, f"be one of {', '.join(there)}", name, hint)
+    return there[name]
+
+
+def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
+    """Calls a kind's builder; what it refuses is reported with its place in the study."""
+    checks.known_keys(where, arguments, tuple(kind.parameters))
+    for name in kind.required:
+        if name not in arguments:
+            raise SpecError(
+                f"{where}.{name}: is missing; {kind.name} needs {', '.join(kind.required)}"
+            )
+    blamed = blaming(kind.build, f"builder of {kind.role} {kind.name!r}", kind.parameters)
+    with refusing(where, kind.parameters, own=kind.own), blamed:
+        return kind.build(**arguments)
+
+
+def load(path: str | os.PathLike[str]) -> None:
+    """Runs a Python file that registers kinds; see `jaxlsgd.register`."""
+    path = Path(path)
+    try:
+        source = read_regular(path, _MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise SpecError(f"--import {path}: cannot be read: {cause}") from error
+    if len(source) > _MOST_BYTES:
+        raise SpecError(f"--import {path}: must have at most {_MOST_BYTES} bytes")
+    if _places.setdefault(path.name, path.resolve()) != path.resolve():
+        other = _places[path.name]
+        raise SpecError(f"--import {path}: must have another name than {other}, got {path.name}")
+    load_source(path.name, source)
+
+
+def load_source(name: str, source: str) -> None:
+    """Runs the source of such a file, once; workers, which do not have the file, call it too."""
+    if _sources.get(name) == source:
+        return
+    # Not the path of the file: workers do not have it, and messages name the file alone.
+    place = f"<import {name}>"
+    module = types.ModuleType(_module(name))
+    module.__file__ = place
+    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
+    _forget(name)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, place, "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        _forget(name)
+        line = line_of(error, place)
+        at = f", line {line}" if line else ""
+        text = error.msg if isinstance(error, SyntaxError) else error
+        raise SpecError(f"--import {name}{at}: {type(error).__name__}: {text}") from error
+    _sources[name] = source
+
+
+def load_only(sources: dict[str, str]) -> None:
+    """Runs these sources and forgets all others: those that a worker ran for another study."""
+    for name in [name for name in _sources if name not in sources]:
+        _forget(name)
+    for name, source in sources.items():
+        load_source(name, source)
+
+
+def loaded() -> dict[str, str]:
+    """The sources that were imported so far, by file name."""
+    return dict(_sources)
+
+
+def _forget(name: str) -> None:
+    registry.forget(_module(name))
+    sys.modules.pop(_module(name), None)
+    _sources.pop(name, None)
+
+
+def _module(name: str) -> str:
+    return "jaxlsgd_import_" + re.sub(r"\W", "_", name)

@@ -1,0 +1,174 @@
+"""The directory that a run is to write in: looked at first, and only then written to."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxlsgd.core.storage import read_regular
+from jaxlsgd.study.store import files, recovery
+from jaxlsgd.study.store.files import Damaged, Missing, StoreError
+from jaxlsgd.study.store.reader import study_of
+from jaxlsgd.study.study import Study
+
+LOG, LOG_HEAD = "run.log", "# What the runs in this directory did. jaxlsgd appends to it.\n"
+_LOCK_SECONDS = 1.0  # a reader that asks who is running holds the lock for an instant
+
+
+class Found(NamedTuple):
+    """What is in a directory; both are None where nothing is yet."""
+
+    manifest: dict[str, Any] | None
+    study: Study | None  # None where the manifest is lost
+    lost: str = ""  # what is wrong with the manifest
+
+
+def look(directory: Path, study: Study, fresh: bool) -> Found:
+    """What is there of a study, by reading alone; refuses a directory of anything else."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return Found(None, None)
+    except NotADirectoryError as error:
+        raise files.cannot("make", directory, error) from error
+    except OSError as error:
+        raise files.cannot("open", directory, error) from error
+    found = _manifest(directory / "manifest.json")
+    if found.study is None:
+        found = _without_manifest(directory, names, study, found.lost)
+    if fresh and found.manifest is not None:
+        other = unused(directory.with_name(directory.name + "-2"))
+        raise StoreError(
+            f"{directory} already holds a study, which is never overwritten; "
+            f"choose a new directory such as {other}"
+        )
+    return found
+
+
+def _manifest(path: Path) -> Found:
+    try:
+        manifest = files.read_json(path)
+        check_environments(manifest, path)
+        return Found(manifest, study_of(manifest, path))
+    except Missing:
+        return Found(None, None)
+    except Damaged as error:
+        return Found(None, None, str(error))
+
+
+def check_environments(manifest: dict[str, Any], path: Path) -> None:
+    """Refuses a manifest that does not say what made the rows."""
+    found = manifest.get("environments")
+    if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
+        raise Damaged(f"{path} is damaged: it does not say what made the rows")
+
+
+def _without_manifest(directory: Path, names: list[str], study: Study, lost: str) -> Found:
+    """What the cells tell; nothing, where nothing is; else somebody else's directory is refused."""
+    told = recovery.identified(directory, study)
+    if told is not None:
+        manifest = {"environments": recovery.environments(told.values())}
+        return Found(manifest, None, lost or f"{directory / 'manifest.json'} is missing")
+    if lost:
+        raise Damaged(
+            f"{lost}, and there is no cell of this study to rebuild it from; choose a new directory, "
+            "or move it away if it is yours to move"
+        )
+    foreign = sorted(name for name in names if not _is_ours(directory / name))
+    if foreign:
+        raise StoreError(
+            f"{directory} is not empty and holds no study (there is {foreign[0]!r}); "
+            "choose a new directory"
+        )
+    return Found(None, None)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is one that a run leaves which has hardly begun."""
+    if files.is_unfinished(path.name):
+        return True
+    if path.name not in ("lock", LOG):
+        return path.name == "cells" and path.is_dir() and not os.listdir(path)
+    files.refuse_link(path)
+    try:
+        head = read_regular(path, 200).decode(errors="replace")
+    except OSError:
+        return False
+    if path.name == LOG:
+        return head.startswith(LOG_HEAD)
+    return re.fullmatch(r"(process \d+ on \S+\n)?", head) is not None
+
+
+def lock(directory: Path) -> Any:
+    """Takes the writer's lock, which ends with the process whatever happens to it."""
+    path = directory / "lock"
+    files.refuse_link(path)
+    try:
+        # A link that appears in the meantime is refused too: the file is emptied below.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = open(os.open(path, flags, 0o666), "a+")  # noqa: SIM115
+    except OSError as error:
+        raise files.cannot("write", path, error) from error
+    try:
+        refuse_shared(path, file.fileno())
+        _wait(path, file)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        file.flush()
+    except OSError as error:
+        file.close()
+        raise files.cannot("lock", path, error) from error
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def holds(directory: Path, file: Any) -> bool:
+    """Whether the lock in a directory is still the file that `lock` has opened."""
+    try:
+        return os.path.samestat(os.lstat(directory / "lock"), os.fstat(file.fileno()))
+    except OSError:
+        return False
+
+
+def refuse_shared(path: Path, handle: int) -> None:
+    """Refuses to write to what is no plain file, or has another name elsewhere."""
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreError(f"{path} is not a regular file; remove it")
+    if found.st_nlink > 1:
+        raise StoreError(
+            f"{path} has another name elsewhere (a hard link), which would be written to as well; "
+            "remove it if no run is writing"
+        )
+
+
+def _wait(path: Path, file: Any) -> None:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StoreError(_taken(path)) from None
+            time.sleep(0.05)
+
+
+def _taken(path: Path) -> str:
+    holder = path.read_text(errors="replace").strip()[:100] or "another process"
+    return f"{path.parent} is being written by another run ({holder}); wait for it or stop it"
+
+
+def unused(path: Path) -> Path:
+    """The path, or the first that is free with a number behind it."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
