@@ -35,6 +35,22 @@ class Sync(NamedTuple):
     gradient: Params | None = None
     hessian: Any = None  # (d, d), for the flattened parameters
     gradient_sum: Params | None = None  # h_m, the mean gradients of the round's steps added up
+    anchored: Anchored | None = None
+
+
+class Anchored(NamedTuple):
+    """What clients evaluate at an anchor that the server has broadcast, with the observations of their steps.
+
+    A client sends the sum of its gradients at the anchor after every round, and in a few rounds its Hessian there and
+    at the anchor before, each averaged over the observations of the round.
+    """
+
+    gradient_sum: Params  # Σ_l Σ_k p_k ∇f_k(a; ξ_{k,l}) over the steps of the round
+    hessian: Any = (
+        None  # (d, d) mean over clients and observations of ∇²f_k(a; ξ); None in most rounds
+    )
+    hessian_before: Any = None  # (d, d) the same at the anchor before
+    observations: Any = 0  # how many those means are over, all clients together
 
 
 SIDES = ("both", "lower", "upper")
@@ -90,6 +106,24 @@ class Accumulator(NamedTuple):
     any_width: bool = False
     on_host: OnHost | None = None
     hessian_every: int = 1
+    anchor: Anchor | None = None
+
+
+class Anchor(NamedTuple):
+    """Where a statistic has clients evaluate their observations once more, see `Anchored`.
+
+    `places(state)` are the anchor and the one before it, (2, d). They change when the state rolls, so the engine
+    evaluates one anchor in all steps of a round. `hessian_rounds(E, num_clients, dim)` says for a plan which rounds
+    send Hessians: (T,) 0 for none, else 1 + the group of Hessians that they belong to. The engine adds those of the
+    steps between two rolls with `add_hessians(state, sums, difference, counts)`: sums at the anchor by group,
+    (groups, d, d), the sum of their differences from those at the anchor before, (d, d), and how many observations
+    each group has, (groups,).
+    """
+
+    places: Callable[[Any], Array]
+    hessian_rounds: Callable[[np.ndarray, int, int], np.ndarray]
+    add_hessians: Callable[[Any, Array, Array, Array], Any]
+    groups: int = 2
 
 
 class OnHost(NamedTuple):
@@ -106,13 +140,13 @@ class Rolling(NamedTuple):
     """An update in two parts, for statistics that seldom move what they have to another place.
 
     `update(state, sync)` is then `add(state, sync)` after `roll(state)` where one is due. The engine leaves
-    the rolling out of its loops: `roll_before(E, eta)` says for a plan before which blocks of
+    the rolling out of its loops: `roll_before(E, eta, dim)` says for a plan before which blocks of
     `BLOCK_STEPS` steps it is due (a round belongs to the block of step t_m), and the engine rolls between blocks.
     """
 
     add: Callable[[Any, Sync], Any]
     roll: Callable[[Any], Any]
-    roll_before: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    roll_before: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
     store: tuple[str, ...] = ()  # fields of the state that `add` leaves as they are
 
 
@@ -254,6 +288,11 @@ class Estimator:
         return min(
             (part.hessian_every for part in self.accumulators if part.needs_hessian), default=1
         )
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """Where it has clients evaluate their observations once more, if it does."""
+        return next((part.anchor for part in self.accumulators if part.anchor is not None), None)
 
     def coordinates(self, problem: Problem) -> tuple[str, ...]:
         """Names of what the interval is for."""

@@ -37,6 +37,8 @@ class Block(NamedTuple):
     active: NDArray[np.bool_]  # (B,) the step moves; else it only evaluates, or belongs elsewhere
     slot: NDArray[np.int32]  # (B,) place in `syncs` of the average it meets, or their number
     syncs: Syncs
+    # (B, groups) per statistic with an anchor: observations whose Hessians clients send, if some clients take part
+    hessians: tuple[NDArray[np.float64], ...] = ()
 
 
 class Syncs(NamedTuple):

@@ -44,14 +44,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
-from scipy.special import chndtrix, ndtri, stdtrit
+from scipy.special import chndtrix, fdtrc, ndtri, stdtrit
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator, Horizon, Law, Measurement
 from jaxlsgd.core.problem import Array
 from jaxlsgd.core.registry import register
-from jaxlsgd.inference import newton_step
+from jaxlsgd.inference import anchored_step, newton_step
+from jaxlsgd.inference.anchored_rounds import BINS, AnchoredState, anchored_rounds, closed
 from jaxlsgd.inference.binned_rounds import OneStepState, binned_rounds, mean_place
 from jaxlsgd.inference.laws.standard import NORMAL
 from jaxlsgd.inference.sums import path_mean
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
 
 CENTERS = ("estimate", "average")
+GRADIENTS = ("anchor", "increments")
 LEFT = 0.15  # share of the correction κ that may still be wrong
 _Z = float(-ndtri(0.025))
 # cv(b) at 95 %: P(|N(b, 1)| ≤ cv) = 0.95; beyond the table it is b + 1.645.
@@ -76,9 +80,28 @@ class OneStepDetail(NamedTuple):
     offset: Array  # (d,) (centre − x̂)/√V
 
 
+class AnchoredDetail(NamedTuple):
+    """What a multiplier needs, and what there is to say of a run with anchors."""
+
+    df: Array  # (d,) degrees of freedom
+    curvature: Array  # (d,) 0: none is allowed for
+    offset: Array  # (d,) (centre − x̂)/√V
+    used: Array  # () share of the observations that count
+    withheld: Array  # () bool
+    left: Array  # () what curvature may still do at the last anchor, in standard errors
+    weight: Array  # () of the bin before the last: small if the Hessian still changes
+    gap: Array  # () F statistic of the last bin against those before
+    rounds: Array  # () in effect
+    settled: Array  # () how far the optimiser's average is from x̂, at most, in standard errors
+
+
 @register("method", brief="center")
 def one_step(
-    *, center: str = "estimate", hessian_every: int = 1, name: str | None = None
+    *,
+    center: str = "estimate",
+    gradients: str = "anchor",
+    hessian_every: int = 1,
+    name: str | None = None,
 ) -> Estimator:
     """One-step intervals: x̂_j ± q √V_jj from the sums of gradients of all rounds, with x̂ beside the average.
 
@@ -121,7 +144,12 @@ def one_step(
     checks.choice("center", center, CENTERS)
     checks.count("hessian_every", hessian_every)
     efficient = center == "estimate"
-    given = [] if efficient else [center]
+    if checks.choice("gradients", gradients, GRADIENTS) == "anchor":
+        if hessian_every != 1:
+            rule = 'be 1, as anchors have few Hessians anyway; it is for gradients="increments"'
+            raise refusal("hessian_every", rule, hessian_every)
+        return _anchored(efficient, name)
+    given = ["increments", *([] if efficient else [center])]
     given += [f"every {hessian_every}"] if hessian_every > 1 else []
     often = "and round" if hessian_every == 1 else f"in every {hessian_every} rounds"
     part = binned_rounds(hessian_every)
@@ -138,6 +166,88 @@ def one_step(
         reads_numpy=True,
         cost=f"a Hessian per client {often} to the server; memory about 56d²",
     )
+
+
+def _anchored(efficient: bool, name: str | None) -> Estimator:
+    part = anchored_rounds()
+    return Estimator(
+        name=name or ("one_step" if efficient else "one_step[average]"),
+        accumulators=(part,) if efficient else (part, path_mean()),
+        measure=_measure_anchored if efficient else _measure_anchored_average,
+        law=LAW if efficient else LAW._replace(joint=None),
+        matrix=_matrix_anchored if efficient else None,
+        standard_error=efficient,
+        judges=efficient,
+        label="one-step" if efficient else "one-step around the average",
+        notes=_anchored_notes,
+        cost="a gradient sum per client and round, and two Hessians in a few rounds, to the server; "
+        f"memory about {4 * BINS}d²",
+    )
+
+
+def _measure_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None) -> Measurement:
+    del horizon
+    state = states[0]
+    found = anchored_step.read(*closed(state))
+    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(found.V), 0))
+    off = jnp.max(jnp.abs(state.x - found.estimate) / jnp.maximum(scale, anchored_step.TINY))
+    zeros = jnp.zeros_like(scale)
+    detail = AnchoredDetail(
+        found.df,
+        zeros,
+        zeros,
+        found.used,
+        found.withheld,
+        found.left,
+        found.weight,
+        found.gap,
+        found.rounds,
+        off,
+    )
+    estimate = jnp.where(
+        found.withheld & ~jnp.all(jnp.isfinite(found.estimate)), state.x, found.estimate
+    )
+    return Measurement(estimate, jnp.where(found.withheld, jnp.inf, scale), False, detail)
+
+
+def _measure_anchored_average(states: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
+    found, path = _measure_anchored(states[:1], horizon), states[1]
+    y = path.mean + path.lost
+    offset = (y - found.estimate) / jnp.where(jnp.isfinite(found.scale), found.scale, 1)
+    return found._replace(estimate=y, detail=found.detail._replace(offset=offset))
+
+
+def _matrix_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None) -> Array:
+    del horizon
+    found = anchored_step.read(*closed(states[0]))
+    return jnp.where(found.withheld, jnp.nan, found.V)
+
+
+def _anchored_notes(detail: AnchoredDetail) -> tuple[str, ...]:
+    """What a person should know of a run."""
+    notes = []
+    if bool(detail.withheld):
+        if float(detail.left) >= anchored_step.LEFT or float(detail.weight) < anchored_step.ARRIVED:
+            notes.append(
+                "withheld: the anchors have not arrived, since the Hessian still changes between them; "
+                "run longer, start nearer, or take larger steps"
+            )
+        else:
+            notes.append("withheld: too few rounds or Hessians for a covariance")
+        return tuple(notes)
+    rounds, d = float(detail.rounds), np.size(detail.df)
+    if fdtrc(d, max(rounds - d, 1.0), float(detail.gap)) < 0.001:
+        notes.append(
+            "the last rounds disagree with those before (p < 0.001): the data may have changed, or a "
+            "client's gradients are not those of its loss"
+        )
+    if (left_out := 1 - float(detail.used)) > 0.2:
+        notes.append(
+            f"{100 * left_out:.0f} % of the observations count for nothing, as too far away"
+        )
+    if (least := float(np.min(detail.df))) < 10:
+        notes.append(f"only {least:.0f} degrees of freedom: too few rounds to be sure")
+    return tuple(notes)
 
 
 def _notes(detail: OneStepDetail) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from jaxlsgd.core.algorithm import (
 )
 from jaxlsgd.core.causes import MOST_GROWTH, Cause, causes
 from jaxlsgd.core.checks import blaming, refusal
-from jaxlsgd.core.estimator import Accumulator, Estimator, Measurement, Sync
+from jaxlsgd.core.estimator import Accumulator, Anchored, Estimator, Measurement, Sync
 from jaxlsgd.core.problem import Problem, flatten, has_curvature
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.engine import probe
@@ -285,7 +285,7 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
     if len(set(names)) < len(names):
         raise ValueError(f"methods: names must differ, got {names}; give one a name=...")
     for method in methods:
-        if method.needs_hessian and not has_curvature(problem):
+        if (method.needs_hessian or method.anchor) and not has_curvature(problem):
             rule = "need no second derivative, which this loss does not have (random_scaling() needs none)"
             raise refusal("methods", rule, method.name)
         for part in method.accumulators:
@@ -321,7 +321,9 @@ def _check_statistic(
         x, number = abstract(dim, *replications), abstract()
         square = abstract(dim, dim, *replications)
         asked = (gradient, x), (hessian, square), (gradient_sum, x)
-        return Sync(x, number, number, *(given if wanted else None for wanted, given in asked))
+        anchored = None if part.anchor is None else Anchored(x, observations=None)
+        found = (given if wanted else None for wanted, given in asked)
+        return Sync(x, number, number, *found, anchored)
 
     where = f"methods ({method})"
     with jax.enable_x64(dtype == "float64"):
