@@ -22,6 +22,7 @@ two bins agree in their curvature, and there are five degrees of freedom.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -87,7 +88,7 @@ class _Fit(NamedTuple):
     gradient: Array  # (B, d) ḡ
     between: Array  # (B, d, d) Ḡ
     weight: Array  # (B,) w
-    A: Array
+    Ai: Array  # (d, d) (Σ w t Ḡ)⁻¹
     y: Array  # (d,) x̂ − a_L
     proper: Array  # () bool
 
@@ -111,7 +112,7 @@ def read(bins: Bins, counts: Counts) -> Reading:
     residual = _residual_squares(bins, counts, due, f.fine)
     n = _over(total**2, jnp.sum(u**2 * counts.EE))
     M = jnp.sum((u**2)[:, None, None] * residual, 0) / jnp.maximum(1 - 1 / jnp.maximum(n, 1), 0.1)
-    Ai = jnp.linalg.inv(f.A)
+    Ai = f.Ai
     V = _mm(_mm(Ai, M), Ai.T)
     v = jnp.diagonal(V)
     correction = jnp.sum(ut[:, None] * f.r, 0)
@@ -157,12 +158,10 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
     H = jnp.where((w > 0)[:, None, None], H, 0)
     G = jnp.sum(share[:, None, None] * H, 0)
     G = (G + G.T) / 2
-    least = 1e-6 * jnp.trace(G) / d
-    proper = fine[-1] & jnp.all(
-        jnp.isfinite(jnp.linalg.cholesky(G - least * jnp.eye(d, dtype=G.dtype)))
-    )
-    G = jnp.where(proper, G, jnp.eye(d, dtype=G.dtype))
-    inverse = jnp.linalg.inv(G)
+    inverse, pivot = _inverse(G)
+    proper = fine[-1] & (pivot > 1e-6 * jnp.trace(G) / d)
+    identity = jnp.eye(d, dtype=G.dtype)
+    G, inverse = jnp.where(proper, G, identity), jnp.where(proper, inverse, identity)
     effective = _over(1.0, jnp.sum(share**2))
     few = jnp.sqrt(jnp.maximum(1 - 1 / jnp.maximum(effective, 1), 0.1))
     dG = jnp.where((w > 0)[:, None, None], (share / few)[:, None, None] * (H - G), 0)
@@ -176,17 +175,19 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
     square = _residual_squares(bins, counts, g, fine)[-1]
     spread = d * (counts.E[-1] - _over(counts.EE[-1], counts.E[-1]))
     sigma = jnp.maximum(_over(jnp.sum(inverse * square), spread), TINY)
-    y, u, A = -times(inverse, g[-1]), near * 1.0, G
+    y, u, Ai = -times(inverse, g[-1]), near * 1.0, inverse
+    relative = _mm(inverse, dG)
+    noise = jnp.sum(relative * relative.mT)  # of Ĝ, as a share of it
+    last = jnp.arange(len(t)) == len(t) - 1
     for _ in range(2):
         r = a - y
         c = 0.5 * times(delta, r)
-        bent = t * jnp.sum(c * times(inverse, c), -1) / sigma
-        z = times(dG[None], r[:, None, :])  # (B, 2B, d)
-        noisy = t * jnp.sum(z * times(inverse, z), (-1, -2)) / (d * sigma)
-        u = (near / (1 + bent + noisy)).at[-1].set(fine[-1] * 1.0)
-        A = jnp.sum((u * t)[:, None, None] * between, 0)
-        A = jnp.where(proper, A, jnp.eye(d, dtype=A.dtype))
-        y = jnp.linalg.solve(A, jnp.sum((u * t)[:, None] * (times(between, a) - g), 0))
+        bent = jnp.sum(c * times(inverse, c), -1)
+        noisy = noise * jnp.sum(r * times(G, r), -1) / d**2
+        u = jnp.where(last, fine, near / (1 + t * (bent + noisy) / sigma))
+        A = jnp.where(proper, jnp.sum((u * t)[:, None, None] * between, 0), identity)
+        Ai = _inverse(A)[0]
+        y = times(Ai, jnp.sum((u * t)[:, None] * (times(between, a) - g), 0))
     return _Fit(
         fine,
         a - y,
@@ -200,7 +201,7 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
         g,
         between,
         u,
-        A,
+        Ai,
         y,
         proper,
     )
@@ -248,7 +249,7 @@ def _gap(f: _Fit, M: Array, u: Array, t: Array, due: Array, n: Array) -> Array:
     S = S + jnp.sum(z[:, :, None] * z[:, None, :], 0)
     usable = f.proper & (rest > 0) & jnp.all(jnp.isfinite(S))
     S = jnp.where(usable, S, jnp.eye(d, dtype=S.dtype))
-    q = jnp.sum(gap * jnp.linalg.solve(S, gap))
+    q = jnp.sum(gap * times(_inverse(S)[0], gap))
     found = q * jnp.maximum(n - d, 1) / (d * jnp.maximum(n - 1, 1))
     return jnp.where(usable, jnp.maximum(found, 0), 0)
 
@@ -265,10 +266,52 @@ def _size(x: Array) -> Array:
     return jnp.sqrt(jnp.sum(x**2, (-1, -2)))
 
 
+# Under vmap, a sum over an axis, a product of matrices and a factorisation are not vectorised over replications on a
+# CPU; those of few columns are written out.
+_FEW = 8
+
+
 def times(M: Array, v: Array) -> Array:
-    """M v, (..., n, d) by (..., d)."""
-    return jnp.sum(M * v[..., None, :], -1)
+    """Return M v, (..., n, d) by (..., d)."""
+    d = v.shape[-1]
+    if d > _FEW:
+        return jnp.sum(M * v[..., None, :], -1)
+    return sum((M[..., j] * v[..., None, j] for j in range(1, d)), M[..., 0] * v[..., None, 0])
 
 
 def _mm(A: Array, B: Array) -> Array:
-    return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
+    d = B.shape[-2]
+    if d > _FEW:
+        return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
+    term = lambda j: A[..., :, j, None] * B[..., None, j, :]  # noqa: E731
+    return sum((term(j) for j in range(1, d)), term(0))
+
+
+def _inverse(S: Array) -> tuple[Array, Array]:
+    """Return the inverse of a symmetric matrix, and its least pivot, which is positive if the matrix is definite."""
+    d = S.shape[-1]
+    if d > _FEW:
+        L = jnp.linalg.cholesky(S)
+        root = lax.linalg.triangular_solve(L, jnp.eye(d, dtype=S.dtype), left_side=True, lower=True)
+        pivot = jnp.min(jnp.diagonal(L)) ** 2
+        return _mm(root.T, root), jnp.where(jnp.isnan(pivot), -jnp.inf, pivot)
+    # L D Lᵀ = S and M = L⁻¹, number by number.
+    L = [[S[i, j] for j in range(d)] for i in range(d)]
+    pivots: list[Array] = []
+    for j in range(d):
+        pivot = L[j][j] - sum((L[j][k] ** 2 * pivots[k] for k in range(j)), jnp.zeros_like(L[j][j]))
+        pivots.append(pivot)
+        safe = jnp.where(pivot == 0, 1, pivot)
+        for i in range(j + 1, d):
+            less = sum((L[i][k] * L[j][k] * pivots[k] for k in range(j)), jnp.zeros_like(pivot))
+            L[i][j] = (S[i, j] - less) / safe
+    one, zero = jnp.ones_like(pivots[0]), jnp.zeros_like(pivots[0])
+    M = [[one if i == j else zero for j in range(d)] for i in range(d)]
+    for j in range(d):
+        for i in range(j + 1, d):
+            M[i][j] = -sum((L[i][k] * M[k][j] for k in range(j, i)), zero)
+    inverse = [
+        [sum((M[k][i] * M[k][j] / pivots[k] for k in range(max(i, j), d)), zero) for j in range(d)]
+        for i in range(d)
+    ]
+    return jnp.stack([jnp.stack(row) for row in inverse]), functools.reduce(jnp.minimum, pivots)
