@@ -121,6 +121,9 @@ class Anchor(NamedTuple):
     """
 
     places: Callable[[Any], Array]
+    begins: Callable[
+        [int], int
+    ]  # d → from which observation on clients evaluate an anchor other than the start
     hessian_rounds: Callable[[np.ndarray, int, int], np.ndarray]
     add_hessians: Callable[[Any, Array, Array, Array], Any]
     groups: int = 2
@@ -293,6 +296,18 @@ class Estimator:
     def anchor(self) -> Anchor | None:
         """Where it has clients evaluate their observations once more, if it does."""
         return next((part.anchor for part in self.accumulators if part.anchor is not None), None)
+
+    def anchors(self, state: tuple[Any, ...]) -> Array:
+        """Return where clients evaluate the observations of the next round once more: the anchor and the one before.
+
+        For a loop of your own and a method with an `anchor`; (2, d), of the flattened parameters.
+        """
+        for part, own in zip(self.accumulators, state, strict=True):
+            if part.anchor is not None:
+                return part.anchor.places(own)
+        raise refusal(
+            "estimator", 'have an anchor, as one_step(gradients="anchor") does', self.name
+        )
 
     def coordinates(self, problem: Problem) -> tuple[str, ...]:
         """Names of what the interval is for."""

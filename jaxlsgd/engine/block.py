@@ -95,8 +95,9 @@ def run_hessians(
 
     groups, (_, d, R) = pairs.weight.shape[-1], places.shape
     empty = jnp.zeros((groups, d, d, R), places.dtype), jnp.zeros((d, d, R), places.dtype)
-    sums = lax.scan(add, empty, pairs)[0]
-    return statistics.with_hessians(part, data, state, *sums, jnp.sum(pairs.weight, (0, 1)))
+    here, difference = lax.scan(add, empty, pairs)[0]
+    counts = jnp.sum(pairs.weight, (0, 1))
+    return statistics.with_hessians(part, data, state, here, difference, counts)
 
 
 class _Row(NamedTuple):

@@ -58,7 +58,8 @@ def update_all(
 ) -> Any:
     """One statistic of all replications, a round further; `rolled` where the caller rolls it."""
     axes = axes_of(part, vector)
-    given: Any = Sync(-1, None, None, *(None if leaf is None else -1 for leaf in sync[3:]))
+    axis: list[Any] = [None if leaf is None else -1 for leaf in sync[3:]]
+    given: Any = Sync(-1, None, None, *axis)
     update = part.rolling.add if part.rolling and rolled else part.update
     return jax.vmap(update, in_axes=(axes, given), out_axes=axes)(state, sync)
 
@@ -120,7 +121,7 @@ class HessianPairs(NamedTuple):
 
 
 # Room for pairs of steps.
-HESSIAN_ROOMS = (2, 8, BLOCK_STEPS // 2)
+HESSIAN_ROOMS = (1, 4, 16, BLOCK_STEPS // 2)
 
 
 def hessian_pairs(*weights: np.ndarray) -> HessianPairs | None:

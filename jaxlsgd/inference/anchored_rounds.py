@@ -70,7 +70,7 @@ def anchored_rounds() -> Accumulator:
         _update,
         shared=("clock",),
         rolling=Rolling(_add, _roll, roll_before, store=("past",)),
-        anchor=Anchor(_places, hessian_rounds, _add_hessians),
+        anchor=Anchor(_places, first_edge, hessian_rounds, _add_hessians),
     )
 
 

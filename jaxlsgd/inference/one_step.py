@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
 
 CENTERS = ("estimate", "average")
-GRADIENTS = ("anchor", "increments")
+GRADIENTS = ("increments", "anchor")
 LEFT = 0.15  # share of the correction κ that may still be wrong
 _Z = float(-ndtri(0.025))
 # cv(b) at 95 %: P(|N(b, 1)| ≤ cv) = 0.95; beyond the table it is b + 1.645.
@@ -99,7 +99,7 @@ class AnchoredDetail(NamedTuple):
 def one_step(
     *,
     center: str = "estimate",
-    gradients: str = "anchor",
+    gradients: str = "increments",
     hessian_every: int = 1,
     name: str | None = None,
 ) -> Estimator:
@@ -149,7 +149,7 @@ def one_step(
             rule = 'be 1, as anchors have few Hessians anyway; it is for gradients="increments"'
             raise refusal("hessian_every", rule, hessian_every)
         return _anchored(efficient, name)
-    given = ["increments", *([] if efficient else [center])]
+    given = [] if efficient else [center]
     given += [f"every {hessian_every}"] if hessian_every > 1 else []
     often = "and round" if hessian_every == 1 else f"in every {hessian_every} rounds"
     part = binned_rounds(hessian_every)
@@ -171,14 +171,13 @@ def one_step(
 def _anchored(efficient: bool, name: str | None) -> Estimator:
     part = anchored_rounds()
     return Estimator(
-        name=name or ("one_step" if efficient else "one_step[average]"),
+        name=name or ("one_step[anchor]" if efficient else "one_step[anchor, average]"),
         accumulators=(part,) if efficient else (part, path_mean()),
         measure=_measure_anchored if efficient else _measure_anchored_average,
         law=LAW if efficient else LAW._replace(joint=None),
         matrix=_matrix_anchored if efficient else None,
         standard_error=efficient,
-        judges=efficient,
-        label="one-step" if efficient else "one-step around the average",
+        label="anchored one-step" if efficient else "anchored one-step around the average",
         notes=_anchored_notes,
         cost="a gradient sum per client and round, and two Hessians in a few rounds, to the server; "
         f"memory about {4 * BINS}d²",

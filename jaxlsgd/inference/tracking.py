@@ -21,7 +21,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import check_measure
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
-from jaxlsgd.core.estimator import Estimator, Horizon, Interval, Measurement, Sync
+from jaxlsgd.core.estimator import Anchored, Estimator, Horizon, Interval, Measurement, Sync
 from jaxlsgd.core.problem import Params
 from jaxlsgd.inference import joint
 from jaxlsgd.schedules import Plan
@@ -50,6 +50,7 @@ class Tracker:
         E: Any = 1,
         gradient: Params | None = None,
         hessian: Any = None,
+        anchored: Anchored | None = None,
     ) -> tuple[Any, ...]:
         """The state after one more round, or one more step where E = 1.
 
@@ -60,13 +61,25 @@ class Tracker:
           E: its local steps.
           gradient: at `params` on fresh rows, where `estimator.needs_gradient`.
           hessian: (d, d) at `params` on fresh rows, where `estimator.needs_hessian`; see `hessian`.
+          anchored: what clients evaluated at `anchors(state)` with the rows of the round, for a method with an
+            anchor: the sum over steps of the mean gradients, and in a few rounds the mean Hessians at both anchors.
         """
         self._check("params", params)
         if gradient is not None:
             self._check("gradient", gradient)
             gradient = ravel_pytree(gradient)[0]
+        if anchored is not None:
+            self._check("anchored.gradient_sum", anchored.gradient_sum)
+            total = ravel_pytree(anchored.gradient_sum)[0]
+            anchored = anchored._replace(gradient_sum=total)
         flat = ravel_pytree(params)[0]
-        return _update(self.estimator, state, Sync(flat, E, eta, gradient, hessian))
+        sync = Sync(flat, E, eta, gradient, hessian, anchored=anchored)
+        return _update(self.estimator, state, sync)
+
+    def anchors(self, state: tuple[Any, ...]) -> tuple[Params, Params]:
+        """Return where to evaluate the rows of the next round once more: the anchor, and the one before it."""
+        now, before = self.estimator.anchors(state)
+        return self._shaped(now), self._shaped(before)
 
     def hessian(self, loss: Callable[..., Any], params: Params, *data: Any) -> Any:
         """∇² of `loss(params, *data)` for the flattened parameters, (d, d)."""

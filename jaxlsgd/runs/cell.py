@@ -322,8 +322,8 @@ def _check_statistic(
         square = abstract(dim, dim, *replications)
         asked = (gradient, x), (hessian, square), (gradient_sum, x)
         anchored = None if part.anchor is None else Anchored(x, observations=None)
-        found = (given if wanted else None for wanted, given in asked)
-        return Sync(x, number, number, *found, anchored)
+        found: list[Any] = [given if wanted else None for wanted, given in asked]
+        return Sync(x, number, number, *found, anchored=anchored)
 
     where = f"methods ({method})"
     with jax.enable_x64(dtype == "float64"):
