@@ -15,6 +15,7 @@ __version__ = "0.2.0"
 _WHERE = {
     # contracts
     "Accumulator": "jaxlsgd.core.estimator",
+    "Anchored": "jaxlsgd.core.estimator",
     "Algorithm": "jaxlsgd.core.algorithm",
     "Draws": "jaxlsgd.core.problem",
     "Estimator": "jaxlsgd.core.estimator",
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from jaxlsgd.core.cell_file import load_cell
     from jaxlsgd.core.estimator import (
         Accumulator,
+        Anchored,
         Estimator,
         Interval,
         JointLaw,

@@ -295,23 +295,13 @@ def _inverse(S: Array) -> tuple[Array, Array]:
         root = lax.linalg.triangular_solve(L, jnp.eye(d, dtype=S.dtype), left_side=True, lower=True)
         pivot = jnp.min(jnp.diagonal(L)) ** 2
         return _mm(root.T, root), jnp.where(jnp.isnan(pivot), -jnp.inf, pivot)
-    # L D Lᵀ = S and M = L⁻¹, number by number.
-    L = [[S[i, j] for j in range(d)] for i in range(d)]
-    pivots: list[Array] = []
-    for j in range(d):
-        pivot = L[j][j] - sum((L[j][k] ** 2 * pivots[k] for k in range(j)), jnp.zeros_like(L[j][j]))
-        pivots.append(pivot)
-        safe = jnp.where(pivot == 0, 1, pivot)
-        for i in range(j + 1, d):
-            less = sum((L[i][k] * L[j][k] * pivots[k] for k in range(j)), jnp.zeros_like(pivot))
-            L[i][j] = (S[i, j] - less) / safe
-    one, zero = jnp.ones_like(pivots[0]), jnp.zeros_like(pivots[0])
-    M = [[one if i == j else zero for j in range(d)] for i in range(d)]
-    for j in range(d):
-        for i in range(j + 1, d):
-            M[i][j] = -sum((L[i][k] * M[k][j] for k in range(j, i)), zero)
-    inverse = [
-        [sum((M[k][i] * M[k][j] / pivots[k] for k in range(max(i, j), d)), zero) for j in range(d)]
-        for i in range(d)
-    ]
-    return jnp.stack([jnp.stack(row) for row in inverse]), functools.reduce(jnp.minimum, pivots)
+    # Sweep out one coordinate after the other, which leaves −S⁻¹.
+    pivots = []
+    for k in range(d):
+        pivots.append(S[k, k])
+        row = S[k] / S[k, k]
+        at = jnp.arange(d) == k
+        swept = S - S[:, k, None] * row[None, :]
+        swept = jnp.where(at[:, None], row[None, :], jnp.where(at[None, :], row[:, None], swept))
+        S = jnp.where(at[:, None] & at[None, :], -1 / S[k, k], swept)
+    return -S, functools.reduce(jnp.minimum, pivots)
