@@ -10,16 +10,18 @@ and  E ∇f_k = E e₁ a,   E ∇²f_k = E e₃ aaᵀ,   Cov(∇f_k) = E e₂ aa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.problems.losses import LOGISTIC, Conditional, Loss
+from jaxlsgd.problems.solution import newton
 
-# (z, z_k) → e₁, e₂, e₃
-Conditional = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 _MOST_STEPS = 100
 _VANISHES = 1e-11  # of the mean gradient, against the largest gradient's standard deviation
 
@@ -47,20 +49,18 @@ class Optimum(NamedTuple):
 
 def gaussian_optimum(design: Design) -> Optimum:
     """Solves Σ_k p_k E ∇f_k(x) + λx = 0 by Newton's method with halved steps."""
-    x = design.weights @ design.truths
-    gradient, G, S = _totals(design, x)
-    for _ in range(_MOST_STEPS):
-        step, share = np.linalg.solve(G, gradient), 1.0
-        if np.linalg.norm(step) <= 1e-14 * (1 + np.linalg.norm(x)):
-            break
-        while share > 1e-6:
-            found = _totals(design, x - share * step)
-            if np.linalg.norm(found[0]) < np.linalg.norm(gradient):
-                break
-            share /= 2
-        else:
-            break
-        x, (gradient, G, S) = x - share * step, found
+    points = newton(
+        functools.partial(_totals, design),
+        design.weights @ design.truths,
+        step=lambda found: np.linalg.solve(found[1], found[0]),
+        better=lambda new, old: np.linalg.norm(new[0]) < np.linalg.norm(old[0]),
+        halvings=20,
+    )
+    points = itertools.islice(points, _MOST_STEPS + 1)
+    x, found, step = next(points)
+    while np.linalg.norm(step) > 1e-14 * (1 + np.linalg.norm(x)):
+        x, found, step = next(points, (x, found, 0 * step))
+    gradient, G, S = found
     noise = np.sqrt(max(np.diagonal(S).max(), np.finfo(float).tiny))
     if not np.linalg.norm(gradient) <= _VANISHES * max(noise, 1.0):
         rule = "leave a problem whose mean gradient vanishes where Newton's method ends"
@@ -217,7 +217,6 @@ def _planar_moments(r: float, along: float, across: float, refine: float) -> np.
 
 
 Rows = Sequence[np.ndarray]
-Factors = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 _SEPARABLE = (
     "targets: logistic loss has no minimum, since a hyperplane separates the labels of the rows "
@@ -240,43 +239,35 @@ def solve_logistic(features: Rows, targets: Rows, weights: np.ndarray) -> np.nda
     """
     A, b, row_weights = _stack(features, targets, weights)
     signs = 2.0 * b - 1.0
-    x, z, loss = np.zeros(A.shape[1]), np.zeros(len(b)), np.log(2.0)
-    previous = np.inf
-    for _ in range(100):
+
+    def at(x: np.ndarray) -> tuple[np.ndarray, float]:
+        z = A @ x
+        return z, float(row_weights @ np.logaddexp(0.0, -signs * z))
+
+    def step_from(found: tuple[np.ndarray, float]) -> np.ndarray:
+        z, _ = found
+        if np.all(signs * z > 0):
+            raise ValueError(f"{_SEPARABLE}; got all {len(b)} labels right")
         # Not σ(z) − b, which is 0 from |z| = 37 on: separable data would seem to converge.
         gradient = -A.T @ (row_weights * signs * expit(-signs * z))
-        H = A.T @ ((row_weights * expit(z) * expit(-z))[:, None] * A)
+        H = A.T @ ((row_weights * LOGISTIC.second(np, z, b))[:, None] * A)
         try:
-            step = np.linalg.solve(H, gradient)
+            return np.linalg.solve(H, gradient)
         except np.linalg.LinAlgError as error:
             raise ValueError(f"{_SEPARABLE}; got a singular Hessian") from error
+
+    def better(new: tuple[np.ndarray, float], old: tuple[np.ndarray, float]) -> bool:
+        return new[1] <= old[1] + 1e-14
+
+    x, previous = np.zeros(A.shape[1]), np.inf
+    points = newton(at, x, step_from, better, halvings=60)
+    for x, (z, _), step in itertools.islice(points, 100):
         moved = float(np.abs(A @ step).max())
         # Convergence is quadratic, so a small move that stops shrinking is rounding.
         if moved <= 1e-12 * (1.0 + np.abs(z).max()) or 0.5 * previous < moved < 1e-7:
             return x - step
         previous = moved
-        x, z, loss = _descend(A, signs, row_weights, x, step, loss)
-        if np.all(signs * z > 0):
-            raise ValueError(f"{_SEPARABLE}; got all {len(b)} labels right at x = {x}")
     raise ValueError(f"{_SEPARABLE} or leaves some undecided; got ‖x‖ = {np.linalg.norm(x):.6g}")
-
-
-def _descend(
-    A: np.ndarray,
-    signs: np.ndarray,
-    row_weights: np.ndarray,
-    x: np.ndarray,
-    step: np.ndarray,
-    loss: float,
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns x − step/2^j, its logits and its loss, for the first j that does not raise it."""
-    for halving in range(60):
-        shorter = x - step / 2**halving
-        z = A @ shorter
-        new = float(row_weights @ np.logaddexp(0.0, -signs * z))
-        if new <= loss + 1e-14:
-            return shorter, z, new
-    return x, A @ x, loss
 
 
 def _stack(
@@ -298,24 +289,15 @@ def _stack(
     return A, b, row_weights
 
 
-def squared_factors(z: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns f' and f'' of ½(z − b)² in z."""
-    return z - b, np.ones_like(z)
-
-
-def logistic_factors(z: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns f' and f'' of softplus(z) − bz in z."""
-    return expit(z) - b, expit(z) * expit(-z)
-
-
 def moments(
-    features: Rows, targets: Rows, weights: np.ndarray, truth: np.ndarray, factors: Factors
+    features: Rows, targets: Rows, weights: np.ndarray, truth: np.ndarray, loss: Loss
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns G = Σ_k p_k ∇²f_k(x*) and S = Σ_k p_k² Cov(∇f(x*; ξ_k))."""
     G = np.zeros((len(truth), len(truth)))
     S = np.zeros_like(G)
     for A, b, p in zip(features, targets, weights, strict=True):
-        first, second = factors(A @ truth, b)
+        z = A @ truth
+        first, second = loss.first(np, z, b), loss.second(np, z, b)
         gradients = first[:, None] * A
         centred = gradients - gradients.mean(axis=0)
         G += p / len(b) * (A.T @ (second[:, None] * A))

@@ -18,6 +18,7 @@ from jaxlsgd.problems import _moments as finite_sum
 from jaxlsgd.problems._common import MAX_MATRIX_DIM
 from jaxlsgd.problems.linear import squared_gradient, squared_hessian, squared_loss
 from jaxlsgd.problems.logistic import logistic_gradient, logistic_hessian, logistic_loss
+from jaxlsgd.problems.losses import LOGISTIC, SQUARED, Loss
 
 MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
 
@@ -102,7 +103,7 @@ class _Closed(NamedTuple):
     gradient: Callable[..., Scaled]
     hessian: Callable[..., OuterProduct]
     solve: Callable[..., np.ndarray]
-    factors: Callable[..., tuple[np.ndarray, np.ndarray]]
+    scalar: Loss  # f(z, b), z = aᵀx
 
 
 _CLOSED = {
@@ -111,14 +112,14 @@ _CLOSED = {
         squared_gradient,
         squared_hessian,
         finite_sum.solve_squared,
-        finite_sum.squared_factors,
+        SQUARED,
     ),
     "logistic": _Closed(
         logistic_loss,
         logistic_gradient,
         logistic_hessian,
         finite_sum.solve_logistic,
-        finite_sum.logistic_factors,
+        LOGISTIC,
     ),
 }
 
@@ -213,7 +214,7 @@ def _closed_form(
     truth = closed.solve(features, targets, weights)
     G, S = None, None
     if dim <= MAX_MATRIX_DIM:
-        G, S = finite_sum.moments(features, targets, weights, truth, closed.factors)
+        G, S = finite_sum.moments(features, targets, weights, truth, closed.scalar)
     return {
         "init": np.zeros(dim) if init is None else checks.array("init", init, (dim,)),
         "loss": closed.loss,

@@ -14,6 +14,7 @@ from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
 from jaxlsgd.core.tracing import dot
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
+from jaxlsgd.problems.losses import SQUARED
 
 # Functions of the module, not closures: equal functions share a compiled program.
 
@@ -49,7 +50,7 @@ def observe_correlated(draws: Draws, client: Any) -> tuple[Array, Array]:
 def squared_loss(params: Any, observation: Any) -> Array:
     """Returns ½(aᵀx − b)² for params x, (d,), and observation (a, b), (d,) and ()."""
     a, b = observation
-    return 0.5 * (dot(a, params) - b) ** 2
+    return SQUARED.value(jnp, dot(a, params), b)
 
 
 def squared_gradient(params: Any, observation: Any) -> Scaled:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,6 +14,7 @@ from jaxlsgd.core.registry import register
 from jaxlsgd.core.tracing import dot
 from jaxlsgd.problems import _moments as moments
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
+from jaxlsgd.problems.losses import LOGISTIC
 
 # Functions of the module, for the reason given in linear.py.
 
@@ -50,8 +50,7 @@ def _labelled(a: Array, u: Array, truth: Array) -> tuple[Array, Array]:
 def logistic_loss(params: Any, observation: Any) -> Array:
     """Returns log(1 + eᶻ) − bz, z = aᵀx, for params x, (d,), and observation (a, b)."""
     a, b = observation
-    z = dot(a, params)
-    return jax.nn.softplus(z) - b * z
+    return LOGISTIC.value(jnp, dot(a, params), b)
 
 
 def logistic_gradient(params: Any, observation: Any) -> Scaled:

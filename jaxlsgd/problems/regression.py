@@ -15,10 +15,10 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
-from jaxlsgd.problems import losses as families
-from jaxlsgd.problems._moments import Conditional, Design
+from jaxlsgd.problems import losses
+from jaxlsgd.problems._moments import Design
 from jaxlsgd.problems._moments import gaussian_optimum as optimum
-from jaxlsgd.problems.losses import Loss, Noise
+from jaxlsgd.problems.losses import Conditional, Loss, Noise
 
 FAMILIES = ("squared", "huber", "quantile", "logistic", "poisson")
 _MOST_DIM = 500
@@ -38,6 +38,7 @@ class _Kind(NamedTuple):
     """A family with its numbers."""
 
     loss: Loss
+    numbers: tuple[float, ...]
     respond: Callable[..., Array]
     extra: tuple[int, int]  # normals and uniforms of a response
     conditional: Conditional
@@ -141,7 +142,7 @@ def regression(
             ridge,
         )
     )
-    loss, gradient, hessian = _functions(kind.loss, ridge)
+    loss, gradient, hessian = _functions(kind.loss, kind.numbers, ridge)
     return Problem(
         init=np.zeros(dim) if init is None else checks.array("init", init, (dim,)),
         loss=loss,
@@ -173,24 +174,24 @@ def _noise(family: str, noise: float, degrees: float | None) -> Noise:
 
 def _kind(family: str, noise: Noise, threshold: float, level: float, bandwidth: float) -> _Kind:
     student = noise.degrees is not None
-    respond = families.respond_student(noise.degrees) if student else families.respond_normal
+    respond = losses.respond_student(noise.degrees) if student else losses.respond_normal
     extra = (0, 3) if student else (1, 0)
     if family == "logistic":
-        moments = families.logistic_moments()
-        return _Kind(families.logistic(), families.respond_label, (0, 1), moments, 1.0, False)
+        moments = losses.logistic_moments()
+        return _Kind(losses.LOGISTIC, (), losses.respond_label, (0, 1), moments, 1.0, False)
     if family == "poisson":
-        moments = families.poisson_moments()
-        return _Kind(families.poisson(), families.respond_count, (0, 1), moments, 1.0, False)
+        moments = losses.poisson_moments()
+        return _Kind(losses.POISSON, (), losses.respond_count, (0, 1), moments, 1.0, False)
     if family == "huber":
         c = checks.positive("threshold", threshold)
-        moments = families.huber_moments(noise, c)
-        return _Kind(families.huber(c), respond, extra, moments, noise.width, True)
+        moments = losses.huber_moments(noise, c)
+        return _Kind(losses.HUBER, (c,), respond, extra, moments, noise.width, True)
     if family == "quantile":
         tau, h = checks.level(level), checks.positive("bandwidth", bandwidth)
-        moments = families.quantile_moments(noise, tau, h)
-        return _Kind(families.quantile(tau, h), respond, extra, moments, noise.width, True)
-    moments = families.squared_moments(noise)
-    return _Kind(families.squared(), respond, extra, moments, np.inf, True)
+        moments = losses.quantile_moments(noise, tau, h)
+        return _Kind(losses.QUANTILE, (tau, h), respond, extra, moments, noise.width, True)
+    moments = losses.squared_moments(noise)
+    return _Kind(losses.SQUARED, (), respond, extra, moments, np.inf, True)
 
 
 def _truths(
@@ -249,20 +250,22 @@ def _observer(
 
 
 @functools.cache
-def _functions(loss: Loss, ridge: float) -> tuple[Callable[..., Any], ...]:
+def _functions(
+    loss: Loss, numbers: tuple[float, ...], ridge: float
+) -> tuple[Callable[..., Any], ...]:
     """Loss, gradient and Hessian of an observation (a, b)."""
 
     def value(params: Any, observation: Any) -> Any:
         a, b = observation
-        return loss.value(a @ params, b)
+        return loss.value(jnp, a @ params, b, numbers)
 
     def gradient(params: Any, observation: Any) -> Any:
         a, b = observation
-        return Scaled(loss.first(a @ params, b), a)
+        return Scaled(loss.first(jnp, a @ params, b, numbers), a)
 
     def hessian(params: Any, observation: Any) -> Any:
         a, b = observation
-        return OuterProduct(a, loss.second(a @ params, b))
+        return OuterProduct(a, loss.second(jnp, a @ params, b, numbers))
 
     if ridge == 0:
         return value, gradient, hessian

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ _PILOT = 16  # the part of the sample on which Newton's method begins
 _MOST_STEPS = 60
 _SOLVED = 0.01  # a mean gradient of so many standard errors moves the truth by as many of its own
 _SECONDS = 2.0  # before progress is shown
+Found = TypeVar("Found")
 
 
 class Solution(NamedTuple):
@@ -105,8 +107,8 @@ def solve(
         sample = _Sample(problem, wanted, seed, tell)
         start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)])
         # Most steps need a rough answer, and a failure to find one shows on a part as well.
-        near, _ = _newton(sample, sample.pilot, start.astype(np.float64))
-        x, found = _newton(sample, sample.calls, near)
+        near, _ = _solve_on(sample, sample.pilot, start.astype(np.float64))
+        x, found = _solve_on(sample, sample.calls, near)
         if tell is not None:
             tell(1.0)
     _check_definite(found.G)
@@ -145,26 +147,55 @@ def _like(init: Any, vector: np.ndarray) -> Any:
     )
 
 
-def _newton(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _Found]:
-    """The root on the first parts of a sample, and what they say of it; refuses one that is not found."""
-    found = sample.at(x, calls)
-    for _ in range(_MOST_STEPS):
-        if found.residual < _SOLVED:
-            break
-        step, share = np.linalg.lstsq(found.G, found.gradient)[0], 1.0
-        size = np.linalg.norm(found.gradient)
-        while True:
-            new = sample.at(x - share * step, calls)
-            if np.linalg.norm(new.gradient) < size or share < 1e-4:
+def newton(
+    at: Callable[[np.ndarray], Found],
+    x: np.ndarray,
+    step: Callable[[Found], np.ndarray],
+    better: Callable[[Found, Found], bool | np.bool_],
+    halvings: int,
+) -> Iterator[tuple[np.ndarray, Found, np.ndarray]]:
+    """Yield the points of Newton's method with halved steps.
+
+    Args:
+      at: evaluates a point.
+      x: the first point.
+      step: the full step from an evaluated point, to be subtracted.
+      better: whether a new point (the first argument) is to be taken instead of the present one.
+      halvings: how many lengths of a step to try; the iteration ends if none of them is better.
+
+    Yields:
+      A point, what `at` found there, and the full step from there.
+    """
+    found = at(x)
+    while True:
+        full = step(found)
+        yield x, found, full
+        for halving in range(halvings):
+            shorter = x - full / 2**halving
+            new = at(shorter)
+            if better(new, found):
                 break
-            share /= 2
-        if not np.linalg.norm(new.gradient) < size:
-            break
-        x, found = x - share * step, new
-    if not found.residual < _SOLVED:
-        rule = "have a mean gradient that vanishes where Newton's method ends"
-        raise refusal("problem", rule, f"one of {found.residual:.3g} standard errors")
-    return x, found
+        else:
+            return
+        x, found = shorter, new
+
+
+def _solve_on(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _Found]:
+    """Return the root on the first parts of a sample; refuse a problem for which none is found."""
+    points = newton(
+        lambda x: sample.at(x, calls),
+        x,
+        step=lambda found: np.linalg.lstsq(found.G, found.gradient)[0],
+        better=lambda new, old: np.linalg.norm(new.gradient) < np.linalg.norm(old.gradient),
+        halvings=15,
+    )
+    residual = np.inf
+    for x, found, _ in itertools.islice(points, _MOST_STEPS + 1):
+        residual = found.residual
+        if residual < _SOLVED:
+            return x, found
+    rule = "have a mean gradient that vanishes where Newton's method ends"
+    raise refusal("problem", rule, f"one of {residual:.3g} standard errors")
 
 
 class _Sample:
