@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.regression.design import Block, Design
-from jaxlsgd.regression.losses import Family, family_of
-from jaxlsgd.regression.pilot import Loss, minimise
+from jaxlsgd.regression.families import Family, family_of
+from jaxlsgd.regression.pilot import Objective, minimise
 
 FloatArray = NDArray[np.float64]
 POINTS = 200
@@ -80,7 +80,7 @@ def population(
     family = family_of(name)
     weights = np.repeat(sizes / sizes.sum() / POINTS, POINTS)
     scale = np.array([1.0, 1e-3, 1.0, 1e4])
-    loss = Loss(family, np.zeros(1), np.zeros(4))
+    objective = Objective(family, np.zeros(1), np.zeros(4))
     flat = (points / scale).reshape(-1, 4)
-    theta, _ = minimise(loss, flat, means.reshape(-1), weights, NAMES)
+    theta, _ = minimise(objective, flat, means.reshape(-1), weights, NAMES)
     return Population(family, points, means, sizes, theta / scale)

@@ -87,8 +87,8 @@ def fit(path: Path) -> dict[str, float]:
 def once_read(columns: int = 5, rows: int = 1 << 21) -> dict[str, float]:
     """The pass alone, orders of rows included, on numbers that are in memory; one core."""
     from jaxlsgd.inference.random_scaling import random_scaling
+    from jaxlsgd.problems.losses import LOGISTIC
     from jaxlsgd.regression import local_sgd
-    from jaxlsgd.regression.losses import LOGISTIC
 
     rng = np.random.default_rng(0)
     K, steps, E = 10, 60, 5
@@ -109,9 +109,7 @@ def once_read(columns: int = 5, rows: int = 1 << 21) -> dict[str, float]:
         begun, met = time.perf_counter(), 0
         while met < rows:
             order = local_sgd.reshuffled(rng, sizes, steps, E, width)
-            carried, _ = local_sgd.run_pass(
-                LOGISTIC.derivatives, methods, data, setting, order, eta, carried
-            )
+            carried, _ = local_sgd.run_pass(LOGISTIC, methods, data, setting, order, eta, carried)
             met += K * size
         np.asarray(carried.x)
         best = min(best, (time.perf_counter() - begun) / met)

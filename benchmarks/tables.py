@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from benchmarks.table_cases import DESIGN, NAMES, population
 from jaxlsgd.regression.design import Block
-from jaxlsgd.regression.fit_table import fit_block
-from jaxlsgd.regression.losses import Family
-from jaxlsgd.regression.options import options
-from jaxlsgd.regression.pilot import Loss, minimise
+from jaxlsgd.regression.families import Family
+from jaxlsgd.regression.fit_table import DEFAULTS
+from jaxlsgd.regression.in_memory import fit_block
+from jaxlsgd.regression.options import check_options
+from jaxlsgd.regression.pilot import Objective, minimise
 
 HERE = Path(__file__).resolve().parent
 CELLS = [
@@ -47,11 +48,11 @@ def run_cell(
 ) -> Outcome:
     """Fits that many tables."""
     world = population(family, most=most)
-    asked = options(family, target=target, rows=rows)
+    options = check_options({**DEFAULTS, "family": family, "target": target, "rows": rows})
     covered, errors, added, warned, begun = [], [], [], 0, time.perf_counter()
     for r in range(tables):
         block = world.table(np.random.default_rng([seed, r]))
-        fit = fit_block(DESIGN, block, asked)
+        fit = fit_block(DESIGN, block, options)
         found = fit.coefficients()
         truth = world.truth if target == "population" else minimiser(world.family, block)
         _, lower, upper = fit.interval()
@@ -75,9 +76,9 @@ def run_cell(
 def minimiser(family: Family, block: Block) -> NDArray[np.float64]:
     """Of a table's own rows, by Newton's method; weighted by size, which is each row alike."""
     scale = np.abs(block.X).max(axis=0)
-    loss = Loss(family, np.zeros(1), np.zeros(block.X.shape[1]))
+    objective = Objective(family, np.zeros(1), np.zeros(block.X.shape[1]))
     weights = np.full(len(block.y), 1 / len(block.y))
-    return minimise(loss, block.X / scale, block.y, weights, NAMES)[0] / scale
+    return minimise(objective, block.X / scale, block.y, weights, NAMES)[0] / scale
 
 
 def markdown(outcomes: list[Outcome]) -> str:

@@ -9,14 +9,13 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
 
 import jaxlsgd
 from jaxlsgd.cli import critical_value, fit, results, studies
+from jaxlsgd.cli._common import USAGE, Parser
 from jaxlsgd.core.checks import note_of, told
 from jaxlsgd.core.display import printable
 
-USAGE = 2
 _GROUPS = (studies, results, fit, critical_value)
 _EPILOG = """\
 a first study:
@@ -34,18 +33,9 @@ exit codes: 0 done, 1 failed, 2 refused (usage, study file), 3 partial (stopped 
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose error messages are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Says what is wrong and where to read more, and exits with code 2."""
-        sys.stderr.write(f"jaxlsgd: error: {message} (see {self.prog} --help)\n")
-        raise SystemExit(USAGE)
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all verbs."""
-    parser = _Parser(
+    parser = Parser(
         prog="jaxlsgd",
         description="How sure can we be of parameters learnt by Local SGD? Studies of confidence intervals.",
         epilog=_EPILOG,

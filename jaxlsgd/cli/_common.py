@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+USAGE = 2  # exit code
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose error messages are one line, and whose options may be declared when it is used."""
+
+    when_used: Callable[[argparse.ArgumentParser], None] | None = None  # adds the options
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Declares what is left to declare, and parses."""
+        declare, self.when_used = self.when_used, None
+        if declare is not None:
+            declare(self)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong and where to read more, and exits with code 2."""
+        sys.stderr.write(f"jaxlsgd: error: {message} (see {self.prog} --help)\n")
+        raise SystemExit(USAGE)
 
 
 def add_verb(
     verbs: Any, name: str, function: Callable[[argparse.Namespace], int], text: str, examples: str
-) -> argparse.ArgumentParser:
+) -> Parser:
     """Declares a verb with its help and examples."""
     parser = verbs.add_parser(
         name,
