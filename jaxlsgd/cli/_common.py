@@ -17,12 +17,12 @@ class Parser(argparse.ArgumentParser):
 
     when_used: Callable[[argparse.ArgumentParser], None] | None = None  # adds the options
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         """Declares what is left to declare, and parses."""
         declare, self.when_used = self.when_used, None
         if declare is not None:
             declare(self)
-        return super().parse_known_args(args, namespace)
+        return super().parse_known_args(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong and where to read more, and exits with code 2."""

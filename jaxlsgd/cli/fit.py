@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             given["action"] = argparse.BooleanOptionalAction
         elif name in CHOICES:
             given["choices"] = CHOICES[name]
-        elif Sequence in map(typing.get_origin, kinds):
+        elif any(typing.get_origin(kind) is Sequence for kind in kinds):
             given["nargs"] = "+"
         else:
             given["type"] = next((kind for kind in (int, float) if kind in kinds), str)

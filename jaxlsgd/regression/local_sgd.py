@@ -34,8 +34,8 @@ _Batch = tuple[Array, Array, Array]  # A (K, B, d), y (K, B), weights (K, B) or 
 class ClientRows(NamedTuple):
     """Whitened rows by client, padded to one length."""
 
-    A: Array  # (K, length, d)
-    y: Array  # (K, length)
+    A: Any  # (K, length, d)
+    y: Any  # (K, length)
 
 
 class Setting(NamedTuple):
