@@ -65,7 +65,7 @@ def fit_table(
       formula: as in "y ~ age + C(ward) + log(dose)", in place of response and features. formulaic evaluates it;
         all but columns, numbers, operators and the functions of `regression.formulas.FUNCTIONS` is refused first.
       features: columns to explain it by; all but response and client if None.
-      intercept: whether to add one; a formula says so itself.
+      intercept: whether to add one; unused with a formula, which has or omits its own.
       missing: "refuse" or "drop" rows in which something is missing.
       ridge: λ of ½ λ ‖slopes‖² on standardised columns; intervals are then for the penalised minimiser.
       tau: which quantile, for "quantile".

@@ -54,7 +54,9 @@ class _Run:
         self.rule = space.rule(sizes, batches, self.steps, options)
         self.width = local_sgd.padded(int(np.ceil(sizes.max() / self.steps)))
         self.data = local_sgd.ClientRows(
-            *local_sgd.by_client(times(self.rows.X, space.W), self.rows.y, sizes, int(sizes.max()))
+            *local_sgd.pad_by_client(
+                times(self.rows.X, space.W), self.rows.y, sizes, int(sizes.max())
+            )
         )
 
     def go(self, slower: float) -> Finished | None:

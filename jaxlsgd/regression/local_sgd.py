@@ -209,7 +209,7 @@ def _rounds(
     return lax.scan(one_round, carried, (steps, eta, ahead))
 
 
-def by_client(
+def pad_by_client(
     A: Any, y: Any, sizes: NDArray[np.int64], longest: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Pad rows that are sorted by client, (n, d) and (n,), to (K, length, d) and (K, length)."""

@@ -115,7 +115,7 @@ def coordinates(
     return Coordinates(center, scale, y_center, y_scale or 1.0, slopes)
 
 
-def check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
+def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
     """Refuse columns that are combinations of one another, and name them."""
     if len(X_s) < X_s.shape[1]:
         what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
@@ -161,7 +161,7 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
     frame = coordinates(block.X, block.y, plan.names, where, options.family.scaled)
     X = frame.features(block.X[order])
     if not options.ridge:
-        check_rank(X, plan.names)
+        _check_rank(X, plan.names)
     least = int(sizes.min())
     if options.fresh and least < STEPS:
         rule = f"be reshuffled unless every client has {STEPS} rows"
