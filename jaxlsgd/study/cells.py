@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core import checks
 from jaxlsgd.schedules import Plan, Schedule, power_decay
-from jaxlsgd.study import parts
 from jaxlsgd.study.errors import SpecError
-from jaxlsgd.study.parts import MOST_STEPS, Extent, Part, ProblemPart, names, read_problem
+from jaxlsgd.study.parts import (
+    MOST_STEPS,
+    Extent,
+    Part,
+    ProblemPart,
+    names,
+    plain_schedule,
+    read_problem,
+    read_schedule,
+)
 
 if TYPE_CHECKING:
     from jaxlsgd.study.study import Study
@@ -56,7 +64,7 @@ class CellSpec:
         return {
             "problem": self.problem.plain(),
             "algorithm": self.algorithm.plain(),
-            "schedule": parts.plain(self.schedule),
+            "schedule": plain_schedule(self.schedule),
             "horizon": self.extent.plain(),
             "methods": [method.plain() for method in self.methods],
             "levels": list(self.levels),
@@ -72,7 +80,7 @@ class CellSpec:
         return cls(
             read_problem(plain["problem"]),
             Part.read("algorithm", plain["algorithm"]),
-            parts.read(plain["schedule"]),
+            read_schedule(plain["schedule"]),
             Extent.of(plain["horizon"], "horizon"),
             tuple(Part.read("method", method) for method in plain["methods"]),
             *(tuple(plain["levels"]), tuple(plain["save_at"])),

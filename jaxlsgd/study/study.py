@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.storage import read_regular
-from jaxlsgd.study import parts as schedules_lib
 from jaxlsgd.study.cells import EXCLUDE_KEYS, EXTRA_KEYS, CellSpec, digest_of, expand, read_rules
 from jaxlsgd.study.errors import OwnError, SpecError, refusing
 from jaxlsgd.study.parts import (
@@ -24,8 +23,11 @@ from jaxlsgd.study.parts import (
     Part,
     names,
     part,
+    plain_schedule,
     problems,
     read_problem,
+    read_schedule,
+    schedule,
     thawed,
 )
 
@@ -105,7 +107,7 @@ class Study:
         share = checks.number("warmup", warmup)
         if not 0 <= share < 1:
             raise refusal("warmup", "be a share of the observations in [0, 1)", warmup)
-        read = functools.partial(schedules_lib.of, warmup=share)
+        read = functools.partial(schedule, warmup=share)
         put("schedules", _each("schedules", self.schedules, read, "schedule"))
         for key, role in (("methods", "method"), ("algorithms", "algorithm")):
             put(key, _each(key, getattr(self, key), functools.partial(part, role), role))
@@ -158,7 +160,7 @@ class Study:
             table = checks.table("study", plain, "the content of a manifest")
             parts = {
                 "problems": tuple(map(read_problem, table.pop("problems"))),
-                "schedules": tuple(map(schedules_lib.read, table.pop("schedules"))),
+                "schedules": tuple(map(read_schedule, table.pop("schedules"))),
                 "methods": tuple(Part.read("method", x) for x in table.pop("methods")),
                 "algorithms": tuple(Part.read("algorithm", x) for x in table.pop("algorithms")),
             }
@@ -192,7 +194,7 @@ class Study:
         """The study as JSON data, from which `read` makes an equal one."""
         return {
             "problems": [problem.plain() for problem in self.problems],
-            "schedules": [schedules_lib.plain(schedule) for schedule in self.schedules],
+            "schedules": [plain_schedule(schedule) for schedule in self.schedules],
             "horizons": [extent.plain() for extent in self.horizons],
             "methods": [method.plain() for method in self.methods],
             "algorithms": [algorithm.plain() for algorithm in self.algorithms],
