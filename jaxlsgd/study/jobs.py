@@ -180,14 +180,14 @@ def _even_at_the_end(jobs: Iterator[Job], workers: int) -> Iterator[Job]:
 _building = threading.RLock()
 
 
-class Worked(NamedTuple):
+class TileAdvanced(NamedTuple):
     """A tile has made so many more steps."""
 
     tile: Tile
     steps: int
 
 
-class Done(NamedTuple):
+class TileFinished(NamedTuple):
     """A tile's rows."""
 
     tile: Tile
@@ -200,7 +200,7 @@ class Tabulated(NamedTuple):
     rows: tables.Rows
 
 
-def run_job(job: Job, device: Any = None) -> Iterator[Worked | Tabulated | Done]:
+def run_job(job: Job, device: Any = None) -> Iterator[TileAdvanced | Tabulated | TileFinished]:
     """Runs the same replications of cells that see the same draws, and yields how it goes.
 
     Args:
@@ -221,9 +221,9 @@ def run_job(job: Job, device: Any = None) -> Iterator[Worked | Tabulated | Done]
             if used:
                 yield Tabulated(used)
                 used = tables.Rows()
-            yield Done(job[event.cell], event.rows)
+            yield TileFinished(job[event.cell], event.rows)
         else:
-            yield Worked(job[event.cell], event.steps)
+            yield TileAdvanced(job[event.cell], event.steps)
 
 
 def cell(spec: CellSpec, save_at: tuple[int, ...] | None = None) -> Cell:

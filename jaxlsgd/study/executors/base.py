@@ -6,11 +6,11 @@ from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from jaxlsgd.inference.laws.tables import Rows
-from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile, Worked
+from jaxlsgd.study.jobs import Job, Tabulated, Tile, TileAdvanced, TileFinished
 from jaxlsgd.study.progress import Stop
 
 
-class Failed(NamedTuple):
+class TileFailed(NamedTuple):
     """Why there are no rows of a tile."""
 
     tile: Tile
@@ -18,7 +18,7 @@ class Failed(NamedTuple):
 
 
 # None comes now and then while nothing happens, so that the caller can check the clock.
-Event = Worked | Tabulated | Done | Failed | None
+Event = TileAdvanced | Tabulated | TileFinished | TileFailed | None
 Events = Generator[Event, None, None]
 
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from jaxlsgd.core.checks import shown
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
-from jaxlsgd.study.executors import dask_worker as worker
-from jaxlsgd.study.executors.base import Event, Events, Failed
-from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile, Worked
+from jaxlsgd.study.executors import dask_worker
+from jaxlsgd.study.executors.base import Event, Events, TileFailed
+from jaxlsgd.study.jobs import Job, Tabulated, Tile, TileAdvanced, TileFinished
 from jaxlsgd.study.progress import Dropped, Stop
 from jaxlsgd.study.store import files, law_tables
 
@@ -86,7 +86,7 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
 def _local(workers: int) -> Any:
     from distributed import LocalCluster
 
-    options: dict[str, Any] = {"dashboard_address": None, "preload": worker.__name__}
+    options: dict[str, Any] = {"dashboard_address": None, "preload": dask_worker.__name__}
     return LocalCluster(
         n_workers=workers,
         threads_per_worker=1,
@@ -101,7 +101,7 @@ def _brief(error: BaseException) -> str:
     return (str(error) or type(error).__name__).strip().partition("\n")[0][:200]
 
 
-def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[str, Any] | None:
+def environment(client: Client, stop: Stop, warn: Callable[[str], None]) -> dict[str, Any] | None:
     """What all workers have in common; refuses those that differ. None if asked to end first."""
     if client.asynchronous:
         raise ClusterError("client: must be a synchronous distributed.Client")
@@ -111,7 +111,7 @@ def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[
             return None
         if not said:
             said = True
-            say("the cluster has no workers yet; waiting for the first")
+            warn("the cluster has no workers yet; waiting for the first")
         time.sleep(0.5)
     expected = None
     for address, theirs in found.items():
@@ -127,7 +127,7 @@ def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[
 
 def _environments(client: Client) -> dict[str, Any]:
     """What each worker reports of itself; one that dies in the meantime is left out."""
-    found = client.run(worker.environment, on_error="return")
+    found = client.run(dask_worker.environment, on_error="return")
     return {address: theirs for address, theirs in found.items() if not isinstance(theirs, OSError)}
 
 
@@ -155,24 +155,24 @@ class Dask:
     Args:
       client: a synchronous `distributed.Client`.
       expected: of `environment`.
-      say: is called with what must not be missed.
+      warn: is called with what must not be missed.
     """
 
     def __init__(
-        self, client: Client, expected: dict[str, Any], say: Callable[[str], None]
+        self, client: Client, expected: dict[str, Any], warn: Callable[[str], None]
     ) -> None:
-        self._client, self._expected, self._say = client, expected, say
+        self._client, self._expected, self._warn = client, expected, warn
         self.environment = dict(expected)
         self.size = max(1, threads(client))
 
     def learn(self, rows: Rows) -> None:
         """See `Executor.learn`; workers that join later tabulate for themselves."""
         if rows:
-            self._client.run(worker.learn, law_tables.plain(rows), on_error="ignore")
+            self._client.run(dask_worker.learn, law_tables.plain(rows), on_error="ignore")
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
         """See `Executor.run`; when the caller leaves early, jobs in flight are cancelled."""
-        fleet = _Fleet(self._client, self._expected, iter(jobs), self._say)
+        fleet = _Fleet(self._client, self._expected, iter(jobs), self._warn)
         try:
             while not fleet.ended:
                 if stop.dropping:
@@ -202,8 +202,8 @@ class _Flight(NamedTuple):
 class _Workers:
     """The workers of a cluster, and what is to be said of them: once when it begins, once when it ends."""
 
-    def __init__(self, client: Client, say: Callable[[str], None]) -> None:
-        self._client, self._say = client, say
+    def __init__(self, client: Client, warn: Callable[[str], None]) -> None:
+        self._client, self._warn = client, warn
         self._paused: set[str] = set()
         self.threads = 0
 
@@ -213,12 +213,12 @@ class _Workers:
             known = self._client.scheduler_info(n_workers=-1)["workers"]
             before, self.threads = self.threads, sum(x["nthreads"] for x in known.values())
             if before and not self.threads:
-                self._say("no worker is left; waiting for one")
+                self._warn("no worker is left; waiting for one")
             paused = {where for where, x in known.items() if x.get("status") == "paused"}
             for where in sorted(paused - self._paused):
-                self._say(_paused(where, known[where]))
+                self._warn(_paused(where, known[where]))
             for where in sorted((self._paused - paused) & known.keys()):
-                self._say(f"the worker {where} goes on")
+                self._warn(f"the worker {where} goes on")
             self._paused = paused
 
 
@@ -240,20 +240,20 @@ class _Fleet:
         client: Client,
         expected: dict[str, Any],
         jobs: Iterator[Job],
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         from distributed import as_completed
 
-        self.client, self.expected, self.jobs, self.say = client, expected, jobs, say
+        self.client, self.expected, self.jobs, self.warn = client, expected, jobs, warn
         self.flying: dict[str, _Flight] = {}
         self.fetchers = concurrent.futures.ThreadPoolExecutor(_FETCHERS, "jaxlsgd-fetch")
-        self.fetching: dict[concurrent.futures.Future[worker.Answer], str] = {}
+        self.fetching: dict[concurrent.futures.Future[dask_worker.Answer], str] = {}
         self.again: collections.deque[Job] = collections.deque()
         self.suspects: collections.deque[Job] = collections.deque()
         self.done = as_completed(loop=client.loop)
         self.exhausted = self.draining = self.broken = self.lost = False
         self._counted = -_LOOK
-        self._workers = _Workers(client, say)
+        self._workers = _Workers(client, warn)
 
     @property
     def ended(self) -> bool:
@@ -280,10 +280,10 @@ class _Fleet:
         status = self.client.status
         if status == "closed":
             self.broken = True
-            self.say("the scheduler did not come back; what is committed is kept")
+            self.warn("the scheduler did not come back; what is committed is kept")
         elif (status != "running") != self.lost:
             self.lost = not self.lost
-            self.say(f"the scheduler is {'lost; waiting for it' if self.lost else 'back'}")
+            self.warn(f"the scheduler is {'lost; waiting for it' if self.lost else 'back'}")
         return status == "running"
 
     def _count(self) -> None:
@@ -293,8 +293,8 @@ class _Fleet:
             self._workers.look()
 
     def _submit(self, job: Job, alone: bool = False) -> None:
-        packed = worker.pack([tile.cell for tile in job], job[0].first)
-        future = self.client.submit(worker.work, packed, self.expected, pure=False, retries=0)
+        packed = dask_worker.pack([tile.cell for tile in job], job[0].first)
+        future = self.client.submit(dask_worker.work, packed, self.expected, pure=False, retries=0)
         self.flying[future.key] = _Flight(job, future, alone)
         self.done.add(future)
 
@@ -311,7 +311,7 @@ class _Fleet:
         return events
 
     def _judge(
-        self, flight: _Flight, fetched: concurrent.futures.Future[worker.Answer]
+        self, flight: _Flight, fetched: concurrent.futures.Future[dask_worker.Answer]
     ) -> list[Event]:
         try:
             answer = fetched.result()
@@ -330,7 +330,7 @@ class _Fleet:
             return self._failed(flight, WorkerError(answer["error"]))
         if not self.broken:
             unlike = machine.difference(answer.get("unlike", {}), self.expected)
-            self.say(_refusal("that joined later", unlike))
+            self.warn(_refusal("that joined later", unlike))
         self.broken = True
         return []
 
@@ -338,14 +338,14 @@ class _Fleet:
         from distributed import KilledWorker
 
         if self.draining:
-            return [Failed(tile, Dropped()) for tile in flight.job]
+            return [TileFailed(tile, Dropped()) for tile in flight.job]
         if len(flight.job) > 1:
             self.again.extend((tile,) for tile in flight.job)
         elif isinstance(error, KilledWorker) and not flight.alone:
             # Dask blames all tasks of a worker that died; only alone is it clear which one it was.
             self.suspects.append(flight.job)
         else:
-            return [Failed(tile, error) for tile in flight.job]
+            return [TileFailed(tile, error) for tile in flight.job]
         return []
 
     def drain(self) -> None:
@@ -372,7 +372,7 @@ class _Fleet:
                 self.client.cancel(dropped, force=True)
 
 
-def _tabulated(answer: worker.Answer) -> list[Event]:
+def _tabulated(answer: dask_worker.Answer) -> list[Event]:
     """The tables that came with tiles; those that are damaged can be made again."""
     with contextlib.suppress(files.Damaged):
         return [Tabulated(law_tables.from_plain(answer.get("tables", {})))]
@@ -383,6 +383,6 @@ def _decoded(tile: Tile, content: bytes) -> list[Event]:
     try:
         rows = files.decode_tile(content, tile.cell, tile.first)
     except files.Damaged as error:
-        return [Failed(tile, files.Damaged(f"what a worker sent is damaged: {error}"))]
+        return [TileFailed(tile, files.Damaged(f"what a worker sent is damaged: {error}"))]
     # A worker does not report on the way: all of its steps come with the rows.
-    return [Worked(tile, tile.cell.num_steps), Done(tile, rows)]
+    return [TileAdvanced(tile, tile.cell.num_steps), TileFinished(tile, rows)]

@@ -157,7 +157,7 @@ def learn(rows: dict[str, list[float | None]]) -> None:
 
 
 def _answer(cells: list[CellSpec], first: int) -> Answer:
-    from jaxlsgd.study.jobs import Done, Tabulated, run_job
+    from jaxlsgd.study.jobs import Tabulated, TileFinished, run_job
 
     tiles: dict[CellSpec, bytes] = {}
     used = tables.Rows()
@@ -166,7 +166,7 @@ def _answer(cells: list[CellSpec], first: int) -> Answer:
         for event in run_job(job, device):
             if isinstance(event, Tabulated):
                 used |= event.rows
-            elif isinstance(event, Done):
+            elif isinstance(event, TileFinished):
                 tiles[event.tile.cell] = files.encode_tile(event.tile.cell, first, event.rows)
     return {"tiles": [tiles[cell] for cell in cells], "tables": law_tables.plain(used)}
 

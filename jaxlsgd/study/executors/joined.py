@@ -17,9 +17,9 @@ from jaxlsgd.core.checks import told
 from jaxlsgd.engine import distributed, machine
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.study.cells import canonical
-from jaxlsgd.study.executors.base import Event, Events, Failed
+from jaxlsgd.study.executors.base import Event, Events, TileFailed
 from jaxlsgd.study.executors.threads import Threads
-from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile, Worked
+from jaxlsgd.study.jobs import Job, Tabulated, Tile, TileAdvanced, TileFinished
 from jaxlsgd.study.progress import Stop
 from jaxlsgd.study.store import files, law_tables
 from jaxlsgd.study.study import Study
@@ -84,7 +84,7 @@ class Leader:
                 if theirs:
                     found = distributed.share({}, [owner for owner, _ in theirs])
             for (_, tile), content in zip(theirs, found, strict=True):
-                yield Worked(tile, tile.cell.num_steps)
+                yield TileAdvanced(tile, tile.cell.num_steps)
                 yield from _events(tile, content)
 
 
@@ -108,7 +108,7 @@ def follow(study: Study, devices: Sequence[Any]) -> int:
         for event in threads.run(mine, Stop()):
             if isinstance(event, Tabulated):
                 used |= event.rows
-            elif isinstance(event, (Done, Failed)):
+            elif isinstance(event, (TileFinished, TileFailed)):
                 contents[event.tile] = _content(event, used)
                 used = tables.Rows()
         if theirs:
@@ -123,8 +123,8 @@ def _order(content: bytes | None = None) -> bytes:
     return distributed.share({} if content is None else {LEADER: content}, [LEADER])[0]
 
 
-def _content(event: Done | Failed, used: tables.Rows) -> bytes:
-    if isinstance(event, Failed):
+def _content(event: TileFinished | TileFailed, used: tables.Rows) -> bytes:
+    if isinstance(event, TileFailed):
         return _ERROR + told(event.error).encode()
     tabulated = canonical(law_tables.plain(used))
     tile = files.encode_tile(event.tile.cell, event.tile.first, event.rows)
@@ -134,9 +134,9 @@ def _content(event: Done | Failed, used: tables.Rows) -> bytes:
 def _events(tile: Tile, content: bytes) -> Iterator[Event]:
     kind, content = content[:1], content[1:]
     if kind == _ERROR:
-        yield Failed(tile, RuntimeError(content.decode()))
+        yield TileFailed(tile, RuntimeError(content.decode()))
         return
     end = 8 + int.from_bytes(content[:8])
     if used := law_tables.from_plain(json.loads(content[8:end])):
         yield Tabulated(used)
-    yield Done(tile, files.decode_tile(content[end:], tile.cell, tile.first))
+    yield TileFinished(tile, files.decode_tile(content[end:], tile.cell, tile.first))

@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws import tables
-from jaxlsgd.study.executors.base import Event, Events, Failed
-from jaxlsgd.study.jobs import Done, Job, run_job
+from jaxlsgd.study.executors.base import Event, Events, TileFailed
+from jaxlsgd.study.jobs import Job, TileFinished, run_job
 from jaxlsgd.study.progress import Dropped, Stop
 
 _TICK = 0.2  # seconds between looks at the clock while nothing happens
@@ -69,7 +69,7 @@ class _Crew:
             self.busy.discard(event)
             return
         yield event
-        if isinstance(event, Done):
+        if isinstance(event, TileFinished):
             self._room.release()
 
     def leave(self) -> None:
@@ -99,7 +99,7 @@ class _Crew:
             for event in run_job(job, device):
                 if self._stop.dropping:
                     raise Dropped
-                if isinstance(event, Done):
+                if isinstance(event, TileFinished):
                     self._room.acquire()
                     del left[event.tile]
                 self._events.put(event)
@@ -108,5 +108,5 @@ class _Crew:
                 return list(left)
             cause = error if len(job) == 1 else Dropped()
             for tile in left:
-                self._events.put(Failed(tile, cause))
+                self._events.put(TileFailed(tile, cause))
         return []

@@ -127,10 +127,6 @@ class Results:
                 f"{error}; run the study again to set it aside and recompute it"
             ) from error
 
-    def complete(self, cell_id: str) -> bool:
-        """Whether all tiles of a cell are there."""
-        return len(self._present(cell_id)) == len(self.firsts())
-
     def counts(self) -> dict[str, Count]:
         """How much of each cell there is, by the names of the files alone."""
         counts = {}

@@ -106,11 +106,6 @@ class Writer:
         """Whether a tile is to be computed."""
         return first not in self._verified()[cell.id]
 
-    def missing(self) -> Iterator[tuple[CellSpec, int]]:
-        """The tiles to compute."""
-        firsts = self.results.firsts()
-        return ((cell, x) for cell in self.study.cells for x in firsts if self.lacks(cell, x))
-
     def described(self, cell: CellSpec) -> bool:
         """Whether readers find what they need besides the rows."""
         try:
