@@ -44,7 +44,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             yield TileFinished(tile, fake_rows(tile.cell, tile.first))
 
     monkeypatch.setattr(threads, "run_job", run_job)
-    monkeypatch.setattr(tables, "_known", {})
+    monkeypatch.setattr(tables, "_cache", {})
     return made
 
 
@@ -54,7 +54,7 @@ def new_process(made: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[]
 
     def forget() -> None:
         made.clear()
-        monkeypatch.setattr(tables, "_known", {})
+        monkeypatch.setattr(tables, "_cache", {})
 
     return forget
 

@@ -1,4 +1,4 @@
-"""The grid of a study: its cells, and the rules that leave some out or add others."""
+"""The cells of a study, and the rules that exclude some or add others. Start at `CellSpec`."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ EXTRA_KEYS = (*_ROUTE, "methods")
 
 
 def canonical(content: Any) -> bytes:
-    """JSON with one spelling."""
+    """Return JSON data as bytes, equal for equal data."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("ascii")
 
 
 def digest_of(content: Any) -> str:
-    """SHA-256 of JSON data."""
+    """Return the SHA-256 of JSON data."""
     return hashlib.sha256(canonical(content)).hexdigest()
 
 
@@ -60,7 +60,7 @@ class CellSpec:
     tile_size: int
 
     def plain(self) -> dict[str, Any]:
-        """The cell as JSON data."""
+        """Return the cell as JSON data."""
         return {
             "problem": self.problem.plain(),
             "algorithm": self.algorithm.plain(),
@@ -76,7 +76,7 @@ class CellSpec:
 
     @classmethod
     def read(cls, plain: dict[str, Any]) -> CellSpec:
-        """The cell that `plain` describes, without its objects."""
+        """Return the cell that `plain` describes, without its objects."""
         return cls(
             read_problem(plain["problem"]),
             Part.read("algorithm", plain["algorithm"]),
@@ -88,7 +88,7 @@ class CellSpec:
         )
 
     def built(self) -> CellSpec:
-        """The cell with the objects of all its parts."""
+        """Return the cell with the objects of all its parts."""
         methods = tuple(method.built() for method in self.methods)
         parts = {"problem": self.problem.built(), "algorithm": self.algorithm.built()}
         return dataclasses.replace(self, methods=methods, **parts)
@@ -113,11 +113,11 @@ class CellSpec:
 
     @functools.cached_property
     def num_steps(self) -> int:
-        """Local steps of a client, and the one more draw that plug-in needs."""
+        """Local steps of a client, and one evaluation after the last round."""
         return self.plan().num_steps + 1
 
     def plan(self) -> Plan:
-        """The schedule and the step size written out."""
+        """Return the schedule and the step sizes, round by round."""
         step = power_decay(self.problem.gamma0, self.problem.alpha)
         plan = self.schedule.plan(step, **{self.extent.unit: self.extent.count})
         if plan.num_steps > MOST_STEPS:
@@ -125,7 +125,7 @@ class CellSpec:
         return plan
 
     def saved_rounds(self, num_rounds: int) -> tuple[int, ...]:
-        """The rounds of `save_at`, fractions turned into rounds, and the last."""
+        """Return the rounds of `save_at`, with fractions turned into rounds, and the last."""
         rounds = {num_rounds}
         for value in self.save_at:
             m = max(1, round(value * num_rounds)) if isinstance(value, float) else value
@@ -136,7 +136,7 @@ class CellSpec:
 
 
 def read_rules(study: Study, key: str, keys: tuple[str, ...]) -> tuple[Any, ...]:
-    """Checked tables of `exclude` or `extra`, as sorted pairs."""
+    """Check the tables of `exclude` or `extra`, and return them as sorted pairs."""
     values = getattr(study, key)
     if not isinstance(values, (list, tuple)):
         raise checks.refusal(key, "be a list of tables", values)
@@ -147,15 +147,10 @@ def _rule(study: Study, where: str, rule: Any, keys: tuple[str, ...]) -> tuple[A
     rule = dict(rule) if isinstance(rule, tuple) else rule
     rule = checks.table(where, rule, f"a table of {', '.join(keys)}")
     checks.known_keys(where, rule, keys)
-    wanted = {
-        "problem": study.problems,
-        "algorithm": study.algorithms,
-        "schedule": study.schedules,
-        "method": study.methods,
-    }
-    for key, known in wanted.items():
+    for key in ("problem", "algorithm", "schedule", "method"):
         if key in rule:
-            checks.choice(f"{where}.{key}", rule[key], tuple(names(known)))
+            known = tuple(names(getattr(study, f"{key}s")))
+            checks.choice(f"{where}.{key}", rule[key], known)
     if "methods" in rule:
         listed = checks.sequence(f"{where}.methods", rule["methods"], "method")
         chosen = (checks.choice(f"{where}.methods", x, tuple(names(study.methods))) for x in listed)
@@ -173,7 +168,7 @@ def _rule(study: Study, where: str, rule: Any, keys: tuple[str, ...]) -> tuple[A
 
 
 def expand(study: Study) -> Iterator[CellSpec]:
-    """The cells: the crossed grid less what is excluded, and the extra ones."""
+    """Yield the cells: the crossed grid without what is excluded, and the extra ones."""
     rules = [dict(rule) for rule in study.exclude]
     crossed = itertools.product(study.problems, study.algorithms, study.schedules, study.horizons)
     for where in crossed if study.cross else ():
@@ -183,7 +178,7 @@ def expand(study: Study) -> Iterator[CellSpec]:
             if not any(_matches(rule, *where, method) for rule in rules)
         )
         if methods:
-            yield _cell(study, *where, methods)
+            yield _cell_spec(study, *where, methods)
     for i, pairs in enumerate(study.extra):
         yield _extra(study, dict(pairs), f"extra[{i}]")
 
@@ -207,17 +202,18 @@ def _matches(
 
 
 def _extra(study: Study, rule: dict[str, Any], where: str) -> CellSpec:
-    problem = next(part for part in study.problems if part.name == rule["problem"])
-    algorithm = rule.get("algorithm", study.algorithms[0].name)
-    algorithm = next(part for part in study.algorithms if part.name == algorithm)
-    schedule = next(part for part in study.schedules if part.name == rule["schedule"])
+    named = {"algorithm": study.algorithms[0].name} | rule
+    problem, algorithm, schedule = (
+        next(part for part in getattr(study, f"{key}s") if part.name == named[key])
+        for key in ("problem", "algorithm", "schedule")
+    )
     lengths = {unit: rule[unit] for unit in ("num_steps", "num_rounds") if unit in rule}
     wanted = rule.get("methods", tuple(names(study.methods)))
     methods = tuple(method for method in study.methods if method.name in wanted)
-    return _cell(study, problem, algorithm, schedule, Extent.of(lengths, where), methods)
+    return _cell_spec(study, problem, algorithm, schedule, Extent.of(lengths, where), methods)
 
 
-def _cell(
+def _cell_spec(
     study: Study,
     problem: ProblemPart,
     algorithm: Part,
