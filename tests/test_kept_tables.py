@@ -129,6 +129,6 @@ def test_workers_hand_tables_over_and_take_them(
     answer = dask_worker._answer([cell], 0)
     plain = json.loads(json.dumps(answer.get("tables")))
     new_process()
-    dask_worker.learn(plain)
+    dask_worker.remember(plain)
     dask_worker._answer([cell], 0)
     assert made == []

@@ -75,7 +75,9 @@ class Memory(NamedTuple):
     process: int  # the interpreter, JAX and its compiler
     programs: int  # compiled, for all devices
     arrays: int  # of the largest job, on each device that is busy
-    reading: int  # to read the intervals of a method: of one tile at a time, whatever the devices
+    reading: (
+        int  # to read the intervals of a method, of one tile at a time on any number of devices
+    )
     rows: int  # of the largest job, on the host, for each device that is busy
     writing: int  # of the tile that is encoded, and the first read back
     devices: int  # that are busy
@@ -224,7 +226,7 @@ def _row_bytes(tile: Tile) -> int:
 
 
 def refuse_too_large(study: Study, devices: Sequence[Device]) -> None:
-    """Refuse a study that does not fit in the memory of this machine, and say what would."""
+    """Refuse a study that does not fit in the memory of this machine, with advice on what would fit."""
     room, platform = Room.of(devices[0]), devices[0].platform
     need = memory(study, len(devices), platform)
     if lack := room.lacks(need, slack=FORECAST_ERROR):
@@ -369,21 +371,18 @@ def _work(job: Iterable[Tile]) -> float:
 
 
 def _readings(group: list[Job]) -> int:
-    return sum(len(_saves(tile.cell)) for job in group for tile in job)
-
-
-def _saves(cell: CellSpec) -> tuple[int, ...]:
-    return cell.saved_rounds(cell.plan().num_rounds)
+    cells = [tile.cell for job in group for tile in job]
+    return sum(len(cell.saved_rounds(cell.plan().num_rounds)) for cell in cells)
 
 
 def _lengths(cell: CellSpec) -> set[int]:
     """Return the lengths that plans are padded to at the saved rounds of a cell: each is a program to compile."""
     plan = cell.plan()
-    return {Horizon.of(plan.prefix(m)).E.size for m in _saves(cell)}
+    return {Horizon.of(plan.prefix(m)).E.size for m in cell.saved_rounds(plan.num_rounds)}
 
 
 def _trial(job: Job, devices: Sequence[Device]) -> Trial:
-    """Time a job shortened twice, to tell the rate per step from what each tile takes besides."""
+    """Time a job shortened twice, to separate the time per step from that per tile."""
     cell = job[0].cell
     per_step = stepping(cell.problem, cell.algorithm) * cell.tile_size
     job = job[: max(1, _MOST_WORK // (_STEPS * per_step))]

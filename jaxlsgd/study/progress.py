@@ -96,7 +96,7 @@ class TimeLeft:
         seconds, done = self._marks[-1]
         if done >= self._totals.work * (1 - 1e-9):
             return 0.0
-        # The first work includes compiling, and says nothing about the rate.
+        # The first work includes compiling, so it is no basis for the rate.
         if seconds <= 0 or (passed := seconds + now - self._last) < self.BASIS:
             return None
         half = max(mark for mark in self._marks if mark[0] <= seconds / 2)

@@ -124,9 +124,9 @@ def _run_on(
     with write(executor.environment) as writer, _logged(writer, log):
         run = _Run(writer, stop, log)
         if run.prepare():
-            executor.learn(run.tables)
+            executor.remember(run.tables)
             todo = planned(run.cells, writer.results.firsts(), writer.lacks, executor.size)
-            run.all(executor.run(run.wanted(todo), stop))
+            run.commit_all(executor.run(run.wanted(todo), stop))
         run.warn_of_failures()
         seconds = time.monotonic() - began
         lost = tuple(writer.lost()) if run.prepared else ()
@@ -244,7 +244,7 @@ class _Run:
         while self.writer.warnings:
             self.log.warn(self.writer.warnings.pop(0))
 
-    def all(self, events: Events) -> None:
+    def commit_all(self, events: Events) -> None:
         """Commit every tile as it finishes."""
         self.progress.start(self._totals())
         warned = False

@@ -28,7 +28,7 @@ class Executor(Protocol):
     environment: dict[str, Any]  # everything that may change the last digits of rows
     size: int  # jobs at once
 
-    def learn(self, rows: Rows) -> None:
+    def remember(self, rows: Rows) -> None:
         """Pass tables of earlier runs to the processes that compute."""
         ...
 

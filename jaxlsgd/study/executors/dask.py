@@ -157,10 +157,10 @@ class Dask:
         with contextlib.suppress(OSError):
             self.size = max(1, sum(client.nthreads().values()))
 
-    def learn(self, rows: Rows) -> None:
-        """See `Executor.learn`; workers that join later compute tables themselves."""
+    def remember(self, rows: Rows) -> None:
+        """See `Executor.remember`; workers that join later compute tables themselves."""
         if rows:
-            self._client.run(dask_worker.learn, law_tables.plain(rows), on_error="ignore")
+            self._client.run(dask_worker.remember, law_tables.plain(rows), on_error="ignore")
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
         """See `Executor.run`."""

@@ -144,7 +144,7 @@ def _unpickled(objects: bytes) -> dict[tuple[str, str, str], Any]:
     return cloudpickle.loads(objects)
 
 
-def learn(rows: dict[str, list[float | None]]) -> None:
+def remember(rows: dict[str, list[float | None]]) -> None:
     """Remember tables of earlier runs."""
     tables.remember(law_tables.from_plain(rows))
 

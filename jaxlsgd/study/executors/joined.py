@@ -62,9 +62,9 @@ class Leader:
         rounds = range(max(counts))
         self._places = [who for i in rounds for who, count in enumerate(counts) if i < count]
 
-    def learn(self, rows: tables.Rows) -> None:
-        """See `Executor.learn`."""
-        self._here.learn(rows)
+    def remember(self, rows: tables.Rows) -> None:
+        """See `Executor.remember`."""
+        self._here.remember(rows)
         _order(canonical({"tables": law_tables.plain(rows)}))
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
@@ -97,7 +97,7 @@ def follow(study: Study, devices: Sequence[Device]) -> int:
     while order := _order():
         wave = json.loads(order)
         if "tables" in wave:
-            threads.learn(law_tables.from_plain(wave["tables"]))
+            threads.remember(law_tables.from_plain(wave["tables"]))
             continue
         jobs = [tuple(Tile(cells[name], first) for name, first in job) for job in wave["jobs"]]
         shares = list(zip(wave["owners"], jobs, strict=True))

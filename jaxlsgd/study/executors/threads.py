@@ -24,8 +24,8 @@ class Threads:
         self.environment = machine.describe(self.devices[0])
         self.size = len(self.devices)
 
-    def learn(self, rows: tables.Rows) -> None:
-        """See `Executor.learn`."""
+    def remember(self, rows: tables.Rows) -> None:
+        """See `Executor.remember`."""
         tables.remember(rows)
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
