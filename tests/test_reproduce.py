@@ -238,10 +238,10 @@ def test_more_replications_extend_and_fewer_keep_what_is_there(tmp_path, capsys)
 KILLED = """
 import os, pathlib, signal, sys
 from jaxlsgd import cli
-from jaxlsgd.report.paper import studies
+from jaxlsgd.report.paper import reproduce
 from jaxlsgd.study.store.writer import Writer
 
-studies.PAPER = pathlib.Path(sys.argv[1])
+reproduce.PAPER = pathlib.Path(sys.argv[1])
 commit, commits = Writer.commit, []
 
 def commit_and_die(self, cell, first, rows):

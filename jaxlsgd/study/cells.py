@@ -116,6 +116,13 @@ class CellSpec:
         """Local steps of a client, and one evaluation after the last round."""
         return self.plan().num_steps + 1
 
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of the rows of one tile, at most; see `Cell.row_bytes`."""
+        dim, numbers = self.problem.fact("dim"), 8 * (2 + len(self.levels))
+        each = sum(numbers * max(dim, method.fact("contrasts")) + 2 for method in self.methods)
+        return self.tile_size * (len(self.save_at) + 1) * each
+
     def plan(self) -> Plan:
         """Return the schedule and the step sizes, round by round."""
         step = power_decay(self.problem.gamma0, self.problem.alpha)

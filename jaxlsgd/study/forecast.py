@@ -169,8 +169,9 @@ def memory(study: Study, devices: int, platform: str = "cpu") -> Memory:
         + (_beyond(job, program_kind(job[0].cell) in dense) if platform == "cpu" else 0)
         for job in jobs
     )
-    rows = max(2 * sum(map(_row_bytes, job)) for job in jobs)  # as saved, and joined
-    writing = 2 * max(_row_bytes(tile) for job in jobs for tile in job)
+    # Rows are there twice: as saved, and joined; as joined, and encoded.
+    rows = 2 * max(sum(tile.cell.tile_bytes for tile in job) for job in jobs)
+    writing = 2 * max(cell.tile_bytes for cell in study.cells)
     read = {(program_kind(cell), method): cell for cell in study.cells for method in cell.methods}
     found = [_reading(method, cell) for (_, method), cell in read.items()]
     each = PROGRAM_BYTES * len(programs)
@@ -215,14 +216,6 @@ def _constants(job: Job) -> int:
     return (
         sum(int(np.prod(np.shape(leaf))) for leaf in leaves) * np.dtype(job[0].cell.dtype).itemsize
     )
-
-
-def _row_bytes(tile: Tile) -> int:
-    """Return the bytes of a tile's rows; see `Cell.row_bytes`."""
-    cell, dim = tile.cell, tile.cell.problem.fact("dim")
-    numbers = 8 * (2 + len(cell.levels))
-    each = sum(numbers * max(dim, method.fact("contrasts")) + 2 for method in cell.methods)
-    return cell.tile_size * (len(cell.save_at) + 1) * each
 
 
 def refuse_too_large(study: Study, devices: Sequence[Device]) -> None:

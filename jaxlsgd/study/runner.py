@@ -18,6 +18,7 @@ from jaxlsgd.core.checks import told
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
+from jaxlsgd.runs.simulate import Device
 from jaxlsgd.study import forecast, jobs
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.executors.base import Event, Events, Executor, TileFailed
@@ -61,7 +62,7 @@ def run(
     study: Study,
     directory: str | os.PathLike[str],
     *,
-    devices: int | Sequence[Any] | None = None,
+    devices: int | Sequence[Device] | None = None,
     client: Any = None,
     distributed: bool = False,
     max_time: float | None = None,
@@ -166,7 +167,7 @@ def _end(outcome: Outcome) -> str:
 def _run_with_others(
     study: Study,
     write: Callable[[dict[str, Any]], Writer],
-    devices: int | Sequence[Any] | None,
+    devices: int | Sequence[Device] | None,
     stop: Stop,
     log: RunLog,
 ) -> Outcome:
@@ -185,7 +186,7 @@ def _run_with_others(
         return _run_on(joined.Leader(chosen, counts), write, stop, log)
 
 
-def _threads(study: Study, devices: int | Sequence[Any] | None) -> Threads:
+def _threads(study: Study, devices: int | Sequence[Device] | None) -> Threads:
     chosen = machine.chosen(devices)
     forecast.refuse_too_large(study, chosen)
     return Threads(chosen)

@@ -20,6 +20,7 @@ from jaxlsgd.study.cells import CellSpec, canonical, digest_of
 
 FORMAT = 3
 _MOST_JSON = 64_000_000  # bytes
+_MOST_HEADERS = 1_000_000  # bytes of a tile besides its rows
 _TEMPORARY = ".writing"
 
 
@@ -158,7 +159,7 @@ def _header(cell: CellSpec, first: int) -> bytes:
 
 def read_tile(path: Path, cell: CellSpec, first: int) -> dict[str, MethodRows]:
     """Read a tile of a cell; raise `Damaged` unless it is exactly what was written."""
-    most = _most_bytes(cell)
+    most = cell.tile_bytes + _MOST_HEADERS
     try:
         content = read_regular(path, most)
     except (FileNotFoundError, PermissionError) as error:
@@ -192,15 +193,6 @@ def _forget_cached(path: Path) -> None:
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(handle)
-
-
-def _most_bytes(cell: CellSpec) -> int:
-    """Return more bytes than any tile of a cell takes."""
-    coordinates, saves = cell.problem.fact("dim"), len(cell.save_at) + 1
-    for method in cell.methods:
-        coordinates = max(coordinates, method.fact("contrasts"))
-    row = coordinates * 8 * (2 + len(cell.levels)) + 2
-    return len(cell.methods) * saves * cell.tile_size * row + 1_000_000
 
 
 def decode_tile(content: bytes, cell: CellSpec, first: int) -> dict[str, MethodRows]:

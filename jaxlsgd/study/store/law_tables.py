@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from jaxlsgd.study.store.files import FORMAT, Damaged, StoreError
 FOLDER = "tables"
 
 
-def plain(rows: Mapping[str, Any]) -> dict[str, list[float | None]]:
+def plain(rows: Rows) -> dict[str, list[float | None]]:
     """Return rows as JSON data, to the last bit; None stands for infinity."""
     return {
         key: [value if math.isfinite(value) else None for value in values.tolist()]
@@ -41,7 +40,7 @@ def from_plain(content: Any) -> Rows:
         raise Damaged("its tables are not what was written") from error
 
 
-def write(directory: Path, rows: Mapping[str, Any], code: str) -> None:
+def write(directory: Path, rows: Rows, code: str) -> None:
     """Add a file of rows that this code has computed."""
     folder = directory / FOLDER
     files.refuse_link(folder)
