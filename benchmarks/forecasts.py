@@ -69,10 +69,10 @@ import json, sys
 from jaxlsgd.engine import machine
 machine.prepare()
 import jax
-from jaxlsgd.study import trial
+from jaxlsgd.study import forecast
 from jaxlsgd.study.study import Study
 devices = jax.local_devices()
-print(json.dumps(trial.measured(Study.from_toml(sys.argv[1]), devices, len(devices))._asdict()))
+print(json.dumps(forecast.measured(Study.from_toml(sys.argv[1]), devices, len(devices))._asdict()))
 """
 
 

@@ -304,5 +304,5 @@ def _place(error: BaseException, function: Any) -> str:
         return ""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == code.co_filename]
-    file = code.co_filename.removeprefix("<import ").removesuffix(">")  # see study.kinds
+    file = code.co_filename.removeprefix("<import ").removesuffix(">")  # see study.imports
     return f" ({Path(file).name}, line {lines[-1] if lines else code.co_firstlineno})"

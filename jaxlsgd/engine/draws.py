@@ -167,32 +167,6 @@ def split_pair(pair: Draws) -> tuple[Draws, Draws]:
     return Draws(*(x.real for x in pair)), Draws(*(x.imag for x in pair))
 
 
-def draw_block(
-    keys: StreamKeys, first: Array, num_steps: int, client_index: Array, spec: Draws
-) -> Draws:
-    """Draws what observations t = first, …, first + num_steps − 1 of all clients need.
-
-    The same numbers as `draw_pair`, for those who want to look at them.
-
-    Args:
-      keys: key words of the replications.
-      first: first observation index, even, () uint32.
-      num_steps: even and static.
-      client_index: (K,) uint32, the clients' numbers in the whole federation.
-      spec: how many normals and uniforms an observation needs.
-
-    Returns:
-      Draws of float32 arrays (num_steps, K, count, replications).
-    """
-    pairs = first // np.uint32(2) + jnp.arange(num_steps // 2, dtype=jnp.uint32)
-    drawn = lax.map(lambda pair: draw_pair(keys, pair, client_index, spec), pairs)
-
-    def in_order(even: Array, odd: Array) -> Array:
-        return jnp.stack([even, odd], axis=1).reshape(num_steps, *even.shape[1:])
-
-    return Draws(*map(in_order, *split_pair(drawn)))
-
-
 Parameters = Mapping[str, Any]
 
 

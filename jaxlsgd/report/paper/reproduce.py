@@ -16,12 +16,11 @@ from jaxlsgd.report.paper import experiments, tables
 from jaxlsgd.report.paper.printed import FIGURES, METHODS, PROBLEMS, TARGETS, TITLE, title
 from jaxlsgd.report.paper.tables import write_csv
 from jaxlsgd.schedules import Schedule, power_decay
-from jaxlsgd.study import study as spec
 from jaxlsgd.study.store.files import StoreError, cannot, write_whole
 from jaxlsgd.study.store.reader import Results
 from jaxlsgd.study.study import Study
 
-PAPER = Path(spec.__file__).with_name("paper.toml")
+PAPER = Path(__file__).parents[2] / "study" / "paper.toml"
 _POINTS = 25  # of a figure's curve
 
 
