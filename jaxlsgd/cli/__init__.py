@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import jaxlsgd
 from jaxlsgd.cli import critical_value, fit, results, studies
-from jaxlsgd.core.checks import note_of, told
+from jaxlsgd.core.checks import describe, user_code_note
 from jaxlsgd.core.display import printable
 
 USAGE = 2
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if not note_of(error):
+        if not user_code_note(error):
             raise
         return _report(error, USAGE)
 
@@ -120,8 +120,8 @@ def _words(error: BaseException) -> str:
         return f"out of memory: {error}" if str(error) else "out of memory"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    if note_of(error):  # it was raised in a function of the user's own
-        return told(error).strip().partition("\n")[0]
+    if user_code_note(error):  # it was raised in a function of the user's own
+        return describe(error).strip().partition("\n")[0]
     return str(error) or type(error).__name__
 
 

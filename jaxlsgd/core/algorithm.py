@@ -34,7 +34,7 @@ class Participation:
     """How many clients take part in a round, and how they are chosen.
 
     Attributes:
-      clients: n. The chosen ones are `core.cohort.Cohort`.
+      clients: n. The chosen ones are `core.random.Cohort`.
       by_weight: if so, n are drawn by p_k, with replacement, and each counts for 1/n. If not, n different
         ones, all sets equally likely, and client k counts for p_k K/n.
     """

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxlsgd.core import display
 from jaxlsgd.core.causes import Cause, causes
+from jaxlsgd.core.display import Table
 from jaxlsgd.core.storage import npz
 
 
@@ -136,7 +136,7 @@ class CellRows:
         header = ["method", "completed", "truth", "mean estimate", f"mean length, {level}"]
         lines = [self._line(name) for name in self.methods]
         note = "Coverage, with standard errors: jaxlsgd.measures.coverage_table(cell)."
-        return display.table(header, lines, title=title, notes=[note])
+        return Table(title, header, lines, (0,), (note,)).html()
 
     def _line(self, name: str) -> list[str]:
         """A method's first coordinate at the last round, among the completed."""

@@ -14,8 +14,8 @@ import numpy as np
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, dense
-from jaxlsgd.core.problem import Array, Draws, Problem, Structure
-from jaxlsgd.core.progress import Progress, Tell, shown
+from jaxlsgd.core.problem import Array, Draws, Problem, Structure, unravel
+from jaxlsgd.core.progress import Progress, Report, shown
 
 PER_STEP = 400  # n/t_T, so that the truth's error is a twentieth of a run's
 _USUAL_STEPS = 5_000
@@ -101,19 +101,19 @@ def solve(
     wanted = _wanted(problem, observations, num_steps)
     checks.count("seed", seed, 0)
     what = f"truth of {problem.name or 'the problem'}"
-    with jax.enable_x64(True), shown(progress, what, after=_SECONDS) as tell:
-        sample = _Sample(problem, wanted, seed, tell)
+    with jax.enable_x64(True), shown(progress, what, after=_SECONDS) as report:
+        sample = _Sample(problem, wanted, seed, report)
         start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)])
         # Most steps need a rough answer, and a failure to find one shows on a part as well.
         near, _ = _newton(sample, sample.pilot, start.astype(np.float64))
         x, found = _newton(sample, sample.calls, near)
-        if tell is not None:
-            tell(1.0)
+        if report is not None:
+            report(1.0)
     _check_definite(found.G)
     inverse = np.linalg.inv(found.G)
     covariance = inverse @ found.S @ inverse.T / sample.n
     known = {key: getattr(found, key) for key in ("G", "S") if getattr(problem, key) is None}
-    truth = _like(problem.init, x)
+    truth = unravel(x, problem.init)
     solved = dataclasses.replace(problem, truth=truth, truth_covariance=covariance, **known)
     return Solution(solved, np.sqrt(np.diagonal(covariance)), found.residual, sample.n)
 
@@ -135,14 +135,6 @@ def _check_definite(G: np.ndarray) -> None:
     if not values[0] > 1e-10 * values[-1]:
         rule = "have a positive definite mean Hessian at its solution"
         raise refusal("problem", rule, f"a smallest eigenvalue of {values[0]:.3g}")
-
-
-def _like(init: Any, vector: np.ndarray) -> Any:
-    leaves, treedef = jax.tree.flatten(init)
-    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    return treedef.unflatten(
-        [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
-    )
 
 
 def _newton(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _Found]:
@@ -174,10 +166,10 @@ class _Sample:
       problem: where observations come from.
       wanted: how many of each client, at least.
       seed: of the sample.
-      tell: is called with the share of the work that is done, or None.
+      report: is called with the share of the work that is done.
     """
 
-    def __init__(self, problem: Problem, wanted: int, seed: int, tell: Tell | None) -> None:
+    def __init__(self, problem: Problem, wanted: int, seed: int, report: Report | None) -> None:
         d, K = problem.dim, problem.num_clients
         together = min(_TOGETHER, max(64, _TOGETHER_NUMBERS // d**2))
         chunks = -(-wanted // max(1, together // K))
@@ -192,7 +184,7 @@ class _Sample:
         clients = jax.tree.map(jnp.asarray, problem.clients)
         self._given = jax.random.key(seed), jnp.asarray(self._weights), clients
         # About eight looks at the pilot's part and two at the whole.
-        self._tell, self._made, self._expected = tell, 0, 8 * self.pilot + 2 * self.calls
+        self._report, self._made, self._expected = report, 0, 8 * self.pilot + 2 * self.calls
 
     def at(self, x: np.ndarray, calls: int) -> _Found:
         """What the first parts of the sample say of x."""
@@ -202,8 +194,8 @@ class _Sample:
             part = jax.device_get(self._program(jnp.asarray(x, jnp.float64), first, *self._given))
             total = part if total is None else _Moments(*map(np.add, total, part))
             self._made += 1
-            if self._tell is not None:
-                self._tell(min(0.99, self._made / self._expected))
+            if self._report is not None:
+                self._report(min(0.99, self._made / self._expected))
         assert total is not None
         return self._found(total, calls * self._each)
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jaxlsgd.core.checks import told
+from jaxlsgd.core.checks import describe
 from jaxlsgd.engine import distributed, machine
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.study.cells import canonical
@@ -125,7 +125,7 @@ def _order(content: bytes | None = None) -> bytes:
 
 def _content(event: Done | Failed, used: tables.Rows) -> bytes:
     if isinstance(event, Failed):
-        return _ERROR + told(event.error).encode()
+        return _ERROR + describe(event.error).encode()
     tabulated = canonical(law_tables.plain(used))
     tile = files.encode_tile(event.tile.cell, event.tile.first, event.rows)
     return _ROWS + len(tabulated).to_bytes(8) + tabulated + tile
