@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from jaxlsgd.cli._common import add_verb, positive, share
+from jaxlsgd.cli._common import Verbs, add_verb, positive, share
 from jaxlsgd.core.storage import check_output
 
 VERBS = ("fit",)
@@ -20,8 +19,8 @@ _PASSED_ON = (
 )
 
 
-def add_verbs(verbs: Any) -> None:
-    """Declares the verb."""
+def add_verbs(verbs: Verbs) -> None:
+    """Declare the verb."""
     text = (
         "fit a regression to a CSV or Parquet file whose rows belong to clients\n\n"
         "By Local SGD, with steps and length from a pilot. Columns are standardised inside; coefficients,\n"
@@ -93,14 +92,14 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def fit(arguments: argparse.Namespace) -> int:
-    """Fits, and prints the table."""
+    """Fit, and print the table."""
     from jaxlsgd.regression.fit_table import fit_table
 
     if arguments.plot is not None:
-        check_output(arguments.plot)  # before the fit, which takes longer
-    asked = {name: getattr(arguments, name) for name in _PASSED_ON}
+        check_output(arguments.plot)  # before the fit, which takes long
+    options = {name: getattr(arguments, name) for name in _PASSED_ON}
     progress = _progress if sys.stderr.isatty() else None
-    result = fit_table(Path(arguments.file), progress=progress, **asked)
+    result = fit_table(Path(arguments.file), progress=progress, **options)
     written = {
         "text": lambda: f"{result}\n",
         "csv": result.to_csv,
@@ -114,6 +113,6 @@ def fit(arguments: argparse.Namespace) -> int:
 
 
 def _progress(text: str) -> None:
-    """One line on the terminal, written over."""
+    """Overwrite one line of the terminal."""
     sys.stderr.write(f"\r\x1b[K{text}" if text else "\r\x1b[K")
     sys.stderr.flush()
