@@ -34,7 +34,7 @@ class Unfit(ValueError):
 
 
 def save(cell: CellRows, path: str | Path, *, force: bool = False) -> Path:
-    """Writes a cell whole or not at all; `load_cell` reads the same bits.
+    """Write a cell whole or not at all; `load_cell` reads the same bits.
 
     Args:
       cell: the rows.
@@ -117,7 +117,7 @@ def _rows(parts: list[Any], cell: CellRows, name: str) -> MethodRows:
 
 
 def fits(parts: list[Any], saves: int, levels: int, count: int, coordinates: int) -> bool:
-    """Whether arrays are those of a method: kinds of numbers, shapes, and causes that there are."""
+    """Return whether arrays are those of a method: kinds of numbers, shapes, and causes that there are."""
     place = (saves, count, coordinates)
     shapes = [place, place, (saves, levels, count, coordinates), place[:2], place[:2]]
     found = [part.shape for part in parts], [part.dtype.str for part in parts]
@@ -188,7 +188,7 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
 
 
 def _counted(sent: Any, under_c1: Any, methods: list[str], saves: int) -> bool:
-    """Whether numbers sent are given for every method and saved round, or not at all."""
+    """Return whether numbers sent are given for every method and saved round, or not at all."""
     if sent == {} and under_c1 == []:
         return True
     if not (isinstance(sent, dict) and set(sent) == set(methods)):
@@ -215,7 +215,7 @@ def _by_method(values: Any, methods: list[str], kind: type) -> bool:
 
 
 def _by_some(values: Any, methods: list[str]) -> bool:
-    """Whether some of the methods, or none, have a text each."""
+    """Return whether some of the methods, or none, have a text each."""
     return isinstance(values, dict) and _by_method(values, [x for x in methods if x in values], str)
 
 

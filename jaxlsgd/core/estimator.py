@@ -173,7 +173,7 @@ class Law(NamedTuple):
         return self.multiplier(2 * level - 1, plan, detail)
 
     def check(self, levels: Iterable[float], plan: Plan) -> None:
-        """Raises ValueError where the law has no critical value for a level under a plan."""
+        """Raise ValueError where the law has no critical value for a level under a plan."""
         for level in levels if self.from_plan else ():
             self.multiplier(level, plan, ())
 
@@ -235,17 +235,17 @@ class Estimator:
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether it asks for the mean gradient at each synchronised average."""
+        """Return whether it asks for the mean gradient at each synchronised average."""
         return any(part.needs_gradient for part in self.accumulators)
 
     @property
     def needs_gradient_sum(self) -> bool:
-        """Whether it asks for the sum of a round's mean gradients."""
+        """Return whether it asks for the sum of a round's mean gradients."""
         return any(part.needs_gradient_sum for part in self.accumulators)
 
     @property
     def needs_hessian(self) -> bool:
-        """Whether it asks for the mean Hessian at each synchronised average."""
+        """Return whether it asks for the mean Hessian at each synchronised average."""
         return any(part.needs_hessian for part in self.accumulators)
 
     @property
@@ -277,16 +277,16 @@ class Estimator:
         return np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", R, np.asarray(covariance), R), 0.0))
 
     def init(self, params: Params) -> tuple[Any, ...]:
-        """Returns the state before the first round."""
+        """Return the state before the first round."""
         return tuple(part.init(params) for part in self.accumulators)
 
     def update(self, state: tuple[Any, ...], sync: Sync) -> tuple[Any, ...]:
-        """Returns the state after one more round."""
+        """Return the state after one more round."""
         pairs = zip(self.accumulators, state, strict=True)
         return tuple(part.update(old, sync) for part, old in pairs)
 
     def check_plan(self, plan: Plan | None) -> None:
-        """Refuses to do without a plan that the method needs, and one with too few rounds."""
+        """Refuse to do without a plan that the method needs, and one with too few rounds."""
         if self.needs_plan and plan is None:
             raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
         if plan is not None and plan.num_rounds < self.least_rounds:
@@ -302,7 +302,7 @@ class Estimator:
     def interval(
         self, state: tuple[Any, ...], level: float, plan: Plan | None = None, side: str = "both"
     ) -> Interval:
-        """Returns the interval of the given level (0.95, not 95).
+        """Return the interval of the given level (0.95, not 95).
 
         Args:
           state: what `init` and `update` returned.
@@ -330,7 +330,7 @@ class Horizon(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, dtype: Any = None) -> Horizon:
-        """Pads a plan to the next power of two."""
+        """Pad a plan to the next power of two."""
         length = 1 << max(6, (plan.num_rounds - 1).bit_length())
         pad = (0, length - plan.num_rounds)
         dtype = dtype or jnp.result_type(float)

@@ -42,7 +42,7 @@ def threefry2x32(keys: StreamKeys, high: Array, low: Array) -> tuple[Array, Arra
 
 
 def check_key(key: Any) -> jax.Array:
-    """Refuses anything but one typed threefry2x32 key."""
+    """Refuse anything but one typed threefry2x32 key."""
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise refusal("key", "be a typed key such as jax.random.key(0)", key)
     if key.shape != ():
@@ -137,7 +137,7 @@ def _taken_by_pairs(drawn: Array, last: NDArray[np.uint32]) -> Array:
 
 
 def taken_by_sorting(drawn: Array, num_clients: int) -> Array:
-    """Whether a number is there already, with no loop over clients, (n,) bool.
+    """Return whether a number is there already, with no loop over clients, (n,) bool.
 
     It is if it was drawn before, or if it is some j that was taken instead of another: which is so if that
     other was there already. So one looks along a chain of earlier draws, in steps that double.

@@ -39,7 +39,7 @@ class MethodRows:
 
     @classmethod
     def joined(cls, parts: Sequence[MethodRows], keep: int | None = None) -> MethodRows:
-        """Puts ranges of replications behind one another and keeps the first `keep`."""
+        """Put ranges of replications behind one another and keeps the first `keep`."""
 
         def join(name: str, axis: int) -> np.ndarray:
             whole = np.concatenate([getattr(part, name) for part in parts], axis=axis)
@@ -50,7 +50,7 @@ class MethodRows:
 
     @classmethod
     def stacked(cls, saves: Sequence[MethodRows]) -> MethodRows:
-        """Puts saved rounds, each without the leading axis, behind one another."""
+        """Put saved rounds, each without the leading axis, behind one another."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(*(np.stack([getattr(rows, name) for rows in saves]) for name in names))
 
@@ -113,7 +113,7 @@ class CellRows:
         return next(iter(self.methods.values())).estimate.shape[1]
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Writes the rows to a file with a checksum inside, whole or not at all; see `load_cell`.
+        """Write the rows to a file with a checksum inside, whole or not at all; see `load_cell`.
 
         Args:
           path: the file, such as "cell.npz".

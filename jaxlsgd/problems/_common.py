@@ -22,11 +22,11 @@ class Population(NamedTuple):
     init: np.ndarray  # (d,)
 
     def whiten(self, params: np.ndarray) -> np.ndarray:
-        """Returns Lᵀx for rows x: aᵀx = wᵀ(Lᵀx) with w ~ N(0, I)."""
+        """Return Lᵀx for rows x: aᵀx = wᵀ(Lᵀx) with w ~ N(0, I)."""
         return params if self.factor is None else params @ self.factor
 
     def client_factors(self) -> np.ndarray:
-        """Returns L once per client, (K, d, d), as a view."""
+        """Return L once per client, (K, d, d), as a view."""
         assert self.factor is not None
         return np.broadcast_to(self.factor, (len(self.weights), *self.factor.shape))
 
@@ -44,7 +44,7 @@ def population(
     default_center: np.ndarray,
     init: Any,
 ) -> Population:
-    """Checks the arguments and draws x*_k = center + heterogeneity · N(0, I), once."""
+    """Check the arguments and draws x*_k = center + heterogeneity · N(0, I), once."""
     heterogeneity = checks.scale("heterogeneity", heterogeneity)
     truth_seed = checks.count("truth_seed", truth_seed, 0)
     if client_truths is not None:
@@ -64,7 +64,7 @@ def population(
 
 
 def check_sizes(dim: Any, num_clients: Any) -> tuple[int, int]:
-    """Refuses sizes that are not integers, or so large that one replication would pass 400 MB."""
+    """Refuse sizes that are not integers, or so large that one replication would pass 400 MB."""
     d, K = checks.count("dim", dim, 1, 10**6), checks.count("num_clients", num_clients, 1, 10**7)
     if d * K > MOST_PARAMETERS:
         raise refusal("num_clients", f"keep dim × num_clients at most {MOST_PARAMETERS}", K)
@@ -72,7 +72,7 @@ def check_sizes(dim: Any, num_clients: Any) -> tuple[int, int]:
 
 
 def check_covariance(covariance: Any, dim: int) -> np.ndarray | None:
-    """Returns the Cholesky factor of Σ, or None for the identity."""
+    """Return the Cholesky factor of Σ, or None for the identity."""
     if covariance is None:
         return None
     matrix = checks.array("covariance", covariance, (dim, dim))

@@ -46,7 +46,7 @@ class Optimum(NamedTuple):
 
 
 def gaussian_optimum(design: Design) -> Optimum:
-    """Solves Σ_k p_k E ∇f_k(x) + λx = 0 by Newton's method with halved steps."""
+    """Solve Σ_k p_k E ∇f_k(x) + λx = 0 by Newton's method with halved steps."""
     x = design.weights @ design.truths
     gradient, G, S = _totals(design, x)
     for _ in range(_MOST_STEPS):
@@ -128,7 +128,7 @@ _REACH = 9.0  # z²φ(z) < 1e-15 there
 
 
 def gaussian_rule(scale: float, refine: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Returns nodes and weights of a trapezoidal rule for E h(z), z ~ N(0, 1).
+    """Return nodes and weights of a trapezoidal rule for E h(z), z ~ N(0, 1).
 
     `h` may be as sharp as σ(scale·z). Its poles are π/scale off the real line, where the rule's
     error is about exp(π²/(2 scale²) − 2π²/(scale·step)), and exp(−2π²/step²) for entire `h`:
@@ -141,14 +141,14 @@ def gaussian_rule(scale: float, refine: float = 1.0) -> tuple[np.ndarray, np.nda
 
 
 def curvature(r: float, refine: float = 1.0) -> tuple[float, float]:
-    """Returns E σ'(rz) and E z²σ'(rz)."""
+    """Return E σ'(rz) and E z²σ'(rz)."""
     z, weight = gaussian_rule(r, refine)
     slope = 0.25 / np.cosh(np.minimum(0.5 * r * np.abs(z), 350.0)) ** 2
     return float(weight @ slope), float(weight @ (z**2 * slope))
 
 
 def logistic_optimum(truths: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns y with m(‖y‖) y = Σ_k p_k m(‖y_k‖) y_k: along that sum, r = ‖y‖ long."""
+    """Return y with m(‖y‖) y = Σ_k p_k m(‖y_k‖) y_k: along that sum, r = ‖y‖ long."""
     if np.all(truths == truths[0]):
         return truths[0]
     target = (weights * [curvature(float(r))[0] for r in np.linalg.norm(truths, axis=1)]) @ truths
@@ -168,7 +168,7 @@ def logistic_optimum(truths: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def hessian(y: np.ndarray) -> np.ndarray:
-    """Returns G = E σ'(wᵀy) wwᵀ."""
+    """Return G = E σ'(wᵀy) wwᵀ."""
     r = float(np.linalg.norm(y))
     across, along = curvature(r)
     direction = y / r if r > 0 else y
@@ -176,7 +176,7 @@ def hessian(y: np.ndarray) -> np.ndarray:
 
 
 def gradient_covariance(y: np.ndarray, truths: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns S = Σ_k p_k² S_k."""
+    """Return S = Σ_k p_k² S_k."""
     G = hessian(y)
     if np.all(truths == y):
         return np.sum(weights**2) * G
@@ -189,7 +189,7 @@ def gradient_covariance(y: np.ndarray, truths: np.ndarray, weights: np.ndarray) 
 
 
 def cross_moment(y: np.ndarray, other: np.ndarray, refine: float = 1.0) -> np.ndarray:
-    """Returns E s(wᵀy) s(wᵀy') wwᵀ, from the plane of y and y' and its complement."""
+    """Return E s(wᵀy) s(wᵀy') wwᵀ, from the plane of y and y' and its complement."""
     r = float(np.linalg.norm(y))
     first = y / r if r > 0 else y
     along = float(other @ first)
@@ -207,7 +207,7 @@ def cross_moment(y: np.ndarray, other: np.ndarray, refine: float = 1.0) -> np.nd
 
 
 def _planar_moments(r: float, along: float, across: float, refine: float) -> np.ndarray:
-    """Returns E s(ru) s(along·u + across·v) (1, u², uv, v²) for independent u, v ~ N(0, 1)."""
+    """Return E s(ru) s(along·u + across·v) (1, u², uv, v²) for independent u, v ~ N(0, 1)."""
     u, weight_u = gaussian_rule(max(r, abs(along)), refine)
     v, weight_v = gaussian_rule(across, refine)
     inner = 0.5 * np.tanh(0.5 * (along * u[:, None] + across * v[None, :]))
@@ -226,14 +226,14 @@ _SEPARABLE = (
 
 
 def solve_squared(features: Rows, targets: Rows, weights: np.ndarray) -> np.ndarray:
-    """Returns the minimiser of Σ_k p_k (1/n_k) Σ_i ½(a_kiᵀx − b_ki)²."""
+    """Return the minimiser of Σ_k p_k (1/n_k) Σ_i ½(a_kiᵀx − b_ki)²."""
     A, b, row_weights = _stack(features, targets, weights)
     root = np.sqrt(row_weights)
     return np.linalg.lstsq(root[:, None] * A, root * b, rcond=None)[0]
 
 
 def solve_logistic(features: Rows, targets: Rows, weights: np.ndarray) -> np.ndarray:
-    """Returns the minimiser of Σ_k p_k (1/n_k) Σ_i softplus(z_ki) − b_ki z_ki, z = a_kiᵀx.
+    """Return the minimiser of Σ_k p_k (1/n_k) Σ_i softplus(z_ki) − b_ki z_ki, z = a_kiᵀx.
 
     Newton's method with halving. It has converged when no logit moves by 1e-12; on separable data
     some logit moves by about 1 for ever, however small the gradient becomes.
@@ -269,7 +269,7 @@ def _descend(
     step: np.ndarray,
     loss: float,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns x − step/2^j, its logits and its loss, for the first j that does not raise it."""
+    """Return x − step/2^j, its logits and its loss, for the first j that does not raise it."""
     for halving in range(60):
         shorter = x - step / 2**halving
         z = A @ shorter
@@ -282,7 +282,7 @@ def _descend(
 def _stack(
     features: Rows, targets: Rows, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns all rows of clients with p_k > 0, their targets, and p_k/n_k a row."""
+    """Return all rows of clients with p_k > 0, their targets, and p_k/n_k a row."""
     chosen = [k for k, p in enumerate(weights) if p > 0]
     A = np.concatenate([features[k] for k in chosen])
     b = np.concatenate([targets[k] for k in chosen])
@@ -299,19 +299,19 @@ def _stack(
 
 
 def squared_factors(z: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns f' and f'' of ½(z − b)² in z."""
+    """Return f' and f'' of ½(z − b)² in z."""
     return z - b, np.ones_like(z)
 
 
 def logistic_factors(z: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns f' and f'' of softplus(z) − bz in z."""
+    """Return f' and f'' of softplus(z) − bz in z."""
     return expit(z) - b, expit(z) * expit(-z)
 
 
 def moments(
     features: Rows, targets: Rows, weights: np.ndarray, truth: np.ndarray, factors: Factors
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns G = Σ_k p_k ∇²f_k(x*) and S = Σ_k p_k² Cov(∇f(x*; ξ_k))."""
+    """Return G = Σ_k p_k ∇²f_k(x*) and S = Σ_k p_k² Cov(∇f(x*; ξ_k))."""
     G = np.zeros((len(truth), len(truth)))
     S = np.zeros_like(G)
     for A, b, p in zip(features, targets, weights, strict=True):

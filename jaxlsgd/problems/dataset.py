@@ -23,7 +23,7 @@ MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
 
 
 def read_rows(name: str, clients: Any) -> list[Any]:
-    """Returns the clients' rows as pytrees of arrays; a list within a client is an array."""
+    """Return the clients' rows as pytrees of arrays; a list within a client is an array."""
     if not isinstance(clients, (list, tuple, np.ndarray, jax.Array)) or len(clients) == 0:
         raise refusal(name, "be a sequence with one entry per client", clients)
     found = [jax.tree.map(_as_rows, c, is_leaf=lambda x: isinstance(x, list)) for c in clients]
@@ -54,7 +54,7 @@ def _row_shape(client: Any) -> Any:
 
 
 def check_sizes(features: list[Any], targets: list[Any]) -> np.ndarray:
-    """Returns the n_k; refuses clients that are empty or too long, and data that is not finite."""
+    """Return the n_k; refuses clients that are empty or too long, and data that is not finite."""
     if len(features) != len(targets):
         raise ValueError(
             f"targets: must have one entry for each of the {len(features)} clients, "
@@ -73,7 +73,7 @@ def check_sizes(features: list[Any], targets: list[Any]) -> np.ndarray:
 
 
 def pad(clients: Sequence[Any], length: int) -> Any:
-    """Stacks the clients' rows to (K, length, ...), with zeros after the n_k."""
+    """Stack the clients' rows to (K, length, ...), with zeros after the n_k."""
 
     def stack(*leaves: np.ndarray) -> np.ndarray:
         padded = np.zeros((len(leaves), length, *leaves[0].shape[1:]), np.result_type(*leaves))
@@ -124,7 +124,7 @@ _CLOSED = {
 
 
 def observe(draws: Draws, client: Any) -> Observation:
-    """Returns row ⌊u n_k⌋ of a `DatasetClient`."""
+    """Return row ⌊u n_k⌋ of a `DatasetClient`."""
     # float32 in every precision, so that a float64 run draws the same rows.
     size = jnp.asarray(client.size).astype(jnp.int32)
     place = draws.uniform[0].astype(jnp.float32) * size.astype(jnp.float32)
@@ -205,7 +205,7 @@ def dataset(
 def _closed_form(
     features: Any, targets: Any, weights: np.ndarray, loss: str, init: Any, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the fields of a problem whose loss has a name."""
+    """Return the fields of a problem whose loss has a name."""
     for argument, value in given.items():
         if value is not None:
             raise checks.refusal(argument, f"be None with loss={loss!r}", value)
@@ -226,7 +226,7 @@ def _closed_form(
 
 
 def _check_regression(features: list[Any], targets: list[Any], loss: Any) -> tuple[Any, Any]:
-    """Returns float64 rows (n_k, d) and targets (n_k,); refuses what the loss has no use for."""
+    """Return float64 rows (n_k, d) and targets (n_k,); refuses what the loss has no use for."""
     if not isinstance(loss, str) or loss not in _CLOSED:
         raise checks.refusal("loss", f"be a function or one of {sorted(_CLOSED)}", loss)
     for argument, data, ndim in (("features", features, 2), ("targets", targets, 1)):

@@ -27,7 +27,7 @@ class DriftingClient(NamedTuple):
 
 
 def observe(draws: Draws, at: Moment) -> tuple[Array, Array]:
-    """Returns (a, aᵀx*_k(t) + noise·ε) of a `DriftingClient` at observation t, a ~ N(0, I)."""
+    """Return (a, aᵀx*_k(t) + noise·ε) of a `DriftingClient` at observation t, a ~ N(0, I)."""
     a, epsilon = draws.normal[:-1], draws.normal[-1]
     client, t = at
     # The remainder first, of integers: a float32 angle of a large t has no digits left.

@@ -26,7 +26,7 @@ class InstrumentalClient(NamedTuple):
 
 
 def observe(draws: Draws, client: Any) -> tuple[Array, Array, Array]:
-    """Returns (a, â, b): covariates, what the instruments say of them, and the response."""
+    """Return (a, â, b): covariates, what the instruments say of them, and the response."""
     d = (draws.normal.shape[0] - 1) // 2
     fitted, v = client.strength * draws.normal[:d], draws.normal[d : 2 * d]
     a = fitted + v
@@ -35,19 +35,19 @@ def observe(draws: Draws, client: Any) -> tuple[Array, Array, Array]:
 
 
 def squared_residual(params: Any, observation: Any) -> Array:
-    """Returns ½(aᵀx − b)²: what a run is watched by. Its minimum is least squares, not x*."""
+    """Return ½(aᵀx − b)²: what a run is watched by. Its minimum is least squares, not x*."""
     a, _, b = observation
     return 0.5 * (a @ params - b) ** 2
 
 
 def moment(params: Any, observation: Any) -> Scaled:
-    """Returns (aᵀx − b) â."""
+    """Return (aᵀx − b) â."""
     a, fitted, b = observation
     return Scaled(a @ params - b, fitted)
 
 
 def jacobian(params: Any, observation: Any) -> Array:
-    """Returns the symmetric part of âaᵀ, whose mean is that of âaᵀ: the rest is noise."""
+    """Return the symmetric part of âaᵀ, whose mean is that of âaᵀ: the rest is noise."""
     del params
     a, fitted, _ = observation
     outer = fitted[:, None] * a[None, :]

@@ -34,32 +34,32 @@ class CorrelatedLinearClient(NamedTuple):
 
 
 def observe(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, aᵀx*_k + noise·ε) of a `LinearClient`, a ~ N(0, I)."""
+    """Return (a, aᵀx*_k + noise·ε) of a `LinearClient`, a ~ N(0, I)."""
     a, epsilon = draws.normal[:-1], draws.normal[-1]
     return a, dot(a, client.truth) + client.noise * epsilon
 
 
 def observe_correlated(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, aᵀx*_k + noise·ε) of a `CorrelatedLinearClient`, a = Lw, w ~ N(0, I)."""
+    """Return (a, aᵀx*_k + noise·ε) of a `CorrelatedLinearClient`, a = Lw, w ~ N(0, I)."""
     w, epsilon = draws.normal[:-1], draws.normal[-1]
     a = jnp.sum(client.factor * w[None, :], axis=1)
     return a, dot(a, client.truth) + client.noise * epsilon
 
 
 def squared_loss(params: Any, observation: Any) -> Array:
-    """Returns ½(aᵀx − b)² for params x, (d,), and observation (a, b), (d,) and ()."""
+    """Return ½(aᵀx − b)² for params x, (d,), and observation (a, b), (d,) and ()."""
     a, b = observation
     return 0.5 * (dot(a, params) - b) ** 2
 
 
 def squared_gradient(params: Any, observation: Any) -> Scaled:
-    """Returns (aᵀx − b) a."""
+    """Return (aᵀx − b) a."""
     a, b = observation
     return Scaled(dot(a, params) - b, a)
 
 
 def squared_hessian(params: Any, observation: Any) -> OuterProduct:
-    """Returns aaᵀ."""
+    """Return aaᵀ."""
     del params
     a, _ = observation
     return OuterProduct(a)
@@ -154,7 +154,7 @@ def linear(
 
 
 def _moments(people: Population, truth: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns G and S; Isserlis: E (aᵀδ)² aaᵀ = (δᵀΣδ) Σ + 2 Σδδᵀ Σ, less the mean's Σδδᵀ Σ."""
+    """Return G and S; Isserlis: E (aᵀδ)² aaᵀ = (δᵀΣδ) Σ + 2 Σδδᵀ Σ, less the mean's Σδδᵀ Σ."""
     L = np.eye(len(truth)) if people.factor is None else people.factor
     deviations = people.weights[:, None] * people.whiten(truth - people.truths)  # p_k Lᵀδ_k
     level = np.sum(deviations**2) + noise**2 * np.sum(people.weights**2)

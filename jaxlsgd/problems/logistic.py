@@ -33,12 +33,12 @@ class CorrelatedLogisticClient(NamedTuple):
 
 
 def observe(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, 1[u < σ(aᵀx*_k)]) of a `LogisticClient`, a ~ N(0, I)."""
+    """Return (a, 1[u < σ(aᵀx*_k)]) of a `LogisticClient`, a ~ N(0, I)."""
     return _labelled(draws.normal, draws.uniform[0], client.truth)
 
 
 def observe_correlated(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, 1[u < σ(aᵀx*_k)]) of a `CorrelatedLogisticClient`, a = Lw, w ~ N(0, I)."""
+    """Return (a, 1[u < σ(aᵀx*_k)]) of a `CorrelatedLogisticClient`, a = Lw, w ~ N(0, I)."""
     a = jnp.sum(client.factor * draws.normal[None, :], axis=1)
     return _labelled(a, draws.uniform[0], client.truth)
 
@@ -48,20 +48,20 @@ def _labelled(a: Array, u: Array, truth: Array) -> tuple[Array, Array]:
 
 
 def logistic_loss(params: Any, observation: Any) -> Array:
-    """Returns log(1 + eᶻ) − bz, z = aᵀx, for params x, (d,), and observation (a, b)."""
+    """Return log(1 + eᶻ) − bz, z = aᵀx, for params x, (d,), and observation (a, b)."""
     a, b = observation
     z = dot(a, params)
     return jax.nn.softplus(z) - b * z
 
 
 def logistic_gradient(params: Any, observation: Any) -> Scaled:
-    """Returns (σ(aᵀx) − b) a."""
+    """Return (σ(aᵀx) − b) a."""
     a, b = observation
     return Scaled(_sigmoid(dot(a, params))[0] - b, a)
 
 
 def logistic_hessian(params: Any, observation: Any) -> OuterProduct:
-    """Returns σ'(aᵀx) aaᵀ."""
+    """Return σ'(aᵀx) aaᵀ."""
     a, _ = observation
     return OuterProduct(a, _sigmoid(dot(a, params))[1])
 
@@ -160,7 +160,7 @@ def logistic(
 
 
 def _moments(people: Population) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Returns x*, G and S, by way of whitened covariates."""
+    """Return x*, G and S, by way of whitened covariates."""
     truths, L = people.whiten(people.truths), people.factor
     largest = float(np.linalg.norm(truths, axis=1).max())
     if largest > moments.MAX_NORM:

@@ -15,7 +15,7 @@ from jaxlsgd.core.registry import register
 
 
 def observe(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, y): a ~ N(0, I), and a class as 0s and a 1, all 0 for the reference."""
+    """Return (a, y): a ~ N(0, I), and a class as 0s and a 1, all 0 for the reference."""
     a = draws.normal
     p = jnp.exp(_log_probabilities(client, a))
     below = jnp.cumsum(p)
@@ -30,20 +30,20 @@ def _log_probabilities(params: Any, a: Array) -> Array:
 
 
 def loss(params: Any, observation: Any) -> Array:
-    """Returns −log P(y | a)."""
+    """Return −log P(y | a)."""
     a, y = observation
     log_p = _log_probabilities(params, a)
     return -jnp.sum(y * log_p[:-1]) - (1 - jnp.sum(y)) * log_p[-1]
 
 
 def gradient(params: Any, observation: Any) -> Array:
-    """Returns (p − y) aᵀ."""
+    """Return (p − y) aᵀ."""
     a, y = observation
     return (jnp.exp(_log_probabilities(params, a))[:-1] - y)[:, None] * a[None, :]
 
 
 def hessian(params: Any, observation: Any) -> Array:
-    """Returns (diag p − ppᵀ) ⊗ aaᵀ."""
+    """Return (diag p − ppᵀ) ⊗ aaᵀ."""
     a, _ = observation
     p = jnp.exp(_log_probabilities(params, a))[:-1]
     inner = p[:, None] * (jnp.eye(p.shape[0], dtype=p.dtype) - p[None, :])

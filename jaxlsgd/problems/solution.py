@@ -64,7 +64,7 @@ def solve(
     num_steps: int | None = None,
     progress: Progress = None,
 ) -> Solution:
-    """Finds x* with Σ_k p_k E ∇f_k(x*) = 0, for coverage studies of a problem of your own.
+    """Find x* with Σ_k p_k E ∇f_k(x*) = 0, for coverage studies of a problem of your own.
 
     The expectation is a mean over a fixed sample of n observations of each client, made and added up in parts, so
     that memory does not grow with n. Newton's method with halved steps begins on a part of the sample and ends on

@@ -200,7 +200,7 @@ class Schedule:
         return np.concatenate(parts), warmup_rounds
 
     def _reaches(self, num_steps: int, num_rounds: int) -> bool:
-        """Whether so many rounds can come to so many steps: no interval is longer than the last."""
+        """Return whether so many rounds can come to so many steps: no interval is longer than the last."""
         if self.family == "custom" or num_rounds < 1:
             return num_rounds >= 1
         shape = _SHAPES[self.family](np.array([float(num_rounds)]), self.exponent, self.base)
