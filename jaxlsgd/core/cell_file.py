@@ -1,4 +1,4 @@
-"""The rows of a cell in one file, and what is known of them as JSON."""
+"""The rows of a cell in one file, with their description as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.core.storage import replacing
 
 FORMAT = 1
-# What a method's rows are made of, and as which numbers they are kept.
+# The arrays of a method's rows, and their types in a file.
 ARRAYS = {
     "estimate": "<f8",
     "scale": "<f8",
@@ -24,7 +24,7 @@ ARRAYS = {
     "cause": "|u1",
 }
 
-_UNSAID = (
+_NOT_RECORDED = (
     "the rows were written by a version that did not say whether the verdict was measured here"
 )
 
@@ -34,16 +34,7 @@ class Unfit(ValueError):
 
 
 def save(cell: CellRows, path: str | Path, *, force: bool = False) -> Path:
-    """Write a cell whole or not at all; `load_cell` reads the same bits.
-
-    Args:
-      cell: the rows.
-      path: the file.
-      force: whether to replace a file that is there.
-
-    Returns:
-      The path.
-    """
+    """Write a cell whole or not at all, and return the path; see `CellRows.save`."""
     path = Path(path)
     about = {"format": FORMAT, "cell": about_to_json(cell)}
     header = json.dumps(about, sort_keys=True, allow_nan=False).encode()
@@ -57,10 +48,10 @@ def save(cell: CellRows, path: str | Path, *, force: bool = False) -> Path:
 
 
 def load_cell(path: str | Path) -> CellRows:
-    """The rows that `CellRows.save` wrote, to the last bit.
+    """Return the rows that `CellRows.save` wrote, to the last bit.
 
-    Nothing in the file is run or unpickled. A file that was altered or cut short is refused, and one of
-    another format.
+    Nothing in the file is run or unpickled. A file of another format, or one that was altered or cut short, is
+    refused.
 
     Args:
       path: the file.
@@ -117,7 +108,7 @@ def _rows(parts: list[Any], cell: CellRows, name: str) -> MethodRows:
 
 
 def fits(parts: list[Any], saves: int, levels: int, count: int, coordinates: int) -> bool:
-    """Return whether arrays are those of a method: kinds of numbers, shapes, and causes that there are."""
+    """Return whether arrays have the types and shapes of a method's rows, and valid causes."""
     place = (saves, count, coordinates)
     shapes = [place, place, (saves, levels, count, coordinates), place[:2], place[:2]]
     found = [part.shape for part in parts], [part.dtype.str for part in parts]
@@ -125,25 +116,24 @@ def fits(parts: list[Any], saves: int, levels: int, count: int, coordinates: int
 
 
 def about_to_json(about: CellRows) -> dict[str, Any]:
-    """What a reader must know besides the rows."""
+    """Return the description of a cell: everything but its rows."""
     fields = [field.name for field in dataclasses.fields(about) if field.name != "methods"]
     content = {name: getattr(about, name) for name in fields}
     truth = {name: None if x is None else x.tolist() for name, x in about.truth.items()}
     content |= {"truth": truth}
-    # Left out if it says nothing, so that the file is what earlier versions wrote and read.
+    # Left out if empty, so that files are the same as those of earlier versions.
     errors = {name: x.tolist() for name, x in content.pop("truth_error").items()}
     return content | ({"truth_error": errors} if errors else {})
 
 
 def about_from_json(content: Any, methods: list[str]) -> CellRows:
-    """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
+    """Return what `about_to_json` described. Every value is checked, as a checksum can be forged."""
     names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
     if isinstance(content, dict):
-        # Cells of version 0.1 do not state costs, numbers sent or why a verdict is withheld, and exact
-        # truths have no error.
-        unsaid = dict.fromkeys(methods, _UNSAID) if content.get("judge") else {}
+        # Cells of version 0.1 have no costs, numbers sent or withheld verdicts, and exact truths no error.
+        withheld = dict.fromkeys(methods, _NOT_RECORDED) if content.get("judge") else {}
         absent = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], "truth_error": {}}
-        content = {**absent, "withheld": unsaid, **content}
+        content = {**absent, "withheld": withheld, **content}
     if not isinstance(content, dict) or set(content) != set(names):
         raise Unfit("it has other fields than a cell")
     if not all(_name(content[key]) for key in ("problem", "algorithm", "schedule")):
@@ -215,7 +205,7 @@ def _by_method(values: Any, methods: list[str], kind: type) -> bool:
 
 
 def _by_some(values: Any, methods: list[str]) -> bool:
-    """Return whether some of the methods, or none, have a text each."""
+    """Return whether the values are texts of some of the methods."""
     return isinstance(values, dict) and _by_method(values, [x for x in methods if x in values], str)
 
 
@@ -244,7 +234,7 @@ def _as_dict(value: Any, name: str) -> dict[str, Any]:
 
 
 def _error(values: Any, truth: np.ndarray | None) -> np.ndarray:
-    """The standard errors of a truth."""
+    """Return the standard errors of a truth."""
     if truth is None or values is None:
         raise Unfit("it has the error of a truth that it does not have")
     error = _truth(values, len(truth))
