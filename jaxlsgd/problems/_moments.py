@@ -1,7 +1,7 @@
-"""Optimum, Hessian and gradient noise of a regression whose covariates are normal, by quadrature.
+"""Exact optimum, Hessian and gradient noise: by quadrature for normal covariates, by sums for data.
 
 With a = (1, Lw) or Lw, w ~ N(0, I), the predictors z = aᵀx and z_k = aᵀx*_k are normal in the plane of Lᵀx and
-Lᵀx*_k. Given both, a loss f(z, b) is known by three functions of them:
+Lᵀx*_k. Given both, a loss f(z, b) enters by three functions of them:
 
     e₁ = E f'(z, b),   e₂ = E f'(z, b)²,   e₃ = E f''(z, b),
 
@@ -21,24 +21,24 @@ from jaxlsgd.core.checks import refusal
 # (z, z_k) → e₁, e₂, e₃
 Conditional = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 _MOST_STEPS = 100
-_VANISHES = 1e-11  # of the mean gradient, against the largest gradient's standard deviation
+_VANISHES = 1e-11  # the mean gradient, relative to the largest standard deviation of a gradient
 
 
 class Design(NamedTuple):
-    """Where a regression's observations come from."""
+    """The population of a regression, client by client."""
 
     truths: np.ndarray  # (K, d), x*_k; the intercept is first, if there is one
     factors: np.ndarray  # (K, d', d') L_k; d' = d − 1 with an intercept
     weights: np.ndarray  # (K,)
     intercept: bool
     conditional: Conditional
-    width: float  # on what scale of z the conditional moments vary
-    location: bool  # whether they are functions of z − z_k alone
+    width: float  # scale of z on which the conditional moments vary
+    location: bool  # whether they depend on z − z_k alone
     ridge: float  # λ of + λ/2 ‖x‖²
 
 
 class Optimum(NamedTuple):
-    """What is known at the optimum."""
+    """The optimum, with Hessian and gradient noise there."""
 
     x: np.ndarray  # (d,)
     G: np.ndarray  # (d, d)
@@ -69,11 +69,11 @@ def gaussian_optimum(design: Design) -> Optimum:
 
 
 def _totals(design: Design, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean gradient, G and S at x."""
+    """Return the mean gradient, G and S at x."""
     d = len(x)
     gradient, G, S = design.ridge * x, design.ridge * np.eye(d), np.zeros((d, d))
     for truth, L, p in zip(design.truths, design.factors, design.weights, strict=True):
-        # Of z − z_k alone, a line will do.
+        # Functions of z − z_k need only a line.
         pair = (x - truth, 0 * truth) if design.location else (x, truth)
         mean, square, slope = client_moments(design, *pair, L)
         gradient, G = gradient + p * mean, G + p * slope
@@ -84,7 +84,7 @@ def _totals(design: Design, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
 def client_moments(
     design: Design, x: np.ndarray, truth: np.ndarray, L: np.ndarray, refine: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """E f'a, E f'² aaᵀ and E f'' aaᵀ of a client."""
+    """Return E f'a, E f'² aaᵀ and E f'' aaᵀ of a client."""
     first = int(design.intercept)
     y, other = L.T @ x[first:], L.T @ truth[first:]
     r = float(np.linalg.norm(y))
@@ -92,7 +92,7 @@ def client_moments(
     along = float(other @ along_y)
     rest = other - along * along_y
     across = float(np.linalg.norm(rest))
-    # Parallel but for rounding: the plane is a line, and its second direction plays no part.
+    # Parallel up to rounding: the plane is a line.
     flat = across <= 1e-12 * (1 + abs(along))
     across, across_y = (0.0, 0.0 * rest) if flat else (across, rest / across)
     scale = max(r, abs(along), abs(r - along))
@@ -111,7 +111,7 @@ def client_moments(
 def _second_moments(
     e: np.ndarray, uv: np.ndarray, basis: np.ndarray, L: np.ndarray, intercept: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """E e·a and E e·aaᵀ, from weights e on a grid of coordinates uv, (2, ..), in a plane's basis, (d', 2)."""
+    """Return E e·a and E e·aaᵀ, from weights e on a grid of coordinates uv, (2, ..), in a plane's basis, (d', 2)."""
     total = e.sum()
     linear = L @ (basis @ np.einsum("iuv,uv->i", uv, e))
     square = np.einsum("iuv,juv,uv->ij", uv, uv, e)
@@ -123,7 +123,7 @@ def _second_moments(
     return vector, np.block([[vector[:1, None], linear[None]], [linear[:, None], quadratic]])
 
 
-MAX_NORM = 100.0  # beyond it labels are all but deterministic, and the planar rule grows as norm²
+MAX_NORM = 100.0  # beyond it labels are almost deterministic, and the planar rule grows as norm²
 _REACH = 9.0  # z²φ(z) < 1e-15 there
 
 
@@ -156,7 +156,7 @@ def logistic_optimum(truths: np.ndarray, weights: np.ndarray) -> np.ndarray:
     if length == 0.0:
         return np.zeros_like(target)
     # m(r) r has the derivative E z²σ'(rz), positive and decreasing, and is at most r/4: so Newton's
-    # method from 4 · length rises to the root without passing it.
+    # method from 4 · length increases to the root without passing it.
     r = 4.0 * length
     for _ in range(100):
         m, slope = curvature(r)
@@ -236,7 +236,7 @@ def solve_logistic(features: Rows, targets: Rows, weights: np.ndarray) -> np.nda
     """Return the minimiser of Σ_k p_k (1/n_k) Σ_i softplus(z_ki) − b_ki z_ki, z = a_kiᵀx.
 
     Newton's method with halving. It has converged when no logit moves by 1e-12; on separable data
-    some logit moves by about 1 for ever, however small the gradient becomes.
+    some logit keeps moving by about 1, however small the gradient becomes.
     """
     A, b, row_weights = _stack(features, targets, weights)
     signs = 2.0 * b - 1.0
@@ -282,7 +282,7 @@ def _descend(
 def _stack(
     features: Rows, targets: Rows, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all rows of clients with p_k > 0, their targets, and p_k/n_k a row."""
+    """Return all rows of clients with p_k > 0, their targets, and the weight p_k/n_k of each row."""
     chosen = [k for k, p in enumerate(weights) if p > 0]
     A = np.concatenate([features[k] for k in chosen])
     b = np.concatenate([targets[k] for k in chosen])

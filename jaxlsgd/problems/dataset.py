@@ -1,4 +1,4 @@
-"""Rows that clients hold: read as pytrees of arrays, checked, and padded to one length."""
+"""A problem made of data: clients hold rows, and an observation is a row drawn at random."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Observation, Params, Problem, check_finite
-from jaxlsgd.problems import _moments as finite_sum
+from jaxlsgd.problems import _moments
 from jaxlsgd.problems._common import MAX_MATRIX_DIM
 from jaxlsgd.problems.linear import squared_gradient, squared_hessian, squared_loss
 from jaxlsgd.problems.logistic import logistic_gradient, logistic_hessian, logistic_loss
@@ -54,7 +54,7 @@ def _row_shape(client: Any) -> Any:
 
 
 def check_sizes(features: list[Any], targets: list[Any]) -> np.ndarray:
-    """Return the n_k; refuses clients that are empty or too long, and data that is not finite."""
+    """Return the n_k; refuse clients that are empty or too long, and data that is not finite."""
     if len(features) != len(targets):
         raise ValueError(
             f"targets: must have one entry for each of the {len(features)} clients, "
@@ -110,15 +110,15 @@ _CLOSED = {
         squared_loss,
         squared_gradient,
         squared_hessian,
-        finite_sum.solve_squared,
-        finite_sum.squared_factors,
+        _moments.solve_squared,
+        _moments.squared_factors,
     ),
     "logistic": _Closed(
         logistic_loss,
         logistic_gradient,
         logistic_hessian,
-        finite_sum.solve_logistic,
-        finite_sum.logistic_factors,
+        _moments.solve_logistic,
+        _moments.logistic_factors,
     ),
 }
 
@@ -149,19 +149,20 @@ def dataset(
     An observation of client k is (features[k][i], targets[k][i]) with i uniform on its n_k rows,
     drawn with replacement: i = ⌊u n_k⌋. As u is a float32, the rows' probabilities are equal up to
     a relative n_k 2⁻²³. Intervals are therefore about the minimiser of these rows, and shrink with the number
-    of steps whatever the number of rows: `jaxlsgd.fit_table` has those about the population. Clients are padded to the longest, so memory is K · max n_k rows.
+    of steps, however many rows there are; for the population, use `jaxlsgd.fit_table`. Clients are padded to
+    the longest, so that memory is K · max n_k rows.
 
     Args:
       features: one array (n_k, ...) per client, or one pytree of such arrays; the n_k may differ.
       targets: the same for the targets, (n_k,) for the losses with a name.
       loss: `(params, (features, targets)) → scalar` of one row, or 'squared', ½(aᵀx − b)², or
-        'logistic', log(1 + eᶻ) − bz with z = aᵀx and b ∈ {0, 1}. With a name the problem knows x*,
-        G and S of the finite sum, and the data is float64; there is no intercept but the features'.
-      init: x_0, any pytree; zeros if None, where the loss has a name.
+        'logistic', log(1 + eᶻ) − bz with z = aᵀx and b ∈ {0, 1}. With a name the problem has x*,
+        G and S of the finite sum, and the data is float64; an intercept must be among the features.
+      init: x_0, any pytree; zeros if None, which needs a loss with a name.
       weights: p_k, (K,); n_k/Σn if None, which makes the objective the average over all rows.
       gradient: as in `Problem`, for a loss without a name.
       hessian: as in `Problem`, for a loss without a name.
-      truth: x* of a loss without a name, where it is known.
+      truth: x* of a loss without a name, if it is known.
       name: short name for tables.
 
     Returns:
@@ -205,7 +206,7 @@ def dataset(
 def _closed_form(
     features: Any, targets: Any, weights: np.ndarray, loss: str, init: Any, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of a problem whose loss has a name."""
+    """Return the fields of a problem with a named loss."""
     for argument, value in given.items():
         if value is not None:
             raise checks.refusal(argument, f"be None with loss={loss!r}", value)
@@ -213,7 +214,7 @@ def _closed_form(
     truth = closed.solve(features, targets, weights)
     G, S = None, None
     if dim <= MAX_MATRIX_DIM:
-        G, S = finite_sum.moments(features, targets, weights, truth, closed.factors)
+        G, S = _moments.moments(features, targets, weights, truth, closed.factors)
     return {
         "init": np.zeros(dim) if init is None else checks.array("init", init, (dim,)),
         "loss": closed.loss,
@@ -226,7 +227,7 @@ def _closed_form(
 
 
 def _check_regression(features: list[Any], targets: list[Any], loss: Any) -> tuple[Any, Any]:
-    """Return float64 rows (n_k, d) and targets (n_k,); refuses what the loss has no use for."""
+    """Return float64 rows (n_k, d) and targets (n_k,); refuse other shapes and labels."""
     if not isinstance(loss, str) or loss not in _CLOSED:
         raise checks.refusal("loss", f"be a function or one of {sorted(_CLOSED)}", loss)
     for argument, data, ndim in (("features", features, 2), ("targets", targets, 1)):

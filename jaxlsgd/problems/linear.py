@@ -1,4 +1,4 @@
-"""Linear regression with Gaussian covariates and a true parameter of its own for each client."""
+"""Linear regression with Gaussian covariates and one true parameter per client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxlsgd.core.registry import register
 from jaxlsgd.core.tracing import dot
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
 
-# Functions of the module, not closures: equal functions share a compiled program.
+# Functions of the module and not closures: JAX compares functions by identity, and all problems share these.
 
 
 class LinearClient(NamedTuple):
@@ -79,11 +79,11 @@ def linear(
     center: ArrayLike | None = None,
     init: ArrayLike | None = None,
 ) -> Problem:
-    """Least squares on clients that follow linear models of their own.
+    """Least squares on clients with one linear model each.
 
     Client k observes (a, b) with a ~ N(0, Σ), b = aᵀx*_k + noise·ε, ε ~ N(0, 1), and its loss is
     ½(aᵀx − b)². The x*_k = center + heterogeneity·N(0, I) are drawn once, by NumPy's PCG64 from
-    `truth_seed`: they belong to the problem and not to a replication. With δ_k = x* − x*_k,
+    `truth_seed`, and are the same in every replication. With δ_k = x* − x*_k,
 
         x* = Σ_k p_k x*_k,   G = Σ,   S = Σ_k p_k² [(δ_kᵀΣδ_k + noise²) Σ + Σδ_kδ_kᵀΣ].
 
@@ -100,7 +100,7 @@ def linear(
       init: x_0, (d,); zeros if None.
 
     Returns:
-      A problem that knows x*, and G and S up to d = 2,000.
+      A problem with x*, and with G and S up to d = 2,000.
 
     Example:
       >>> problem = linear(5, 10, heterogeneity=0.5)

@@ -1,4 +1,4 @@
-"""The truth of a problem of one's own, by Newton's method on a large fixed sample, with its error."""
+"""The truth of a user's problem, by Newton's method on a large fixed sample, with its error."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _SECONDS = 2.0  # before progress is shown
 
 
 class Solution(NamedTuple):
-    """A problem whose truth is known numerically, and how well."""
+    """A problem with a numerical truth, and the error of that truth."""
 
-    problem: Problem  # with truth and truth_covariance, and G and S where it had none
+    problem: Problem  # with truth and truth_covariance, and G and S if it had none
     standard_error: np.ndarray  # (d,) Monte-Carlo standard error of the truth
     residual: float  # largest |gradient| of the sample there, over its own standard error
     observations: int  # n, of each client
@@ -48,7 +48,7 @@ class _Moments(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a sample says of a point."""
+    """Moments of a sample at a point."""
 
     gradient: np.ndarray  # (d,) Σ_k p_k ∇f_k
     G: np.ndarray  # (d, d)
@@ -64,30 +64,30 @@ def solve(
     num_steps: int | None = None,
     progress: Progress = None,
 ) -> Solution:
-    """Find x* with Σ_k p_k E ∇f_k(x*) = 0, for coverage studies of a problem of your own.
+    """Solve Σ_k p_k E ∇f_k(x*) = 0, for coverage studies of a problem of your own.
 
     The expectation is a mean over a fixed sample of n observations of each client, made and added up in parts, so
     that memory does not grow with n. Newton's method with halved steps begins on a part of the sample and ends on
     the whole. x* is refused unless the mean gradient vanishes there (up to a hundredth of its standard error) and
     the mean Hessian is positive definite. Sums are in float64; declared draws are float32, as in the engine.
 
-    Its error is that of the sample, with covariance G⁻¹SG⁻ᵀ/n, and stays with the problem as `truth_covariance`.
+    Its error comes from the sample, with covariance G⁻¹SG⁻ᵀ/n, and is kept as `truth_covariance`.
     A run of t_T steps has an error of about G⁻¹SG⁻ᵀ/t_T. n = 400 t_T makes the truth's standard error a twentieth
     of the run's, which moves the coverage of a 95 % interval by 0.03 points on average, and in 19 of 20
     cases by less than 0.12. Tables and pages warn from a tenth on.
 
     Args:
-      problem: the problem; what it says of its own truth is not used.
+      problem: the problem; its own truth is not used.
       observations: n, at least; decided by `num_steps` if None.
       seed: of the sample; the same seed gives the same truth.
-      num_steps: t_T of the longest runs that the truth is for, to which n = 400 t_T belongs. If None, n is
+      num_steps: t_T of the longest runs that the truth is for; n is then 400 t_T. If None, n is
         2,000,000, or fewer for more than 5 clients or 50 parameters: 10,000,000 of all clients up to d = 50, and
         10,000,000 · (50/d)² beyond.
       progress: None shows progress in a terminal or notebook if it takes more than two seconds; True shows it
         everywhere, False nowhere; a function is called with the share that is done.
 
     Returns:
-      A `Solution`: the problem with `truth` and `truth_covariance`, and with `G` and `S` where it had none; the
+      A `Solution`: the problem with `truth` and `truth_covariance`, and with `G` and `S` if it had none; the
       standard errors of that truth.
 
     Example::
@@ -104,7 +104,7 @@ def solve(
     with jax.enable_x64(True), shown(progress, what, after=_SECONDS) as report:
         sample = _Sample(problem, wanted, seed, report)
         start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)])
-        # Most steps need a rough answer, and a failure to find one shows on a part as well.
+        # Most steps need only a part of the sample, which also shows whether there is a solution.
         near, _ = _newton(sample, sample.pilot, start.astype(np.float64))
         x, found = _newton(sample, sample.calls, near)
         if report is not None:
@@ -119,7 +119,7 @@ def solve(
 
 
 def _wanted(problem: Problem, observations: int | None, num_steps: int | None) -> int:
-    """How many observations of each client to take, at least."""
+    """Return the least number of observations per client."""
     if observations is not None and num_steps is not None:
         raise refusal("num_steps", "be None if observations are given", num_steps)
     if observations is not None:
@@ -138,7 +138,7 @@ def _check_definite(G: np.ndarray) -> None:
 
 
 def _newton(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _Found]:
-    """The root on the first parts of a sample, and what they say of it; refuses one that is not found."""
+    """Return the root on the first parts of a sample, and their moments there; refuse if there is none."""
     found = sample.at(x, calls)
     for _ in range(_MOST_STEPS):
         if found.residual < _SOLVED:
@@ -160,11 +160,11 @@ def _newton(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _Fo
 
 
 class _Sample:
-    """A fixed sample, made anew whenever a point is looked at.
+    """A fixed sample, generated again for every point.
 
     Args:
       problem: where observations come from.
-      wanted: how many of each client, at least.
+      wanted: the least number per client.
       seed: of the sample.
       report: is called with the share of the work that is done.
     """
@@ -183,11 +183,11 @@ class _Sample:
         self._steps, self._weights = steps, np.asarray(problem.weights, np.float64)
         clients = jax.tree.map(jnp.asarray, problem.clients)
         self._given = jax.random.key(seed), jnp.asarray(self._weights), clients
-        # About eight looks at the pilot's part and two at the whole.
+        # About eight evaluations on the pilot part and two on the whole.
         self._report, self._made, self._expected = report, 0, 8 * self.pilot + 2 * self.calls
 
     def at(self, x: np.ndarray, calls: int) -> _Found:
-        """What the first parts of the sample say of x."""
+        """Return the moments of the first parts of the sample at x."""
         total = None
         for i in range(calls):
             first = np.uint32(i * self._steps)
@@ -200,7 +200,7 @@ class _Sample:
         return self._found(total, calls * self._each)
 
     def _found(self, total: _Moments, n: int) -> _Found:
-        """Mean gradient and Hessian over clients, and the covariance of the averaged gradient."""
+        """Return mean gradient and Hessian over clients, and the covariance of the averaged gradient."""
         p, g = self._weights, total.gradient / n
         own = p[:, None] * g
         G, S = total.hessian / n, total.square / n - own.T @ own
@@ -214,7 +214,7 @@ class _Sample:
 def _program(
     structure: Structure, num_clients: int, size: int, steps: int
 ) -> Callable[..., _Moments]:
-    """Sums over `size` observations of each client, so many times, as a compiled function of x."""
+    """Return a compiled function of x that sums over `steps` times `size` observations of each client."""
     functions = structure.flat_functions()
 
     def sums(x: Array, key: Array, weights: Array, clients: Any) -> _Moments:
@@ -252,11 +252,11 @@ def _program(
 
 
 def _given(draws: Draws | None, key: Array, shape: tuple[int, int]) -> Any:
-    """What observations are made of, for so many of each client: keys, or the draws that are declared."""
+    """Return the inputs of observations, in a shape: keys, or the declared draws."""
     if draws is None:
         return jax.random.split(key, shape)
     for_normals, for_uniforms = jax.random.split(key)
     normal = jax.random.normal(for_normals, (*shape, draws.normal), jnp.float32)
     uniform = jax.random.uniform(for_uniforms, (*shape, draws.uniform), jnp.float32)
-    # Midpoints (j + ½)/2²³, as the engine's: never 0.
+    # Midpoints (j + ½)/2²³, as in the engine: never 0.
     return Draws(normal, uniform + np.float32(2.0**-24))
