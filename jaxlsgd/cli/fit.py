@@ -81,7 +81,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--stream",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="read the file once, a block at a time (default: where it is large)",
+        help="read the file once, a block at a time (default: if it is large)",
     )
 
 

@@ -141,7 +141,7 @@ def _add_compare(verbs: Verbs) -> None:
     text = (
         "compare two studies cell by cell\n\n"
         "Coverage and length at the last round of the cells that both have, farthest apart first, with\n"
-        "combined standard errors: those of paired differences where both saw the same draws."
+        "combined standard errors: those of paired differences if both have the same draws."
     )
     examples = "jaxlsgd compare new old\njaxlsgd compare new old --format csv > differences.csv"
     parser = add_verb(verbs, "compare", compare, text, examples)
@@ -318,7 +318,7 @@ def _warmup(directory: str) -> Callable[[dict[str, Any]], int]:
 def _add_report(verbs: Verbs) -> None:
     text = (
         "write one HTML file with findings, figures and numbers\n\nIt needs no network and nothing "
-        "beside it, so that it can be sent or archived. A study that runs or was stopped says so."
+        "beside it, so that it can be sent or archived. It states whether the study is complete."
     )
     examples = "jaxlsgd report results\njaxlsgd report new old -o report.html"
     parser = add_verb(verbs, "report", report, text, examples)

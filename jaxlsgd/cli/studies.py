@@ -126,7 +126,9 @@ def _add_plan(verbs: Verbs) -> None:
         "--devices", type=positive, help="number of devices to plan for (default: cores here)"
     )
     parser.add_argument(
-        "--rate", type=positive, help="client-steps per second per device: believed, not measured"
+        "--rate",
+        type=positive,
+        help="client-steps per second per device, instead of measuring them",
     )
     add_import(parser)
 
@@ -270,7 +272,9 @@ def _add_run(verbs: Verbs) -> None:
         "JAX_NUM_PROCESSES and JAX_PROCESS_ID); the first of them writes",
     )
     parser.add_argument(
-        "--replications", type=positive, help="use this many, whatever the study file says"
+        "--replications",
+        type=positive,
+        help="use this many, instead of the number in the study file",
     )
     parser.add_argument(
         "--fresh", action="store_true", help="refuse a DIR that already holds a study"

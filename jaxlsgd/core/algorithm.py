@@ -48,17 +48,17 @@ class Participation:
 class Round(NamedTuple):
     """What the server and all clients have in round m."""
 
-    params: Array  # (d,) x̄ at the start of the round
+    params: Any  # (d,) x̄ at the start of the round
     server: Any  # what the server keeps
-    E: Array  # () E_m
-    eta: Array  # () η_m
+    E: Any  # () E_m
+    eta: Any  # () η_m
 
 
 class Client(NamedTuple):
     """What client k has."""
 
     x: Array  # (d,) x_k
-    local: Any  # made anew when a round begins
+    local: Any  # made at the start of every round
     memory: Any  # kept between rounds; changes only at the end of a round
 
 
@@ -88,7 +88,7 @@ class Algorithm:
         receives Σ_k p_k message. Nothing if None.
       receive: `(moved, message, round) → (x̄, server)`, the server's update from the mean movement
         Σ_k p_k (x_k − x̄) and the mean message; x̄ + moved if None.
-      within_theory: whether the paper's theory covers it. If not, no theorem says how often intervals cover.
+      within_theory: whether the paper's theory covers it. If not, how often intervals cover is only measured.
       random: whether it draws random numbers. `init_server` is then called as `(x_0, key, weights)`, with the
         two words of the replication's own threefry2x32 key, (2,) uint32, and p_k, (K,); `init_client` as
         `(x_0, k)`, with the client's number, () uint32. `algorithms.client_dropout` is an example.
@@ -129,8 +129,8 @@ class Algorithm:
     def among(self, num_clients: int) -> Algorithm:
         """Return the algorithm for K clients: a choice of K different ones is no choice."""
         how = self.participation
-        everybody = how is not None and how.clients == num_clients and not how.by_weight
-        return dataclasses.replace(self, participation=None) if everybody else self
+        all_take_part = how is not None and how.clients == num_clients and not how.by_weight
+        return dataclasses.replace(self, participation=None) if all_take_part else self
 
     def stepping(self, num_clients: int) -> int:
         """Return how many of K clients step in a round."""

@@ -130,8 +130,8 @@ class Table(NamedTuple):
     """
 
     title: str
-    header: Sequence[str]
-    lines: Sequence[Sequence[str]]
+    header: list[str]
+    lines: list[list[str]]
     left: Collection[int] = ()  # columns aligned to the left
     notes: Sequence[str] = ()
 
@@ -189,7 +189,7 @@ class Table(NamedTuple):
 
 
 def escape_markdown(text: str) -> str:
-    """Return text that Markdown prints unchanged, also where Markdown may contain HTML."""
+    """Return text that Markdown, which may contain HTML, prints unchanged."""
     safe = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([|*])", r"\\\1", safe)
 

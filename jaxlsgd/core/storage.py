@@ -152,7 +152,7 @@ def _array(raw: bytes) -> np.ndarray:
     shape, by_column, dtype = _array_header(raw[:length])
     data = memoryview(raw)[length:]
     if by_column or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
-        raise ValueError("an array that is not what it says")
+        raise ValueError("an array whose header does not fit its data")
     return np.frombuffer(data, dtype).reshape(shape)
 
 

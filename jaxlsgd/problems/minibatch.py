@@ -58,10 +58,12 @@ def _functions(structure: Structure, size: int) -> dict[str, Callable[..., Any] 
         def parts(numbers: Array, count: int) -> Array:
             return numbers.reshape(size, count)
 
+        assert spec is not None and one.observe is not None
         each = Draws(parts(draws.normal, spec.normal), parts(draws.uniform, spec.uniform))
         return jax.vmap(one.observe, (0, None))(each, client)
 
     def sample(key: Array, client: Any) -> Any:
+        assert one.sample is not None
         return jax.vmap(one.sample, (0, None))(jax.random.split(key, size), client)
 
     def mean(function: Callable[..., Any]) -> Callable[..., Any]:

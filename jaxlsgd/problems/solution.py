@@ -163,7 +163,7 @@ class _Sample:
     """A fixed sample, generated again for every point.
 
     Args:
-      problem: where observations come from.
+      problem: the source of observations.
       wanted: the least number per client.
       seed: of the sample.
       report: is called with the share of the work that is done.

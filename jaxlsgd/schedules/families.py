@@ -94,7 +94,7 @@ class Schedule:
         """
         E = self._available(checks.count("num_rounds", num_rounds, most=MOST_ROUNDS))
         if len(E) < num_rounds:
-            rule = f"hold at least the {num_rounds} rounds asked for"
+            rule = f"hold at least {num_rounds} rounds"
             raise refusal("sequence", rule, f"{len(E)} rounds")
         return checks.interval_array("E", E)
 
@@ -185,7 +185,7 @@ class Schedule:
         while steps < left and rounds < most:
             part = self._chunk(rounds, min(rounds + size, most))
             if not len(part):
-                rule = f"hold at least the {left} local steps asked for"
+                rule = f"hold at least {left} local steps"
                 raise refusal("sequence", rule, f"{steps} local steps")
             ends = steps + np.cumsum(part)
             last = int(np.searchsorted(ends, left))

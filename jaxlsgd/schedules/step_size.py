@@ -32,7 +32,7 @@ class StepSize:
             np.power(gamma, -self.alpha, out=gamma)
             return np.multiply(self.gamma0, gamma, out=gamma)
         if len(self.sequence) < num_rounds:
-            rule = f"hold at least the {num_rounds} rounds asked for"
+            rule = f"hold at least {num_rounds} rounds"
             raise refusal("step sequence", rule, f"{len(self.sequence)} rounds")
         return np.array(self.sequence[:num_rounds])
 
