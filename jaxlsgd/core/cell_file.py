@@ -25,7 +25,7 @@ ARRAYS = {
 }
 
 _NOT_RECORDED = (
-    "the rows were written by a version that did not say whether the verdict was measured here"
+    "the version that wrote the rows did not record whether the verdict was measured here"
 )
 
 
@@ -159,16 +159,16 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
         raise Unfit("its judge is none of its methods")
     errors, shown = content["standard_error"], content["labels"]
     if not (_by_method(errors, methods, bool) and _by_method(shown, methods, str)):
-        raise Unfit("it does not say of each method what it is")
+        raise Unfit("its methods do not all have a label and a kind of scale")
     costs, withheld = content["costs"], content["withheld"]
     if not _by_some(costs, methods):
-        raise Unfit("it does not say of its methods what they cost")
+        raise Unfit("its costs are not texts by method")
     if not _by_some(withheld, methods):
-        raise Unfit("it does not say of its methods why they are not judged")
+        raise Unfit("its withheld verdicts are not texts by method")
     if not all(map(str.isprintable, (*shown.values(), *costs.values(), *withheld.values()))):
         raise Unfit("its methods' names are not printable")
     if not _counted(content["numbers_sent"], content["sent_under_c1"], methods, len(saves)):
-        raise Unfit("it does not say how many numbers a client sends")
+        raise Unfit("its numbers sent are not given for every method and saved round")
     sent = {name: tuple(counts) for name, counts in content["numbers_sent"].items()}
     lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels", "sent_under_c1")}
     named = {name: tuple(x) for name, x in labels.items()}
