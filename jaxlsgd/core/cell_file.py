@@ -128,56 +128,57 @@ def about_to_json(about: CellRows) -> dict[str, Any]:
 
 def about_from_json(content: Any, methods: list[str]) -> CellRows:
     """Return what `about_to_json` described. Every value is checked, as a checksum can be forged."""
-    names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
+    names = {field.name for field in dataclasses.fields(CellRows) if field.name != "methods"}
     if isinstance(content, dict):
         # Cells of version 0.1 have no costs, numbers sent or withheld verdicts, and exact truths no error.
         withheld = dict.fromkeys(methods, _NOT_RECORDED) if content.get("judge") else {}
         absent = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], "truth_error": {}}
         content = {**absent, "withheld": withheld, **content}
-    if not isinstance(content, dict) or set(content) != set(names):
-        raise Unfit("it has other fields than a cell")
-    if not all(_name(content[key]) for key in ("problem", "algorithm", "schedule")):
-        raise Unfit("its names are not printable")
+    _require(isinstance(content, dict) and set(content) == names, "it has other fields than a cell")
+    texts = [content[key] for key in ("problem", "algorithm", "schedule")]
+    _require(all(map(_is_name, texts)), "its names are not printable")
     lengths = [content["num_steps"], content["num_rounds"]]
-    saves, steps = content["save_at"], content["steps_at"]
-    if not _whole(lengths) or not _whole(saves) or not _whole(steps) or len(saves) != len(steps):
-        raise Unfit("its rounds and steps are not whole numbers")
-    levels = content["levels"]
-    if not isinstance(levels, list) or not levels or not all(type(x) is float for x in levels):
-        raise Unfit("its levels are not numbers")
+    saves, steps, levels = content["save_at"], content["steps_at"], content["levels"]
+    whole = all(_is_list_of(values, int) for values in (lengths, saves, steps))
+    _require(whole and len(saves) == len(steps), "its rounds and steps are not whole numbers")
+    _require(_is_list_of(levels, float), "its levels are not numbers")
     labels, truth = content["coordinates"], content["truth"]
-    if not (isinstance(labels, dict) and list(labels) == methods and _all_labels(labels)):
-        raise Unfit("its coordinates are not names, method by method")
-    if not (isinstance(truth, dict) and set(truth) == set(methods)):
-        raise Unfit("its truth is not given method by method")
+    named = isinstance(labels, dict) and list(labels) == methods
+    named = named and all(
+        isinstance(x, list) and x and all(map(_is_name, x)) for x in labels.values()
+    )
+    _require(named, "its coordinates are not names, method by method")
+    by_method = isinstance(truth, dict) and set(truth) == set(methods)
+    _require(by_method, "its truth is not given method by method")
     known = {name: _truth(truth[name], len(labels[name])) for name in methods}
-    off = {
-        name: _error(x, known.get(name))
-        for name, x in _as_dict(content["truth_error"], "truth_error").items()
-    }
-    if content["judge"] not in ("", *methods):
-        raise Unfit("its judge is none of its methods")
-    errors, shown = content["standard_error"], content["labels"]
-    if not (_by_method(errors, methods, bool) and _by_method(shown, methods, str)):
-        raise Unfit("its methods do not all have a label and a kind of scale")
-    costs, withheld = content["costs"], content["withheld"]
-    if not _by_some(costs, methods):
-        raise Unfit("its costs are not texts by method")
-    if not _by_some(withheld, methods):
-        raise Unfit("its withheld verdicts are not texts by method")
-    if not all(map(str.isprintable, (*shown.values(), *costs.values(), *withheld.values()))):
-        raise Unfit("its methods' names are not printable")
-    if not _counted(content["numbers_sent"], content["sent_under_c1"], methods, len(saves)):
-        raise Unfit("its numbers sent are not given for every method and saved round")
-    sent = {name: tuple(counts) for name, counts in content["numbers_sent"].items()}
-    lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels", "sent_under_c1")}
-    named = {name: tuple(x) for name, x in labels.items()}
-    arrays = {"truth": known, "truth_error": off}
-    rest = {"coordinates": named, "numbers_sent": sent, "methods": {}}
-    return CellRows(**{**content, **lists, **arrays, **rest})
+    errors = content["truth_error"]
+    _require(isinstance(errors, dict), "its truth_error is not given method by method")
+    errors = {name: _truth_error(x, known.get(name)) for name, x in errors.items()}
+    _require(content["judge"] in ("", *methods), "its judge is none of its methods")
+    shown, costs, withheld = content["labels"], content["costs"], content["withheld"]
+    complete = _is_by_method(content["standard_error"], methods, bool)
+    complete = complete and _is_by_method(shown, methods, str)
+    _require(complete, "its methods do not all have a label and a kind of scale")
+    _require(_is_by_some(costs, methods), "its costs are not texts by method")
+    _require(_is_by_some(withheld, methods), "its withheld verdicts are not texts by method")
+    texts = [*shown.values(), *costs.values(), *withheld.values()]
+    _require(all(map(str.isprintable, texts)), "its methods' names are not printable")
+    sent, under_c1 = content["numbers_sent"], content["sent_under_c1"]
+    counted = _is_counted(sent, under_c1, methods, len(saves))
+    _require(counted, "its numbers sent are not given for every method and saved round")
+    tuples = ("save_at", "steps_at", "levels", "sent_under_c1")
+    lists: dict[str, Any] = {key: tuple(content[key]) for key in tuples}
+    lists["coordinates"] = {name: tuple(x) for name, x in labels.items()}
+    lists["numbers_sent"] = {name: tuple(x) for name, x in sent.items()}
+    return CellRows(**{**content, **lists, "truth": known, "truth_error": errors, "methods": {}})
 
 
-def _counted(sent: Any, under_c1: Any, methods: list[str], saves: int) -> bool:
+def _require(holds: object, otherwise: str) -> None:
+    if not holds:
+        raise Unfit(otherwise)
+
+
+def _is_counted(sent: Any, under_c1: Any, methods: list[str], saves: int) -> bool:
     """Return whether numbers sent are given for every method and saved round, or not at all."""
     if sent == {} and under_c1 == []:
         return True
@@ -192,48 +193,35 @@ def _counted(sent: Any, under_c1: Any, methods: list[str], saves: int) -> bool:
     )
 
 
-def _name(value: Any) -> bool:
+def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _by_method(values: Any, methods: list[str], kind: type) -> bool:
-    return (
-        isinstance(values, dict)
-        and set(values) == set(methods)
-        and all(type(value) is kind for value in values.values())
-    )
+def _is_list_of(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(x) is kind for x in values)
 
 
-def _by_some(values: Any, methods: list[str]) -> bool:
+def _is_by_method(values: Any, methods: list[str], kind: type) -> bool:
+    complete = isinstance(values, dict) and set(values) == set(methods)
+    return complete and all(type(value) is kind for value in values.values())
+
+
+def _is_by_some(values: Any, methods: list[str]) -> bool:
     """Return whether the values are texts of some of the methods."""
-    return isinstance(values, dict) and _by_method(values, [x for x in methods if x in values], str)
-
-
-def _whole(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(type(x) is int for x in values)
-
-
-def _all_labels(labels: dict[str, Any]) -> bool:
-    return all(isinstance(x, list) and x and all(map(_name, x)) for x in labels.values())
+    some = isinstance(values, dict) and set(values) <= set(methods)
+    return some and all(type(value) is str for value in values.values())
 
 
 def _truth(values: Any, count: int) -> np.ndarray | None:
     if values is None:
         return None
-    if not isinstance(values, list) or not all(type(x) in (int, float) for x in values):
-        raise Unfit("its truth is not a list of numbers")
-    if len(values) != count:
-        raise Unfit("its truth has another length than its coordinates")
+    numbers = isinstance(values, list) and all(type(x) in (int, float) for x in values)
+    _require(numbers, "its truth is not a list of numbers")
+    _require(len(values) == count, "its truth has another length than its coordinates")
     return np.array(values, np.float64)
 
 
-def _as_dict(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Unfit(f"its {name} is not given method by method")
-    return value
-
-
-def _error(values: Any, truth: np.ndarray | None) -> np.ndarray:
+def _truth_error(values: Any, truth: np.ndarray | None) -> np.ndarray:
     """Return the standard errors of a truth."""
     if truth is None or values is None:
         raise Unfit("it has the error of a truth that it does not have")
