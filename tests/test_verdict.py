@@ -235,7 +235,7 @@ def test_why_it_is_withheld_is_kept_in_a_file(tmp_path):
     with pytest.raises(cell_file.Unfit, match="printable"):
         cell_file.about_from_json(header["cell"], list(cell.methods))
     header["cell"]["withheld"] = {"someone": "else"}
-    with pytest.raises(cell_file.Unfit, match="why they are not judged"):
+    with pytest.raises(cell_file.Unfit, match="withheld verdicts are not texts"):
         cell_file.about_from_json(header["cell"], list(cell.methods))
 
 
