@@ -114,6 +114,18 @@ def test_imports_go_one_way():
             assert room(target) in ("", *ROOMS[: here + 1]), f"{module} imports {target}"
 
 
+def test_one_module_imports_what_jax_may_change():
+    """`jax.extend` may change with any version of JAX; private JAX is used nowhere."""
+    using = {
+        name
+        for name, path in files().items()
+        if re.search(
+            r"^ *(from|import) jax(\.| import )(extend|_src)", path.read_text("utf-8"), re.M
+        )
+    }
+    assert using == {"core.tracing"}
+
+
 def test_the_steps_of_a_block_are_defined_once():
     """Methods that roll (bins of rounds) must mean the same blocks as the engine."""
     defined = [

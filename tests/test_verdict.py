@@ -230,12 +230,12 @@ def test_why_it_is_withheld_is_kept_in_a_file(tmp_path):
     path.write_bytes(storage.seal(arrays))
     old = load_cell(path)
     assert set(old.withheld) == set(old.methods)
-    assert "did not say" in old.withheld["plug_in"]
+    assert "did not record" in old.withheld["plug_in"]
     header["cell"]["withheld"] = {"plug_in": "\x1b[2J"}
     with pytest.raises(cell_file.Unfit, match="printable"):
         cell_file.about_from_json(header["cell"], list(cell.methods))
     header["cell"]["withheld"] = {"someone": "else"}
-    with pytest.raises(cell_file.Unfit, match="why they are not judged"):
+    with pytest.raises(cell_file.Unfit, match="withheld verdicts are not texts"):
         cell_file.about_from_json(header["cell"], list(cell.methods))
 
 

@@ -28,9 +28,8 @@ from jaxlsgd.analysis.moments import (
     wilson,
 )
 from jaxlsgd.analysis.pairs import differences, paired_difference
-from jaxlsgd.core import display
 from jaxlsgd.core.causes import FAILURES
-from jaxlsgd.core.display import WIDTH, Shown, align, percent, with_error
+from jaxlsgd.core.display import WIDTH, Shown, Table, align, percent, with_error
 from jaxlsgd.core.rows import CellRows, MethodRows
 
 __all__ = ["coverage_table", "differences", "paired_difference", "summarise", "wilson"]
@@ -322,7 +321,7 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> Shown:
     notes = list(_table_notes(cells, rows))
     told = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes]
     text = "\n".join([align(lines, left), *([""] if notes else []), *told])
-    return Shown.of(text, display.table(lines[0], lines[1:], left, notes=notes))
+    return Shown.of(text, Table("", lines[0], lines[1:], left, notes).html())
 
 
 def _table_notes(cells: Sequence[CellRows], rows: Sequence[Row]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxlsgd.cli._common import add_verb
+from jaxlsgd.cli._common import Verbs, add_verb
 from jaxlsgd.core.storage import check_output
 
 VERBS = ("fit",)
@@ -20,8 +20,8 @@ FORMATS = ("text", "csv", "json", "latex")
 _GROUPS = {"response": "the model", "target": "the intervals", "rows": "the run"}
 
 
-def add_verbs(verbs: Any) -> None:
-    """Declares the verb."""
+def add_verbs(verbs: Verbs) -> None:
+    """Declare the verb."""
     text = (
         "fit a regression to a CSV or Parquet file whose rows belong to clients\n\n"
         "By Local SGD, with steps and length from a pilot. Columns are standardised inside; coefficients,\n"

@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import primitives as p
 
 from jaxlsgd.core.problem import Array, Draws, FlatFunctions, at_time
 from jaxlsgd.core.random import StreamKeys, threefry2x32
+from jaxlsgd.core.tracing import p
 from jaxlsgd.engine import xla
 from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS
 from jaxlsgd.engine.program import ProblemData, Program

@@ -12,7 +12,8 @@ import numpy as np
 from jaxlsgd.analysis.measures import columns_for_people, summarise
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.analysis.pairs import paired_difference
-from jaxlsgd.core import checks, display
+from jaxlsgd.core import checks
+from jaxlsgd.core.display import Table
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import tables
 from jaxlsgd.study.store.reader import Results
@@ -44,7 +45,7 @@ class Comparison(NamedTuple):
     told: list[str]
     rows: list[Row]
 
-    def table(self, most: int | None = None) -> display.Table:
+    def table(self, most: int | None = None) -> Table:
         """The rows that differ as a table, at most so many."""
         apart = [row for row in self.rows if row["score"] > 0]
         shown = apart[:most]
@@ -115,7 +116,7 @@ def render(found: Comparison, format: str = "text") -> str:
     checks.choice("format", format, FORMATS)
     if format == "csv":
         return tables.to_csv([{name: row[name] for name in COLUMNS} for row in found.rows], COLUMNS)
-    lay_out = display.text if format == "text" else display.markdown
+    lay_out = Table.text if format == "text" else Table.markdown
     between = "\n" if format == "text" else "\n\n"
     table = found.table()
     body = lay_out(table) if table.lines else ""

@@ -23,10 +23,10 @@ from jaxlsgd.analysis.measures import (
     SHARE,
 )
 from jaxlsgd.analysis.moments import Row
-from jaxlsgd.core import checks, display
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.display import error_decimals, percent, with_error
+from jaxlsgd.core.display import WIDTH, Table, error_decimals, percent, with_error
 from jaxlsgd.core.rows import CellRows
 
 ALL = "all"
@@ -118,7 +118,7 @@ EVERYTHING = Selection()
 # What a text does without so as to be narrow, in this order, and what it is cut into parts by.
 _SPARED = ("rmse", "bias", "model_se_error", "num_rounds", "why", "n_floored")
 _PARTED = ("problem", "algorithm", "level", "num_steps", "schedule")
-_LAYOUTS = {"text": display.text, "markdown": display.markdown, "latex": display.latex}
+_LAYOUTS = {"text": Table.text, "markdown": Table.markdown, "latex": Table.latex}
 _SHARES = (
     "coverage",
     "coverage_all",
@@ -251,7 +251,7 @@ def render(
         return _machine(rows, _plain_columns(measures), format)
     if format == "text" and measures is None:
         *parts, last = _narrow(rows)
-        return "\n".join(map(display.text, (*parts, _with_notes(last, rows))))
+        return "\n".join(map(Table.text, (*parts, _with_notes(last, rows))))
     return _LAYOUTS[format](_with_notes(for_people(rows, measures), rows))
 
 
@@ -342,7 +342,7 @@ def for_people(
     rows: Sequence[Row],
     measures: Sequence[str] | None = None,
     without: Collection[str] = (),
-) -> display.Table:
+) -> Table:
     """Rows of the last round as the table that `render` lays out, without some of the columns."""
     failed = any(row["n_failed"] for row in rows)
     floored = ("n_floored",) if any(row["n_floored"] for row in rows) else ()
@@ -358,22 +358,22 @@ def for_people(
     return table._replace(notes=(*table.notes, *why))
 
 
-def with_costs(table: display.Table, rows: Sequence[Row]) -> display.Table:
+def with_costs(table: Table, rows: Sequence[Row]) -> Table:
     """A table with what its methods cost below it."""
     return table._replace(notes=(*table.notes, *measures_lib.cost_notes(rows)))
 
 
-def _with_notes(table: display.Table, rows: Sequence[Row]) -> display.Table:
+def _with_notes(table: Table, rows: Sequence[Row]) -> Table:
     """A table with how well its truths are known, and what its methods cost, below it."""
     notes = (*table.notes, *measures_lib.truth_notes(rows))
     return with_costs(table._replace(notes=notes), rows)
 
 
-def _narrow(rows: Sequence[Row]) -> list[display.Table]:
+def _narrow(rows: Sequence[Row]) -> list[Table]:
     """The table without as many measures as make it fit, and in parts where that is not enough."""
     table, without = for_people(rows), []
     for name in _SPARED:
-        if display.width(table) <= display.WIDTH:
+        if table.width() <= WIDTH:
             break
         if _HEADINGS.get(name, name) in table.header:
             without.append(name)
@@ -386,7 +386,7 @@ def _narrow(rows: Sequence[Row]) -> list[display.Table]:
     if "why" in without:
         table = table._replace(notes=(*table.notes, "Why runs failed: see jaxlsgd failures."))
     several = [name for name in _PARTED if len({row[name] for row in rows}) > 1]
-    if display.width(table) <= display.WIDTH or not several:
+    if table.width() <= WIDTH or not several:
         return [table]
     groups: dict[Any, list[Row]] = {}
     for row in rows:
@@ -404,7 +404,7 @@ def _why(row: Row) -> str:
 
 def tabulate(
     rows: Sequence[Row], where: Sequence[str], shown: Sequence[str], counts: Sequence[str]
-) -> display.Table:
+) -> Table:
     """Rows as a table: what is the same in every row goes to the title, the rest into columns.
 
     Args:
@@ -421,7 +421,7 @@ def tabulate(
     title = ", ".join(f"{_HEADINGS.get(name, name)} {_plain(rows[0][name])}" for name in same)
     notes = [note for name, note in _NOTES.items() if name in ("", *shown, *counts)]
     notes += _special_notes(rows, shown)
-    return display.Table(
+    return Table(
         title=title,
         header=[_HEADINGS.get(name, name) for name in (*keys, *shown, *counts)],
         lines=[list(line) for line in zip(*columns, strict=True)],

@@ -9,17 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.analysis import verdict
-from jaxlsgd.core import checks, display
+from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.display import p_value, plural
+from jaxlsgd.core.display import Table, p_value, paragraph, plural
 from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
-from jaxlsgd.core.problem import Array, Params, Problem, check_finite
+from jaxlsgd.core.problem import Array, Params, Problem, check_finite, unravel
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.random import check_key
 from jaxlsgd.core.rows import MethodRows
@@ -91,7 +90,7 @@ class Fit:
         """
         if self._method(method).contrasts:
             raise refusal("method", "be for the parameters and not for contrasts", method)
-        return _like(self.cell.problem.init, self.rows[method].estimate[-1, 0])
+        return unravel(self.rows[method].estimate[-1, 0], self.cell.problem.init)
 
     def interval(
         self, method: str, level: float | None = None, save: int = -1, side: str = "both"
@@ -143,11 +142,7 @@ class Fit:
             raise refusal("method", "be for the parameters and not for contrasts", chosen)
         like = self.cell.problem.init
 
-        def flat(vector: Any) -> Any:
-            wide = jax.tree.map(lambda leaf: jnp.zeros(np.shape(leaf), vector.dtype), like)
-            return g(ravel_pytree(wide)[1](vector))
-
-        return joint.function(self.joint(chosen), flat, level, side)
+        return joint.function(self.joint(chosen), lambda x: g(unravel(x, like)), level, side)
 
     def test(self, method: str, null: Params = 0.0) -> Test:
         """Two-sided tests of x_j = null_j after the last round; one null for all if a number."""
@@ -295,14 +290,6 @@ def _only(cell: Cell, states: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any
     }
 
 
-def _like(init: Params, vector: NDArray[np.float64]) -> Params:
-    """A flat vector in the shape of a pytree; by NumPy, which keeps float64 as it is."""
-    leaves, treedef = jax.tree.flatten(init)
-    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
-    return treedef.unflatten(shaped)
-
-
 def _table(result: Fit) -> str:
     """Estimate and intervals of every method, one row per coordinate."""
     lines = _head(result)
@@ -399,8 +386,8 @@ def _method_lines(result: Fit, method: Estimator) -> list[list[str]]:
 
 def _html(result: Fit) -> str:
     """The same for a notebook."""
-    parts = [display.paragraph(line) for line in _head(result)]
+    parts = [paragraph(line) for line in _head(result)]
     for method in _completed(result):
         (title,), header, *body = _method_lines(result, method)
-        parts.append(display.table(header, body, title=title))
-    return "".join([*parts, *map(display.paragraph, _judged(result))])
+        parts.append(Table(title, header, body, (0,)).html())
+    return "".join([*parts, *map(paragraph, _judged(result))])

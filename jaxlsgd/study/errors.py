@@ -34,8 +34,8 @@ def refusing(
     except SpecError:
         raise
     except Exception as error:
-        if checks.note_of(error):
-            brief = checks.told(error).strip().partition("\n")[0]
+        if checks.user_code_note(error):
+            brief = checks.describe(error).strip().partition("\n")[0]
             raise OwnError(f"{brief}; it was called for {where}" if where else brief) from error
         refused = isinstance(error, (ValueError, OverflowError))
         if own and not refused:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
-from jaxlsgd.core.checks import told
+from jaxlsgd.core.checks import describe
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
@@ -294,7 +294,7 @@ class _Run:
         cell = event.tile.cell
         if isinstance(event.error, Dropped) or cell.id in self.errors:
             return
-        self.errors[cell.id] = told(event.error)
+        self.errors[cell.id] = describe(event.error)
         brief = self.errors[cell.id].partition("\n")[0][:300]
         self.log.warn(f"cell {cell.id} failed and is left out: {brief}")
 

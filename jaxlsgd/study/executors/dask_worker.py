@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypedDict
 
 from jaxlsgd.core import identity
-from jaxlsgd.core.checks import told
+from jaxlsgd.core.checks import describe
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.runs.simulate import Device
@@ -104,7 +104,7 @@ def work(packed: Packed, expected: dict[str, Any]) -> Answer:
     try:
         return _answer(*_unpack(packed))
     except Exception as error:
-        return {"error": told(error)}
+        return {"error": describe(error)}
 
 
 def _unpack(packed: Packed) -> tuple[list[CellSpec], int]:

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from jaxlsgd.core.checks import told
+from jaxlsgd.core.checks import describe
 from jaxlsgd.engine import distributed, machine
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.runs.simulate import Device
@@ -125,7 +125,7 @@ def _order(content: bytes | None = None) -> bytes:
 
 def _content(event: TileFinished | TileFailed, used: tables.Rows) -> bytes:
     if isinstance(event, TileFailed):
-        return _ERROR + told(event.error).encode()
+        return _ERROR + describe(event.error).encode()
     tabulated = canonical(law_tables.plain(used))
     tile = files.encode_tile(event.tile.cell, event.tile.first, event.rows)
     return _ROWS + len(tabulated).to_bytes(8) + tabulated + tile
