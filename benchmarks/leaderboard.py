@@ -351,7 +351,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("leaderboard-results"))
     arguments = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from jaxlsgd.report.tables import to_csv
+    from jaxlsgd.core.display import Table
     from jaxlsgd.study import Results
 
     asked, out = study(arguments.size), arguments.out
@@ -359,7 +359,7 @@ def main() -> None:
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
     rows = rows_of(asked, Results(out / arguments.size).read_all())
-    (out / "leaderboard.csv").write_text(to_csv(rows, list(rows[0])), encoding="utf-8")
+    (out / "leaderboard.csv").write_text(Table.of(rows, list(rows[0])).csv(), encoding="utf-8")
     (out / "leaderboard.md").write_text(report(rows, arguments.size), encoding="utf-8")
     draw(rows, out / "leaderboard.png")
     print(report(rows, arguments.size))

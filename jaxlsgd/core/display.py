@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import math
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
 
 WIDTH = 100  # of a table as text
 
@@ -127,25 +129,13 @@ def table(
     title: str = "",
     notes: Iterable[str] = (),
 ) -> str:
-    """A table; columns in `left` are aligned to the left, the others to the right.
+    """Return a table as HTML; columns in `left` are aligned to the left, the others to the right.
 
     Example:
       >>> "a &lt; b" in table(["x"], [["a < b"]])
       True
     """
-
-    def row(cells: Sequence[str], kind: str) -> str:
-        sides = ("left" if i in left else "right" for i in range(len(cells)))
-        made = (
-            f'<{kind} style="text-align:{side}">{html.escape(cell)}</{kind}>'
-            for side, cell in zip(sides, cells, strict=True)
-        )
-        return f"<tr>{''.join(made)}</tr>"
-
-    caption = f'<caption style="text-align:left">{html.escape(title)}</caption>' if title else ""
-    body = "".join(row(line, "td") for line in lines)
-    made = f"<table>{caption}<thead>{row(header, 'th')}</thead><tbody>{body}</tbody></table>"
-    return made + "".join(map(paragraph, notes))
+    return Table(title, header, list(lines), left, tuple(notes)).html()
 
 
 def paragraph(text: str) -> str:
@@ -171,46 +161,119 @@ _LATEX = {
 
 
 class Table(NamedTuple):
-    """Cells of text, ready to be laid out."""
+    """A table, as text, HTML, Markdown, LaTeX or CSV.
+
+    Cells are text; in a table that is written as CSV alone they may be numbers, or None for an empty field.
+    """
 
     title: str
-    header: list[str]
-    lines: list[list[str]]
-    left: tuple[int, ...] = ()  # columns aligned to the left
+    header: Sequence[str]
+    lines: Sequence[Sequence[Any]]
+    left: Collection[int] = ()  # columns aligned to the left
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, records: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+        """Return chosen columns of records, for `csv`."""
+        return cls("", columns, [[record[name] for name in columns] for record in records])
 
-def width(table: Table) -> int:
-    """Characters of the lines of a table as text."""
-    columns = zip(table.header, *table.lines, strict=True)
-    return sum(max(map(len, column)) for column in columns) + 2 * (len(table.header) - 1)
+    @property
+    def width(self) -> int:
+        """Characters per line as text."""
+        columns = zip(self.header, *self.lines, strict=True)
+        return sum(max(map(len, column)) for column in columns) + 2 * (len(self.header) - 1)
+
+    def text(self) -> str:
+        """Return aligned columns under the title, with the notes below."""
+        body = align([self.header, *self.lines], self.left)
+        title, *notes = (
+            textwrap.fill(part, WIDTH, subsequent_indent="  ") for part in (self.title, *self.notes)
+        )
+        parts = ([title, ""] if title else []) + [body]
+        return "\n".join(parts + (["", *notes] if notes else [])) + "\n"
+
+    def html(
+        self,
+        left: str = ' style="text-align:left"',
+        right: str = ' style="text-align:right"',
+    ) -> str:
+        """Return a table element with the notes as paragraphs below.
+
+        Args:
+          left: attributes of cells, and of the caption, that are aligned to the left.
+          right: attributes of the other cells.
+        """
+
+        def row(cells: Sequence[str], kind: str) -> str:
+            made = (
+                f"<{kind}{left if i in self.left else right}>{html.escape(cell)}</{kind}>"
+                for i, cell in enumerate(cells)
+            )
+            return f"<tr>{''.join(made)}</tr>"
+
+        caption = f"<caption{left}>{html.escape(self.title)}</caption>" if self.title else ""
+        head, body = row(self.header, "th"), "\n".join(row(line, "td") for line in self.lines)
+        made = f"<table>{caption}<thead>{head}</thead><tbody>\n{body}\n</tbody></table>"
+        return made + "".join(map(paragraph, self.notes))
+
+    def markdown(self) -> str:
+        """Return a pipe table, padded so that the source reads well too."""
+        lines = [[_escape_markdown(cell) for cell in line] for line in [self.header, *self.lines]]
+        widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+        rule = [
+            "-" * width if i in self.left else "-" * (width - 1) + ":"
+            for i, width in enumerate(widths)
+        ]
+        padded = [_pipe_line(line, widths, self.left) for line in [lines[0], rule, *lines[1:]]]
+        title = [f"**{_escape_markdown(self.title)}**", ""] if self.title else []
+        notes = [line for note in self.notes for line in ("", _escape_markdown(note))]
+        return "\n".join(title + padded + notes) + "\n"
+
+    def latex(self) -> str:
+        """Return a booktabs table; it needs `\\usepackage{booktabs}` and nothing else."""
+        columns = "".join("l" if i in self.left else "r" for i in range(len(self.header)))
+        lines = [
+            " & ".join(map(escape_latex, line)) + r" \\" for line in [self.header, *self.lines]
+        ]
+        parts = [part.rstrip(".") + "." for part in (self.title, *self.notes) if part]
+        caption = " ".join(map(escape_latex, parts))
+        return "\n".join(
+            [
+                r"% needs \usepackage{booktabs}",
+                r"\begin{table}[t]",
+                r"\centering",
+                rf"\caption{{{caption}}}",
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                lines[0],
+                r"\midrule",
+                *lines[1:],
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def csv(self) -> str:
+        """Return header and lines as CSV; floats keep every digit, None is an empty field."""
+        stream = io.StringIO()
+        write_csv(stream, self.header, self.lines)
+        return stream.getvalue()
 
 
-def text(table: Table) -> str:
-    """Aligned columns under a title, with the notes below."""
-    body = align([table.header, *table.lines], table.left)
-    title, *notes = (
-        textwrap.fill(part, WIDTH, subsequent_indent="  ") for part in (table.title, *table.notes)
-    )
-    parts = ([title, ""] if title else []) + [body]
-    return "\n".join(parts + (["", *notes] if notes else [])) + "\n"
+def write_csv(file: TextIO, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    """Write CSV to an open file, with text that a spreadsheet would run as a formula quoted."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([_inert(value) for value in line] for line in lines)
 
 
-def markdown(table: Table) -> str:
-    """A pipe table, padded so that the source reads well too."""
-    lines = [[_escape_markdown(cell) for cell in line] for line in [table.header, *table.lines]]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    rule = [
-        "-" * width if i in table.left else "-" * (width - 1) + ":"
-        for i, width in enumerate(widths)
-    ]
-    padded = [_pipe_line(line, widths, table.left) for line in [lines[0], rule, *lines[1:]]]
-    title = [f"**{_escape_markdown(table.title)}**", ""] if table.title else []
-    notes = [line for note in table.notes for line in ("", _escape_markdown(note))]
-    return "\n".join(title + padded + notes) + "\n"
+def _inert(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
-def _pipe_line(line: list[str], widths: list[int], left: tuple[int, ...]) -> str:
+def _pipe_line(line: Sequence[str], widths: Sequence[int], left: Collection[int]) -> str:
     cells = [
         cell.ljust(width) if i in left else cell.rjust(width)
         for i, (cell, width) in enumerate(zip(line, widths, strict=True))
@@ -222,31 +285,6 @@ def _escape_markdown(cell: str) -> str:
     # Names come from files, and a page that is made of Markdown would take them for HTML.
     safe = cell.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([|*])", r"\\\1", safe)
-
-
-def latex(table: Table) -> str:
-    """A booktabs table; it needs `\\usepackage{booktabs}` and nothing else."""
-    columns = "".join("l" if i in table.left else "r" for i in range(len(table.header)))
-    lines = [" & ".join(map(escape_latex, line)) + r" \\" for line in [table.header, *table.lines]]
-    parts = [part.rstrip(".") + "." for part in (table.title, *table.notes) if part]
-    caption = " ".join(map(escape_latex, parts))
-    return "\n".join(
-        [
-            r"% needs \usepackage{booktabs}",
-            r"\begin{table}[t]",
-            r"\centering",
-            rf"\caption{{{caption}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
 
 
 def escape_latex(cell: str) -> str:

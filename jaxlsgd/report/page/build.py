@@ -44,7 +44,7 @@ def render(content: dict[str, Any]) -> str:
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"style-src {_hash(style)}; script-src {_hash(script)}"
     )
-    state = content["state"]
+    state, table = content["state"], content["table"]
     parts = {
         "policy": policy,
         "style": style,
@@ -56,8 +56,8 @@ def render(content: dict[str, Any]) -> str:
         "findings": _findings(content["findings"], state),
         "failures": _paragraphs(content["failures"]),
         "question": _definitions(content["question"]),
-        "table": _table(content["table"], STATIC_LINES),
-        "notes": _paragraphs(content["table"].notes),
+        "table": _table(table._replace(lines=table.lines[:STATIC_LINES])),
+        "notes": _paragraphs(table.notes),
         "comparison": _comparison(content.get("comparison")),
         "provenance": _facts(content["provenance"]),
         "study": html.escape(content["study"]),
@@ -126,32 +126,20 @@ def _facts(facts: list[tuple[str, str]]) -> str:
 def _comparison(found: tuple[str, list[str], Table] | None) -> str:
     if found is None:
         return ""
-    name, told, table = found
+    name, findings, table = found
     place = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Table of differences">'
-        f"{_table(table, len(table.lines))}</div>\n"
+        f"{_table(table)}</div>\n"
         '<p class="small">Differences are this study less the other one, over the same draws where seed '
         "and problem are the same.</p>"
     )
     heading = f'<section id="comparison"><h2>Compared with {html.escape(name)}</h2>'
-    return f"{heading}\n{_paragraphs(told)}\n{place if table.lines else ''}</section>"
+    return f"{heading}\n{_paragraphs(findings)}\n{place if table.lines else ''}</section>"
 
 
-def _table(table: Table, most: int) -> str:
-    if not table.lines:
-        return ""
-    left = set(table.left)
-
-    def line(cells: list[str], kind: str) -> str:
-        return "".join(
-            f"<{kind}{' class=left' if i in left else ''}>{html.escape(cell)}</{kind}>"
-            for i, cell in enumerate(cells)
-        )
-
-    head = f"<thead><tr>{line(table.header, 'th')}</tr></thead>"
-    body = "\n".join(f"<tr>{line(cells, 'td')}</tr>" for cells in table.lines[:most])
-    caption = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
-    return f"<table>{caption}{head}<tbody>\n{body}\n</tbody></table>"
+def _table(table: Table) -> str:
+    # The page's policy forbids style attributes.
+    return table._replace(notes=()).html(" class=left", "") if table.lines else ""
 
 
 _MOST_DIFFERENCES = 200
@@ -186,7 +174,7 @@ def page(results: Results, other: Results | None = None) -> str:
     if other is not None:
         name = shown_path(other.directory)
         found = comparison.compare(results, other, name)
-        content["comparison"] = (name, found.told, found.table(_MOST_DIFFERENCES))
+        content["comparison"] = (name, found.findings, found.table(_MOST_DIFFERENCES))
     return render(content)
 
 

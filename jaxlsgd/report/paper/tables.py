@@ -15,7 +15,7 @@ from scipy.special import ndtr
 
 from jaxlsgd import schedules
 from jaxlsgd.analysis.moments import Row
-from jaxlsgd.core import checks, display
+from jaxlsgd.core import checks
 from jaxlsgd.core.display import Table
 from jaxlsgd.inference.laws.critical_values import (
     PAPER_GRID,
@@ -24,7 +24,6 @@ from jaxlsgd.inference.laws.critical_values import (
     paper_value,
 )
 from jaxlsgd.report.paper.printed import PATHS
-from jaxlsgd.report.tables import to_csv
 from jaxlsgd.schedules import Schedule, power_decay
 from jaxlsgd.study.store.files import write_whole
 
@@ -41,19 +40,18 @@ class Sheet(NamedTuple):
 
 def write(sheet: Sheet, directory: Path) -> tuple[str, str]:
     """Writes a sheet as text and CSV; returns it as Markdown, and the verdict."""
-    text = "\n".join(display.text(table) for table in sheet.tables)
+    text = "\n".join(table.text() for table in sheet.tables)
     verdict = "\n".join(sheet.verdict)
     write_whole(directory / f"{sheet.name}.txt", f"{text}\n{verdict}\n".encode())
     write_csv(directory / f"{sheet.name}.csv", sheet.rows, sheet.columns)
-    body = "\n".join(display.markdown(table) for table in sheet.tables)
+    body = "\n".join(table.markdown() for table in sheet.tables)
     listed = "\n".join(f"- {line}" for line in sheet.verdict)
     return f"{body}\n{listed}\n", verdict
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Writes chosen columns of rows."""
-    records = [{name: row[name] for name in columns} for row in rows]
-    write_whole(path, to_csv(records, columns).encode())
+    write_whole(path, Table.of(rows, columns).csv().encode())
 
 
 def judged(rows: Sequence[tuple[Any, float | None]]) -> tuple[int, int, Any, float]:
