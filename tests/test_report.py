@@ -83,7 +83,7 @@ def test_one_table_is_written_in_five_formats():
         "",
         "Why.",
     ]
-    assert "| x_1  |  -0.5 |" in table.markdown() and "a\\|b" in table.markdown()
+    assert "| x_1  | -0.5 |" in table.markdown() and "a\\|b" in table.markdown()
     assert (
         r"x\_1 & $-$0.5 \\" in table.latex()
         and r"\caption{All \& \textless{}one\textgreater{}. Why.}" in table.latex()
@@ -304,7 +304,7 @@ def test_an_export_is_whole_and_replaces_nothing_unasked(cells, tmp_path, monkey
     with pytest.raises(FileExistsError):
         export.write(cells, path, "csv")
     assert path.read_text() == "mine"
-    monkeypatch.setattr(export, "blocks", lambda cell: 1 / 0)
+    monkeypatch.setattr(export, "_blocks", lambda cell: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export.write(cells, path, "csv", force=True)
     assert path.read_text() == "mine" and list(tmp_path.iterdir()) == [path]
@@ -318,7 +318,7 @@ def test_an_export_is_whole_and_replaces_nothing_unasked(cells, tmp_path, monkey
     [
         "report.tables",
         "report.figures",
-        "report.diagnostics",
+        "report.style",
         "report.paper",
         "analysis.measures",
         "analysis.pairs",
