@@ -13,7 +13,7 @@ BASE, BOTH = "random scaling, diagonal", "random scaling and plug-in"
 
 @functools.cache
 def methods() -> dict[str, tuple[Any, ...]]:
-    """What is compared; made once, so that repeats compile nothing."""
+    """Return what is compared, made once so that repeats compile nothing."""
     from jaxlsgd import one_step, plug_in, random_scaling
 
     contrasts = [[1.0, -1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0]]
@@ -30,7 +30,7 @@ def methods() -> dict[str, tuple[Any, ...]]:
 
 
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """Both problems under both schedules."""
+    """Run both problems under both schedules."""
     cases.start()
     steps, settings = 2_000, {}
     if quick:
