@@ -59,7 +59,7 @@ def run(
 
 
 class Case(NamedTuple):
-    """What runs together."""
+    """A cell, and the methods that run in it."""
 
     problem: Any
     plan: Any
@@ -136,7 +136,7 @@ def report(rows: Sequence[Row], command: str) -> str:
         f"Made by `{command}` on {datetime.date.today()}, {rows[0]['replications']:,} runs: coverage of 95 % intervals, mean "
         "over coordinates, with its Monte-Carlo standard error; mean length over that of an efficient interval from the "
         "true G and S with all observations; the spread of lengths; what is published for one machine; cost beyond "
-        "the run, where a method tells it.",
+        "the run, if a method declares it.",
     ]
     header = ("method", "coverage", "over oracle", "spread", "published", "cost")
     for schedule in unique(rows, "schedule"):

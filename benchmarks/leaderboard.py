@@ -50,7 +50,7 @@ NEAR = 1.5
 
 
 def problems() -> list[dict[str, Any]]:
-    """The problems of the grid."""
+    """Return the problems of the grid."""
     huber = {"kind": "regression", "family": "huber", "degrees": 2.5, "name": "heavy tails"}
     own = {"kind": "regression", "spread": 0.9, "heterogeneity": 3, "name": "own Hessians"}
     moving = {"kind": "drifting", "gamma0": 0.5, "name": "drifting"}
@@ -70,7 +70,7 @@ class Apart(NamedTuple):
 
 
 def apart(schedule: str, steps: int) -> list[Apart]:
-    """Clients that are alike: methods of one path, of copies, of parallel runs and of a tree."""
+    """Return cells of clients that are alike: methods of one path, of copies, of parallel runs and of a tree."""
     plain = {"kind": "linear", "dim": DIM, "num_clients": ALIKE, "heterogeneity": 0.0}
     rounds = _schedule(schedule).plan(_decay(), num_steps=steps).num_rounds
     tree = {"dim": DIM, "branches": [2, 2], "splits": [rounds // 3, 2 * (rounds // 3)]}
@@ -105,7 +105,7 @@ def apart(schedule: str, steps: int) -> list[Apart]:
 
 
 def study(size: str) -> Any:
-    """The study of a size."""
+    """Return the study of a size."""
     from jaxlsgd.study import Study
 
     replications, horizons, names = SIZES[size]
@@ -168,9 +168,9 @@ def _decay() -> Any:
     return power_decay(0.5)
 
 
-def rows_of(asked: Any, cells: Iterable[Any]) -> list[Row]:
-    """Coverage, length over the efficient one, and cost, of every cell and method."""
-    made = {part.name: part.built().made for part in asked.problems}
+def rows_of(study: Any, cells: Iterable[Any]) -> list[Row]:
+    """Return coverage, length over the efficient one, and cost, of every cell and method."""
+    made = {part.name: part.built().made for part in study.problems}
     found = []
     for cell in cells:
         base = made[cell.problem.partition(",")[0]]
@@ -200,7 +200,7 @@ def rows_of(asked: Any, cells: Iterable[Any]) -> list[Row]:
 
 
 def _cost(rows: Sequence[Row]) -> str:
-    """What a method costs in words, and what a client sends, from the rarest schedule to C1."""
+    """Return a method's cost in words, and what a client sends, from the rarest schedule to C1."""
     shares = [row["sent_over_c1"] for row in rows]
     ends = dict.fromkeys(f"{share:.2g}" for share in (min(shares), max(shares)))
     return f"{rows[0]['cost']}; sends {' to '.join(ends)} ×"
@@ -222,12 +222,12 @@ def _numbers(rows: Any, truth: np.ndarray, efficient: np.ndarray) -> Row:
 
 
 def keeps(row: Row) -> bool:
-    """Whether a method's coverage in a cell is near its level."""
+    """Return whether a method's coverage in a cell is near its level."""
     return abs(row["coverage"] - 100 * LEVEL) <= NEAR + 3 * row["mcse"]
 
 
 def report(rows: Sequence[Row], size: str) -> str:
-    """The tables as Markdown."""
+    """Return the tables as Markdown."""
     horizons = ", ".join(f"{t:,}" for t in sorted({row["num_steps"] for row in rows}))
     runs = max(row["n_ok"] + row["n_failed"] for row in rows)
     lines = [
@@ -297,7 +297,7 @@ def _alike(rows: Sequence[Row]) -> Iterable[list[str]]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A square for each method, problem and algorithm: the lowest coverage as colour and number, and the length."""
+    """Draw a square per method, problem and algorithm: lowest coverage as colour and number, and length."""
     from matplotlib.figure import Figure
 
     algorithms = [_name(x) for x in ALGORITHMS]
@@ -337,7 +337,7 @@ def _panel(axis: Any, rows: Sequence[Row], algorithm: str) -> Any:
 
 
 def main() -> None:
-    """Runs what is missing of the study, and writes table and figure."""
+    """Run what is missing of the study, and write table and figure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("--out", type=Path, default=Path("leaderboard-results"))
@@ -345,11 +345,11 @@ def main() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from jaxlsgd.study import Results
 
-    asked, out = study(arguments.size), arguments.out
-    outcome = asked.run(out / arguments.size)
+    chosen, out = study(arguments.size), arguments.out
+    outcome = chosen.run(out / arguments.size)
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
-    rows = rows_of(asked, Results(out / arguments.size).read_all())
+    rows = rows_of(chosen, Results(out / arguments.size).read_all())
     write_csv(out / "leaderboard.csv", rows)
     (out / "leaderboard.md").write_text(report(rows, arguments.size), encoding="utf-8")
     draw(rows, out / "leaderboard.png")

@@ -49,7 +49,7 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
                 job()
             raw[case] = times = interleaved(jobs, 2 if quick else 7)
             for label, each in times.items():
-                # The two full matrices differ in what they are asked: only this one is held to it.
+                # Only this one has a target.
                 bound = 1.25 if label == "random scaling, full" else None
                 price = ratio(each, times[BASE])
                 if label == "one-step":

@@ -25,7 +25,7 @@ class Axis(NamedTuple):
     label: str
     values: Sequence[int]
     setting: Callable[[int], dict[str, Any]]  # arguments of `cases.simulate`
-    linear: bool = True  # whether an exponent of 0.9 to 1.1 is asked
+    linear: bool = True  # whether the target is an exponent of 0.9 to 1.1
     schedule: str = "P(1/2)"
 
 
@@ -41,7 +41,7 @@ def axes(quick: bool) -> list[Axis]:
     return [
         Axis("replications R", R, lambda n: {"replications": n, "tile_size": None}),
         Axis("clients K", K, lambda n: {"num_clients": n}),
-        # Under P(1/2) rounds are not in proportion to steps, so that linear cost is asked of C5.
+        # Under P(1/2) rounds are not in proportion to steps, so that the target of linear cost is for C5.
         Axis("steps t_T", steps, lambda n: {"num_steps": n}, schedule="C5"),
         Axis("steps t_T, P(1/2)", steps, lambda n: {"num_steps": n}, linear=False),
         Axis("dimension d", d, lambda n: {"dim": n}, linear=False),
@@ -67,10 +67,10 @@ def _exponents(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
     for axis in axes(quick):
         jobs = {str(n): _job(quick, axis.schedule, **axis.setting(n)) for n in axis.values}
         raw[axis.label] = times = _times(jobs, quick)
-        asked = {"at_least": 0.9, "at_most": 1.1} if axis.linear else {}
+        target = {"at_least": 0.9, "at_most": 1.1} if axis.linear else {}
         slope = exponent(axis.values, list(times.values()))
         case = f"linear, {axis.schedule}, {axis.values[0]} to {axis.values[-1]:,}"
-        findings.append(finding(case, f"time against {axis.label}", slope, "exponent", **asked))
+        findings.append(finding(case, f"time against {axis.label}", slope, "exponent", **target))
     return findings, raw
 
 

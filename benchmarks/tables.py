@@ -31,7 +31,7 @@ CELLS = [
 
 
 class Outcome(NamedTuple):
-    """What became of a cell."""
+    """The results of a cell."""
 
     family: str
     target: str
@@ -48,11 +48,11 @@ def run_cell(
 ) -> Outcome:
     """Fit that many tables."""
     world = population(family, most=most)
-    asked = options(family, target=target, rows=rows)
+    chosen = options(family, target=target, rows=rows)
     covered, errors, added, warned, begun = [], [], [], 0, time.perf_counter()
     for r in range(tables):
         block = world.table(np.random.default_rng([seed, r]))
-        fit = fit_block(DESIGN, block, asked)
+        fit = fit_block(DESIGN, block, chosen)
         found = fit.coefficients()
         truth = world.truth if target == "population" else minimiser(world.family, block)
         _, lower, upper = fit.interval()

@@ -38,7 +38,7 @@ class Processes:
 
 
 class Sizes(NamedTuple):
-    """How much is run."""
+    """The size of a run."""
 
     num_steps: int
     replications: int

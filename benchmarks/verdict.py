@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As a table shows it."""
+        """The name in a table."""
         plan = self.plan
         return f"{self.name}, {plan.name}, {plan.num_steps:,}"
 
