@@ -212,8 +212,8 @@ class Table(NamedTuple):
             return f"<tr>{''.join(made)}</tr>"
 
         caption = f"<caption{left}>{html.escape(self.title)}</caption>" if self.title else ""
-        head, body = row(self.header, "th"), "\n".join(row(line, "td") for line in self.lines)
-        made = f"<table>{caption}<thead>{head}</thead><tbody>\n{body}\n</tbody></table>"
+        head, body = row(self.header, "th"), "".join(row(line, "td") for line in self.lines)
+        made = f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
         return made + "".join(map(paragraph, self.notes))
 
     def markdown(self) -> str:
