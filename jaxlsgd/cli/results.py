@@ -283,7 +283,7 @@ def plot(arguments: argparse.Namespace) -> int:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install 'jaxlsgd[plots]'") from error
-    from jaxlsgd.report import figures, publication
+    from jaxlsgd.report import figures
     from jaxlsgd.study.store.files import refuse_link
 
     out = Path(arguments.out or Path(arguments.directory) / "figures")
@@ -291,7 +291,7 @@ def plot(arguments: argparse.Namespace) -> int:
         refuse_link(out)
     if arguments.figure:
         look = {"format": arguments.format, "width": arguments.width}
-        print(publication.save(rows, out, arguments.figure, **look))
+        print(figures.save_for_print(rows, out, arguments.figure, **look))
         return 0
     for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory)):
         print(path)

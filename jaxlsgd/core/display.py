@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import math
 import re
 import textwrap
-from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
 
 WIDTH = 100  # of a table as text
 
@@ -122,7 +124,9 @@ class Shown(str):
 
 
 class Table(NamedTuple):
-    """A table whose cells are text.
+    """A table, as text, HTML, Markdown, LaTeX or CSV.
+
+    Cells are text; in a table that is written as CSV alone they may be numbers, or None for an empty field.
 
     Example:
       >>> "a &lt; b" in Table("", ["x"], [["a < b"]]).html()
@@ -130,13 +134,19 @@ class Table(NamedTuple):
     """
 
     title: str
-    header: list[str]
-    lines: list[list[str]]
+    header: Sequence[str]
+    lines: Sequence[Sequence[Any]]
     left: Collection[int] = ()  # columns aligned to the left
     notes: Sequence[str] = ()
 
+    @classmethod
+    def of(cls, records: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+        """Return chosen columns of records, for `csv`."""
+        return cls("", columns, [[record[name] for name in columns] for record in records])
+
+    @property
     def width(self) -> int:
-        """Return how many characters a line of the table has as text."""
+        """Characters per line as text."""
         columns = zip(self.header, *self.lines, strict=True)
         return sum(max(map(len, column)) for column in columns) + 2 * (len(self.header) - 1)
 
@@ -148,21 +158,27 @@ class Table(NamedTuple):
         parts = ([title, ""] if title else []) + [align([self.header, *self.lines], self.left)]
         return "\n".join(parts + (["", *notes] if notes else [])) + "\n"
 
-    def html(self) -> str:
-        """Return the table for a notebook."""
+    def html(
+        self,
+        left: str = ' style="text-align:left"',
+        right: str = ' style="text-align:right"',
+    ) -> str:
+        """Return a table element with the notes as paragraphs below.
+
+        Args:
+          left: attributes of cells, and of the caption, that are aligned to the left.
+          right: attributes of the other cells.
+        """
 
         def row(cells: Sequence[str], kind: str) -> str:
-            sides = ("left" if i in self.left else "right" for i in range(len(cells)))
             made = (
-                f'<{kind} style="text-align:{side}">{html.escape(cell)}</{kind}>'
-                for side, cell in zip(sides, cells, strict=True)
+                f"<{kind}{left if i in self.left else right}>{html.escape(cell)}</{kind}>"
+                for i, cell in enumerate(cells)
             )
             return f"<tr>{''.join(made)}</tr>"
 
-        title = html.escape(self.title)
-        caption = f'<caption style="text-align:left">{title}</caption>' if title else ""
-        body = "".join(row(line, "td") for line in self.lines)
-        head = row(self.header, "th")
+        caption = f"<caption{left}>{html.escape(self.title)}</caption>" if self.title else ""
+        head, body = row(self.header, "th"), "".join(row(line, "td") for line in self.lines)
         made = f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
         return made + "".join(map(paragraph, self.notes))
 
@@ -186,6 +202,23 @@ class Table(NamedTuple):
         begin += [rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
         end = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
         return "\n".join([*begin, rows[0], r"\midrule", *rows[1:], *end])
+
+    def csv(self) -> str:
+        """Return header and lines as CSV; floats keep every digit, None is an empty field."""
+        stream = io.StringIO()
+        write_csv(stream, self.header, self.lines)
+        return stream.getvalue()
+
+
+def write_csv(file: TextIO, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    """Write CSV to an open file, with text that a spreadsheet would run as a formula quoted."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([_inert(value) for value in line] for line in lines)
+
+
+def _inert(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
 def escape_markdown(text: str) -> str:

@@ -87,7 +87,7 @@ def fclt_check(
       dtype: "float32" or "float64".
 
     Returns:
-      An `FcltCheck`; print it, or draw it with `report.diagnostics`.
+      An `FcltCheck`; print it.
 
     Example::
 
