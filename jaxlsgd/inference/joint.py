@@ -14,6 +14,7 @@ logarithm it is tabulated for q up to 20 (`critical_values.wald_critical_value`)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,8 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import SIDES, Estimator, Interval, JointLaw
-from jaxlsgd.inference.measuring import in_float64
+from jaxlsgd.core.estimator import SIDES, Estimator, Horizon, Interval, JointLaw, Measurement
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
@@ -102,7 +102,7 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
         hint = "; random_scaling in mode 'diagonal' has none, in mode 'full' it has"
         raise refusal("method", "have a matrix for joint inference", method.name, hint)
     precision = _precision(states)
-    measured, matrix = in_float64(method, states, plan)
+    measured, matrix = measure_in_float64(method, states, plan)
     if bool(measured.floored):
         what = "one in which a numerical floor acted, as where Ĝ is singular"
         raise ValueError(f"state: must be regular for {method.name}, got {what}")
@@ -117,6 +117,38 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
         precision=precision,
         one_sided=lambda level, side: method.law.half(level, side, plan, measured.detail),
     )
+
+
+def measure_in_float64(
+    method: Estimator, states: tuple[Any, ...], plan: Plan | None
+) -> tuple[Measurement, Any]:
+    """Return the measurement and the matrix of one run, computed in float64.
+
+    Args:
+      method: one with a matrix.
+      states: what its `update` returned.
+      plan: the rounds that were run, if known.
+    """
+    horizon = Horizon.of(plan, np.float64) if method.needs_plan and plan is not None else None
+    given = (method.measure, method.matrix, jax.tree.map(_widened, states), horizon)
+    if method.reads_numpy:
+        return _measure(*given)
+    with jax.enable_x64(True):
+        return _compiled(*given)
+
+
+def _widened(leaf: Any) -> np.ndarray:
+    leaf = np.asarray(leaf)
+    return leaf.astype(np.float64) if np.issubdtype(leaf.dtype, np.floating) else leaf
+
+
+def _measure(
+    measure: Any, matrix: Any, states: tuple[Any, ...], horizon: Horizon | None
+) -> tuple[Measurement, Any]:
+    return measure(states, horizon), matrix(states, horizon)
+
+
+_compiled = functools.partial(jax.jit, static_argnums=(0, 1))(_measure)
 
 
 def _precision(states: Any) -> float:

@@ -13,7 +13,6 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.core.registry import register
-from jaxlsgd.inference.burn_in import begun_after
 from jaxlsgd.inference.laws.standard import NORMAL
 from jaxlsgd.inference.sums import compensated_add, widened
 
@@ -119,7 +118,6 @@ def plug_in(
     horizon: str = "asymptotic",
     *,
     average: str = "rounds",
-    burn_in: int = 0,
     name: str | None = None,
 ) -> Estimator:
     """Plug-in: ȳ_j ± z √Cov(ȳ)_jj with the covariance from running Ĝ and Ŝ.
@@ -136,8 +134,6 @@ def plug_in(
       horizon: "asymptotic" or "finite".
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T, whose covariance tends
         to G⁻¹SG⁻ᵀ/t_T under every schedule, without the ν of the paper; see `observation_average`.
-      burn_in: rounds at the beginning that are left out, such as plan.num_rounds // 5; see `burn_in`. Not for
-        "finite", which allows for them.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -154,13 +150,6 @@ def plug_in(
     """
     checks.choice("horizon", horizon, HORIZONS)
     checks.choice("average", average, AVERAGES)
-    checks.count("burn_in", burn_in, 0)
-    if burn_in and horizon == "finite":
-        raise refusal("burn_in", "be 0 for horizon='finite', which allows for all rounds", burn_in)
-    return begun_after(_plug_in(horizon, average, name), burn_in, name)
-
-
-def _plug_in(horizon: str, average: str, name: str | None) -> Estimator:
     if average == "observations":
         # Built on this module, so it cannot be imported by it at the top.
         from jaxlsgd.inference import observation_average

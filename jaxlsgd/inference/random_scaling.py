@@ -14,7 +14,6 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.core.registry import register
-from jaxlsgd.inference.burn_in import begun_after
 from jaxlsgd.inference.laws import critical_values
 from jaxlsgd.inference.laws.random_scaling import limit_law
 from jaxlsgd.inference.sums import compensated_add, widened
@@ -126,7 +125,6 @@ def random_scaling(
     critical: str = "asymptotic",
     beta: float | None = None,
     average: str = "rounds",
-    burn_in: int = 0,
     name: str | None = None,
 ) -> Estimator:
     """Random scaling: ȳ_j ± q √V̂_jj with V̂_m = A_m/(m² s_m).
@@ -146,8 +144,6 @@ def random_scaling(
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T with
         V̂ = t_T⁻³ Σ E_n t_n² (ȳ_n − ȳ_T)(ȳ_n − ȳ_T)ᵀ, whose law is t*(0) under every schedule. A limit
         law still: 95 % intervals covered 90 % under P(1/2) at t_T = 4,000.
-      burn_in: rounds at the beginning that are left out, such as plan.num_rounds // 5; see `burn_in`. Not for
-        "finite_horizon", which allows for them.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -170,13 +166,9 @@ def random_scaling(
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
     checks.choice("average", average, AVERAGES)
-    checks.count("burn_in", burn_in, 0)
-    if burn_in and critical == "finite_horizon":
-        rule = "be 0 for critical='finite_horizon', which allows for all rounds"
-        raise refusal("burn_in", rule, burn_in)
     rows = checks.contrasts(contrasts) if contrasts is not None else ()
     build = _by_observations if average == "observations" else _by_rounds
-    return begun_after(build(mode, rows, critical, beta, name), burn_in, name)
+    return build(mode, rows, critical, beta, name)
 
 
 def _by_rounds(

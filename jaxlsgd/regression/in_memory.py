@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.estimator import Estimator
-from jaxlsgd.inference.measuring import in_float64
+from jaxlsgd.inference.joint import measure_in_float64
 from jaxlsgd.regression import local_sgd
 from jaxlsgd.regression import pilot as pilots
 from jaxlsgd.regression.options import STEPS, Options
@@ -59,7 +59,7 @@ def read(method: Estimator, states: Any, plan: Plan) -> Reading:
       states: what its `update` returned.
       plan: the rounds that were run.
     """
-    found, matrix = in_float64(method, states, plan)
+    found, matrix = measure_in_float64(method, states, plan)
     matrix = np.asarray(matrix, np.float64)
     detail = jax.tree.map(np.asarray, found.detail)
     estimate = np.asarray(found.estimate, np.float64)

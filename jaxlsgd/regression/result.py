@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import scipy.special
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import SIDES, Interval
+from jaxlsgd.inference import joint
 from jaxlsgd.regression.design import Design
 from jaxlsgd.regression.in_memory import Along, Finished, Reading, Whitened
 from jaxlsgd.regression.options import Options
@@ -137,20 +137,13 @@ class TableFit:
 
             result.function(lambda b: b["age"] / b["dose"])
         """
-        found = self.coefficients(method)
-
-        def flat(vector: Any) -> Any:
-            return g(dict(zip(self.names, vector, strict=True)))
-
-        with jax.enable_x64(True):
-            x = jax.numpy.asarray(found.estimate)
-            value, J = (np.asarray(each(x), np.float64) for each in (flat, jax.jacrev(flat)))
-        if value.ndim > 1 or not (np.isfinite(value).all() and np.isfinite(J).all()):
-            rule = "return a finite number or vector with a finite Jacobian at the estimate"
-            raise refusal("g", rule, value)
-        error = np.sqrt(np.einsum("...i,ij,...j->...", J, found.covariance, J))
-        half = found.multiplier(self.level if level is None else level, side) * error
-        return Interval.around(value, half, side)
+        one = self.coefficients(method)
+        found = joint.Joint(
+            one.estimate, one.covariance, one.multiplier, None, one_sided=one.multiplier
+        )
+        level = self.level if level is None else level
+        named = lambda x: g(dict(zip(self.names, x, strict=True)))  # noqa: E731
+        return joint.function(found, named, level, side)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per method and coefficient, as in a printed table."""
