@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from numpy.typing import ArrayLike
 
 from jaxlsgd.core import checks
@@ -14,24 +15,25 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.core.registry import register
+from jaxlsgd.inference.finite_horizon import horizon_factors, scaling_factors
 from jaxlsgd.inference.laws import critical_values
-from jaxlsgd.inference.laws.random_scaling import limit_law
+from jaxlsgd.inference.laws.random_scaling import FINITE_HORIZON, Directions, limit_law
+from jaxlsgd.inference.plug_in import curvature, eigenbasis
 from jaxlsgd.inference.sums import compensated_add, widened
 
-MODES = ("full", "diagonal", "contrasts")
-AVERAGES = ("rounds", "observations")
-LABELS = {
+_MODES = ("full", "diagonal", "contrasts")
+_AVERAGES = ("rounds", "observations")
+_LABELS = {
     "asymptotic": "random scaling",
     "schedule": "random scaling, schedule's q",
     "paper": "random scaling, paper's q",
     "finite_horizon": "random scaling, finite horizon",
 }
-
-
 _COSTS = {
     "full": "no gradients, no communication; memory d² + 3d",
     "diagonal": "no gradients, no communication; memory 4d",
     "contrasts": "no gradients, no communication; memory q² + 3q for q contrasts",
+    "finite_horizon": "a gradient and a Hessian per client and round to the server; memory 3d² + 6d",
 }
 
 
@@ -159,85 +161,67 @@ def random_scaling(
 
     Reference: Li, Liang, Chang, Zhang, Section 4.2, Algorithm 2 and Corollary 4.2.
     """
-    checks.choice("mode", mode, MODES)
-    checks.choice("critical", critical, tuple(LABELS))
+    checks.choice("mode", mode, _MODES)
+    checks.choice("critical", critical, tuple(_LABELS))
     if (contrasts is not None) != (mode == "contrasts"):
         raise refusal("mode", "be 'contrasts' where contrasts are given, and only there", mode)
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
-    checks.choice("average", average, AVERAGES)
+    checks.choice("average", average, _AVERAGES)
     rows = checks.contrasts(contrasts) if contrasts is not None else ()
-    build = _by_observations if average == "observations" else _by_rounds
-    return build(mode, rows, critical, beta, name)
-
-
-def _by_rounds(
-    mode: str,
-    rows: tuple[tuple[float, ...], ...],
-    critical: str,
-    beta: float | None,
-    name: str | None,
-) -> Estimator:
-    part = path_scale(mode, rows)
-    name = name or "random_scaling" + ("" if critical == "asymptotic" else f"[{critical}]")
-    if critical == "finite_horizon":
-        # Built on this module, so it cannot be imported by it at the top.
-        from jaxlsgd.inference import finite_horizon
-        from jaxlsgd.inference.plug_in import curvature
-
-        full = None if mode == "diagonal" else matrix
-        return finite_horizon.random_scaling_estimator(name, part, rows, curvature(), full)
-    return Estimator(
-        name=name,
-        accumulators=(part,),
-        measure=measure,
-        law=limit_law(critical, beta),
-        matrix=None if mode == "diagonal" else matrix,
-        contrasts=rows,
-        label=LABELS[critical],
-        cost=_COSTS[mode],
-    )
-
-
-def _by_observations(
-    mode: str,
-    rows: tuple[tuple[float, ...], ...],
-    critical: str,
-    beta: float | None,
-    name: str | None,
-) -> Estimator:
-    if critical == "finite_horizon":
+    observations, finite = average == "observations", critical == "finite_horizon"
+    if observations and finite:
         rule = "be another with average='observations': its finite laws are known for rounds only"
         hint = "; one_step() is as efficient and allows for the horizon"
         raise refusal("critical", rule, critical, hint)
-    if beta is not None:
+    if observations and beta is not None:
         rule = "be None with average='observations', whose law does not depend on how E_m grows"
         raise refusal("beta", rule, beta)
-    given = "paper, observations" if critical == "paper" else "observations"
+    given, label = "" if critical == "asymptotic" else critical, _LABELS[critical]
+    law = FINITE_HORIZON if finite else limit_law(critical, beta)
+    if observations:
+        given = "paper, observations" if critical == "paper" else "observations"
+        label = f"random scaling, {given}"
+        # In time counted in observations, every schedule has the law t*(0).
+        law = limit_law("paper" if critical == "paper" else "asymptotic", 0.0)
+    part = path_scale(mode, rows, observations)
+    measure, matrix = _functions(observations)
     return Estimator(
-        name=name or f"random_scaling[{given}]",
-        accumulators=(path_scale(mode, rows, True),),
-        measure=measure_observations,
-        # The plan's own clock is that of t*(0): observations.
-        law=limit_law("paper" if critical == "paper" else "asymptotic", 0.0),
-        matrix=None if mode == "diagonal" else observation_matrix,
+        name=name or "random_scaling" + (f"[{given}]" if given else ""),
+        accumulators=(part, curvature()) if finite else (part,),
+        measure=_measure_directions(rows) if finite else measure,
+        law=law,
+        matrix=None if mode == "diagonal" else matrix,
+        needs_plan=finite,
         contrasts=rows,
-        label=f"random scaling, {given}",
-        cost=_COSTS[mode],
+        label=label,
+        cost=_COSTS["finite_horizon" if finite else mode],
+        within_theory=finite,
     )
 
 
-def scaling_matrix(state: RandomScalingState) -> Array:
-    """V̂_m = A/(m² s): (d, d), or its diagonal (d,) in diagonal mode."""
+def scaling_matrix(state: RandomScalingState, observations: bool = False) -> Array:
+    """Return V̂_m = A/(m² s), or A/t³ for `observations`: (d, d), or its diagonal (d,) in diagonal mode."""
+    s = jnp.where(state.m > 0, state.s, 1)
+    # One division at a time: m² s would leave the range of float32 at long horizons.
+    if observations:
+        return state.A / s / s / s
     m = jnp.maximum(state.m, 1).astype(state.A.dtype)
-    # Two divisions: m² overflows nothing here, but m²·s would leave float32 at long horizons.
-    return state.A / m / m / jnp.where(state.m > 0, state.s, 1)
+    return state.A / m / m / s
 
 
-def measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Measurement:
-    """ȳ with √V̂_jj as its scale."""
-    del horizon
-    return _measurement(states[0], scaling_matrix(states[0]))
+@functools.cache
+def _functions(observations: bool) -> tuple[Any, Any]:
+    """Return `measure` and `matrix` of an estimator."""
+
+    def measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Measurement:
+        return _measurement(states[0], matrix(states, horizon))
+
+    def matrix(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Array:
+        del horizon
+        return scaling_matrix(states[0], observations)
+
+    return measure, matrix
 
 
 def _measurement(state: RandomScalingState, V: Array) -> Measurement:
@@ -250,21 +234,30 @@ def _measurement(state: RandomScalingState, V: Array) -> Measurement:
     return Measurement(state.mean + state.lost, scale, jnp.any(diagonal < 0))
 
 
-def matrix(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Array:
-    """V̂ for joint inference."""
-    del horizon
-    return scaling_matrix(states[0])
+@functools.cache
+def _measure_directions(rows: tuple[tuple[float, ...], ...]) -> Any:
+    """Return the finite-horizon measure for contrasts, or for the coordinates if there are none."""
 
+    def measure(states: tuple[Any, Any], horizon: Horizon | None) -> Measurement:
+        assert horizon is not None
+        found = _measurement(states[0], scaling_matrix(states[0]))
+        basis = eigenbasis(states[1])
+        factors = horizon_factors(basis.eigenvalues, horizon)
+        scaling = scaling_factors(basis.eigenvalues, horizon)
+        view = basis.vectors
+        move = states[1].start - states[1].mean
+        if rows:
+            matrix = jnp.asarray(rows, view.dtype)
+            view = jnp.matmul(matrix, view, precision=lax.Precision.HIGHEST)
+            move = jnp.sum(matrix * move[None, :], axis=1)
+        inner = jnp.matmul(view, factors.pair * basis.S, precision=lax.Precision.HIGHEST)
+        variance = jnp.sum(view * inner, axis=1)
+        # Far from x* the curvature is not Ĝ. The start is assumed to fade at Ĝ's fastest rate: never too
+        # slowly for a linear problem, and as logistic regression does at first from x_0 = 0.
+        bias = move * jnp.maximum(factors.start[-1], 0) / jnp.sqrt(variance)
+        ratio = jnp.diagonal(scaling) / jnp.diagonal(factors.pair)
+        scaling = scaling * basis.S
+        detail = Directions(basis.eigenvalues, view, variance, scaling, ratio, bias, basis.S)
+        return found._replace(floored=found.floored | basis.floored, detail=detail)
 
-def measure_observations(
-    states: tuple[RandomScalingState, ...], horizon: Horizon | None
-) -> Measurement:
-    """The average over observations with √V̂_jj as its scale."""
-    return _measurement(states[0], observation_matrix(states, horizon))
-
-
-def observation_matrix(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Array:
-    """V̂ = A/t³."""
-    del horizon
-    t = jnp.where(states[0].m > 0, states[0].s, 1)
-    return states[0].A / t / t / t
+    return measure
