@@ -19,6 +19,9 @@ from jax import lax
 
 from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.core.problem import Array
+from jaxlsgd.inference.laws.finite_horizon import lost_share, pair_noise
+
+_ZERO = 1e-6  # of 1 − (1 − ηλ)(1 − ηλ'), in float32
 
 
 class HorizonFactors(NamedTuple):
@@ -43,9 +46,9 @@ def horizon_factors(
     def back(carry: tuple[Array, Array], inputs: tuple[Array, Array]) -> tuple[Any, None]:
         ahead, total = carry  # ρ_{m+1} W_{m+1}, and the sum
         E_m, eta_m = inputs
-        lost = _one_minus_power(eta_m * eigenvalues, E_m)
+        lost = lost_share(eta_m * eigenvalues, E_m)
         W = jnp.where(E_m > 0, (E_m if observations else 1) + ahead, 0)
-        noise = _geometric(eigenvalues, lost, eta_m, E_m)
+        noise = pair_noise(eigenvalues, lost, eta_m, E_m, _ZERO)
         total = total + W[:, None] * W[None, :] * noise
         return ((1 - lost) * W, total), None
 
@@ -53,22 +56,6 @@ def horizon_factors(
     (start, total), _ = lax.scan(back, empty, (E, eta), reverse=True)
     count = jnp.sum(E) if observations else horizon.num_rounds.astype(dtype)
     return HorizonFactors(total / count / count, start / count)
-
-
-def _one_minus_power(step: Array, E: Array) -> Array:
-    """1 − (1 − ηλ)^E, without cancellation for small ηλ and with the right sign for ηλ > 1."""
-    rate = 1 - step
-    size = jnp.exp(E * jnp.log(jnp.maximum(jnp.abs(rate), jnp.finfo(step.dtype).tiny)))
-    power = jnp.where((rate < 0) & (E % 2 == 1), -size, size)
-    return jnp.where(step < 0.5, -jnp.expm1(E * jnp.log1p(-jnp.minimum(step, 0.5))), 1 - power)
-
-
-def _geometric(values: Array, lost: Array, eta: Array, E: Array) -> Array:
-    """η² Σ_{l<E} (r_i r_j)^l = η (1 − ρ_iρ_j)/(λ_i + λ_j − ηλ_iλ_j), where r = 1 − ηλ."""
-    top = lost[:, None] + lost[None, :] - lost[:, None] * lost[None, :]
-    bottom = values[:, None] + values[None, :] - eta * values[:, None] * values[None, :]
-    flat = jnp.abs(eta * bottom) < 1e-6  # r_i r_j = 1: all E terms are one
-    return jnp.where(flat, eta * eta * E, eta * top / jnp.where(flat, 1, bottom))
 
 
 def scaling_factors(eigenvalues: Array, horizon: Horizon) -> Array:
@@ -94,8 +81,8 @@ def scaling_factors(eigenvalues: Array, horizon: Horizon) -> Array:
         F = after + F
         cross = B[:, None] * W[None, :]
         middle = D - cross - cross.T + squares * W[:, None] * W[None, :]
-        lost = _one_minus_power(eta_m * eigenvalues, E_m)
-        total = total + middle * _geometric(eigenvalues, lost, eta_m, E_m)
+        lost = lost_share(eta_m * eigenvalues, E_m)
+        total = total + middle * pair_noise(eigenvalues, lost, eta_m, E_m, _ZERO)
         rho = 1 - lost
         D = rho[:, None] * rho[None, :] * D
         return (rho * W, rho * F, rho * B, D, after, after_share, total), None

@@ -105,7 +105,7 @@ def _spectrum(sines: FloatArray, square: float) -> Spectrum:
     return Spectrum(kappa2, np.append(sines**2, rest) * kappa2)
 
 
-def pivot_tail(c: FloatArray, spectrum: Spectrum) -> FloatArray:
+def _pivot_tail(c: FloatArray, spectrum: Spectrum) -> FloatArray:
     """P(|t*| > c) for every element of c >= 0, in blocks that keep the work arrays in cache."""
     flat = np.ravel(c)
     parts = [_tail_block(flat[start : start + 32], spectrum) for start in range(0, flat.size, 32)]
@@ -116,7 +116,7 @@ def quantile(level: float, spectrum: Spectrum) -> float:
     """The c with P(|t*| > c) = 1 - level; in logarithms, almost linear far out."""
 
     def excess(c: float) -> float:
-        return math.log(max(float(pivot_tail(np.array(c), spectrum)), 5e-324)) - math.log1p(-level)
+        return math.log(max(float(_pivot_tail(np.array(c), spectrum)), 5e-324)) - math.log1p(-level)
 
     high = 8.0
     while excess(high) > 0:
@@ -139,8 +139,8 @@ def _tail_block(c: FloatArray, spectrum: Spectrum) -> FloatArray:
     schur = (1 / (kappa2 + (a**2)[..., None]) @ weights[..., None])[..., 0]
     factor = s_0[:, None] * (1 - clipped[:, None] ** 2 * schur)
     log_product = a + np.log(-np.expm1(-2 * a) / (2 * a)) + np.log(factor)
-    pivot_tail = 2 / np.pi * step * np.sum(np.exp(-log_product / 2) / cosh, axis=1)
-    return np.where(c == 0, 1.0, np.minimum(pivot_tail, 1.0))
+    found = 2 / np.pi * step * np.sum(np.exp(-log_product / 2) / cosh, axis=1)
+    return np.where(c == 0, 1.0, np.minimum(found, 1.0))
 
 
 def _positive_root(c: FloatArray, spectrum: Spectrum) -> FloatArray:
@@ -179,29 +179,6 @@ class HasSchedule(Protocol):
         ...
 
 
-def tail_probability(c: ArrayLike, *, beta: float = 0.0) -> float | FloatArray:
-    """Two-sided tail P(|t*(beta)| > c) of the limit of the random scaling statistic.
-
-    t*(beta) = B(1)/sqrt(int (B(r) - g(r) B(1))^2 dr) with g(r) = r^{1/(1-beta)}.
-
-    Args:
-      c: thresholds, at least 0; a number or an array of any shape.
-      beta: growth of the communication interval, E_m ~ m^beta, in [0, 1).
-
-    Returns:
-      The probability, of the shape of `c` (a float for a number).
-
-    Example:
-      >>> from jaxlsgd.inference import critical_values
-      >>> round(critical_values.tail_probability(6.7473), 4)
-      0.05
-
-    Reference: the paper's Section 4.2 for t*(beta); `pivot_law` for the integral.
-    """
-    spectrum = beta_spectrum(_check_beta(beta))
-    return _tail(_check_thresholds("c", c), spectrum)
-
-
 def p_value(statistic: ArrayLike, *, beta: float = 0.0) -> float | FloatArray:
     """Two-sided p-value P(|t*(beta)| > |statistic|).
 
@@ -220,7 +197,7 @@ def p_value(statistic: ArrayLike, *, beta: float = 0.0) -> float | FloatArray:
     Reference: Corollary 4.3 of the paper, read as a test.
     """
     spectrum = beta_spectrum(_check_beta(beta))
-    return _tail(np.abs(_check_array("statistic", statistic)), spectrum)
+    return _tail(statistic, spectrum)
 
 
 def critical_value(level: float, *, beta: float = 0.0) -> float:
@@ -243,32 +220,10 @@ def critical_value(level: float, *, beta: float = 0.0) -> float:
     return _beta_quantile(checks.level(level), _check_beta(beta))
 
 
-def tail_probability_for_plan(plan: HasSchedule, c: ArrayLike) -> float | FloatArray:
-    """P(|t*| > c) under the time change of an actual schedule, with its warm-up and rounding.
-
-    g is the piecewise linear map with g(r_m) = m/T, r_m = sum_{n<=m} 1/E_n / sum_{n<=T} 1/E_n.
-
-    Args:
-      plan: anything with an integer array `E` of shape (T,), T at least 2.
-      c: thresholds, at least 0; a number or an array of any shape.
-
-    Returns:
-      The probability, of the shape of `c` (a float for a number).
-
-    Example:
-      >>> import types
-      >>> from jaxlsgd.inference import critical_values
-      >>> plan = types.SimpleNamespace(E=[1] * 250 + [5] * 950)
-      >>> round(critical_values.tail_probability_for_plan(plan, 5.555), 4)
-      0.05
-
-    Reference: Corollary 4.2 of the paper, with its g taken from the schedule and not from the family.
-    """
-    return _tail(_check_thresholds("c", c), plan_spectrum(check_plan(plan)))
-
-
 def p_value_for_plan(plan: HasSchedule, statistic: ArrayLike) -> float | FloatArray:
-    """Two-sided p-value P(|t*| > |statistic|) under the time change of an actual schedule.
+    """Return the two-sided p-value P(|t*| > |statistic|) under the time change of an actual schedule.
+
+    g is the piecewise linear map with g(r_m) = m/T, r_m = Σ_{n≤m} 1/E_n / Σ_{n≤T} 1/E_n.
 
     Args:
       plan: anything with an integer array `E` of shape (T,), T at least 2.
@@ -283,9 +238,9 @@ def p_value_for_plan(plan: HasSchedule, statistic: ArrayLike) -> float | FloatAr
       >>> critical_values.p_value_for_plan(types.SimpleNamespace(E=[1, 2, 2, 3]), 0.0)
       1.0
 
-    Reference: Corollary 4.2 of the paper; `tail_probability_for_plan` for g.
+    Reference: Corollary 4.2 of the paper, with g from the schedule and not from its family.
     """
-    return _tail(np.abs(_check_array("statistic", statistic)), plan_spectrum(check_plan(plan)))
+    return _tail(statistic, plan_spectrum(check_plan(plan)))
 
 
 def for_plan(plan: HasSchedule, level: float) -> float:
@@ -304,7 +259,7 @@ def for_plan(plan: HasSchedule, level: float) -> float:
       >>> round(critical_values.for_plan(types.SimpleNamespace(E=[1] * 250 + [5] * 950), 0.95), 3)
       5.555
 
-    Reference: Corollary 4.2 of the paper; `tail_probability_for_plan` for g.
+    Reference: Corollary 4.2 of the paper, with g from the schedule and not from its family.
     """
     return _plan_quantile(checks.level(level), check_plan(plan))
 
@@ -357,7 +312,7 @@ def paper_p_value(statistic: ArrayLike, *, beta: float) -> float | FloatArray:
 
     Reference: Table 2 of the paper.
     """
-    size = np.abs(_check_array("statistic", statistic))
+    size = np.abs(_check_statistic(statistic))
     printed = [paper_value(beta, level) for level in _PAPER_LEVELS]
     exact = [critical_value(level, beta=beta) for level in _PAPER_LEVELS]
     return p_value(size * np.interp(size, printed, np.divide(exact, printed)), beta=beta)
@@ -403,8 +358,8 @@ def _wald_table() -> dict[int, dict[float, float]]:
     return table
 
 
-def _tail(c: FloatArray, spectrum: Spectrum) -> float | FloatArray:
-    tail = pivot_tail(c, spectrum)
+def _tail(statistic: ArrayLike, spectrum: Spectrum) -> float | FloatArray:
+    tail = _pivot_tail(np.abs(_check_statistic(statistic)), spectrum)
     return tail if tail.ndim else float(tail)
 
 
@@ -418,21 +373,14 @@ def _plan_quantile(level: float, E: bytes) -> float:
     return quantile(level, plan_spectrum(E))
 
 
-def _check_array(name: str, value: ArrayLike) -> FloatArray:
+def _check_statistic(value: ArrayLike) -> FloatArray:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # a ragged list
         array = np.array(None)
     if array.dtype.kind not in "iuf" or np.isnan(array).any():
-        raise refusal(name, "be real numbers without NaN", value)
+        raise refusal("statistic", "be real numbers without NaN", value)
     return array.astype(np.float64)
-
-
-def _check_thresholds(name: str, value: ArrayLike) -> FloatArray:
-    array = _check_array(name, value)
-    if (array < 0).any():
-        raise refusal(name, "be at least 0", value)
-    return array
 
 
 def _check_beta(beta: float) -> float:

@@ -69,28 +69,46 @@ class Form(NamedTuple):
         return np.stack([self.hh, self.hd, self.dd], axis=1)
 
 
+def round_rate(step: Any, E: Any) -> Any:
+    """Return ρ = (1 − ηλ)^E, of the right sign for ηλ > 1; of NumPy or JAX arrays."""
+    xp, rate = step.__array_namespace__(), 1 - step
+    size = xp.exp(E * xp.log(xp.maximum(xp.abs(rate), xp.finfo(step.dtype).tiny)))
+    return xp.where((rate < 0) & (E % 2 == 1), -size, size)
+
+
+def lost_share(step: Any, E: Any) -> Any:
+    """Return 1 − ρ, without cancellation for small ηλ."""
+    xp = step.__array_namespace__()
+    near = -xp.expm1(E * xp.log1p(-xp.minimum(step, 0.5)))
+    return xp.where(step < 0.5, near, 1 - round_rate(step, E))
+
+
+def pair_noise(values: Any, lost: Any, eta: Any, E: Any, zero: float) -> Any:
+    """Return η² Σ_{l<E} (r_i r_j)^l = η (1 − ρ_iρ_j)/(λ_i + λ_j − ηλ_iλ_j) for pairs of λ, with r = 1 − ηλ.
+
+    Args:
+      values: λ, (d,).
+      lost: 1 − ρ, (..., d).
+      eta: η, of shape () or (..., 1, 1).
+      E: as eta.
+      zero: below this |1 − r_i r_j| all E terms are taken to be 1.
+    """
+    xp = lost.__array_namespace__()
+    one, other = lost[..., :, None], lost[..., None, :]
+    bottom = values[:, None] + values[None, :] - eta * values[:, None] * values[None, :]
+    flat = xp.abs(eta * bottom) < zero
+    top = one + other - one * other
+    return xp.where(flat, eta * eta * E, eta * top / xp.where(flat, 1, bottom))
+
+
 def local_factors(plan: Plan, eigenvalue: float | FloatArray) -> tuple[FloatArray, FloatArray]:
-    """ρ_m and Var ε_m of every round, without cancellation for small η_m λ, and for 1 − η_m λ ≤ 0 too."""
+    """Return ρ_m and Var ε_m of every round."""
     step = plan.eta * eigenvalue
-    lost = lost_share(plan, eigenvalue)
+    lost = lost_share(step, plan.E)
     apart = step * (2 - step)
     flat = np.abs(apart) < 1e-14
     geometric = np.where(flat, plan.E, lost * (2 - lost) / np.where(flat, 1.0, apart))
-    return _power(plan, eigenvalue), plan.eta**2 * geometric
-
-
-def lost_share(plan: Plan, eigenvalue: float | FloatArray) -> FloatArray:
-    """1 − ρ_m, without cancellation where η_m λ is small."""
-    step = plan.eta * eigenvalue
-    near = -np.expm1(plan.E * np.log1p(-np.minimum(step, 0.5)))
-    return np.where(step < 0.5, near, 1 - _power(plan, eigenvalue))
-
-
-def _power(plan: Plan, eigenvalue: float | FloatArray) -> FloatArray:
-    """ρ_m = (1 − η_m λ)^{E_m}."""
-    rate = 1 - plan.eta * eigenvalue
-    size = np.exp(plan.E * np.log(np.maximum(np.abs(rate), 1e-300)))
-    return np.where((rate < 0) & (plan.E % 2 == 1), -size, size)
+    return round_rate(step, plan.E), plan.eta**2 * geometric
 
 
 def path(plan: Plan, eigenvalue: float) -> Path:

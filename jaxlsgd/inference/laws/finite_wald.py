@@ -181,18 +181,12 @@ def _check_finite(plan: Plan, process: Process, *found: FloatArray) -> None:
 
 def _rounds(plan: Plan, process: Process) -> tuple[FloatArray, FloatArray]:
     """ρ_m, (T, d), and Cov ε_m, (T, d, d)."""
-    values = process.eigenvalues
-    factors = [finite_horizon.local_factors(plan, float(value)) for value in values]
-    rho = np.stack([rate for rate, _ in factors], axis=1)
-    lost = np.stack([finite_horizon.lost_share(plan, float(value)) for value in values], axis=1)
-    top = lost[:, :, None] + lost[:, None, :] - lost[:, :, None] * lost[:, None, :]
-    eta = plan.eta[:, None, None]
-    bottom = values[:, None] + values - eta * values[:, None] * values
-    flat = np.abs(eta * bottom) < 1e-12  # as in finite_horizon: all E terms are one
-    geometric = np.where(
-        flat, eta**2 * plan.E[:, None, None], eta * top / np.where(flat, 1, bottom)
+    values, eta, E = process.eigenvalues, plan.eta[:, None], plan.E[:, None]
+    step = eta * values
+    noise = finite_horizon.pair_noise(
+        values, finite_horizon.lost_share(step, E), eta[..., None], E[..., None], zero=1e-12
     )
-    return rho, geometric * process.S
+    return finite_horizon.round_rate(step, E), noise * process.S
 
 
 def _roots(covariances: FloatArray) -> FloatArray:
