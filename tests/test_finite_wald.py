@@ -19,7 +19,7 @@ from jaxlsgd.inference.laws import finite_horizon as finite_law
 from jaxlsgd.inference.laws import finite_wald
 from jaxlsgd.problems import paper_problem
 from jaxlsgd.runs.cell import LOCAL_SGD, Cell
-from jaxlsgd.runs.simulate import Reading, read_cells
+from jaxlsgd.runs.simulate import SavedRound, read_cells
 
 VALUES = np.array([0.08, 0.3, 0.9])
 ROOT = np.array([[1.0, 0.0, 0.0], [0.5, 0.8, 0.0], [-0.3, 0.2, 0.6]])
@@ -130,7 +130,7 @@ def run(model: str, name: str, replications: int) -> tuple[Any, schedules.Plan, 
     plan = paper_plan(name, problem.gamma0, num_steps=5_000)
     cell = Cell(problem, plan, (METHOD,), (0.95,), None, "float32", LOCAL_SGD)
     events = read_cells(jax.random.key(77), [cell], 0, replications, shared_draws=False)
-    reading = [event for event in events if isinstance(event, Reading)][-1]
+    reading = [event for event in events if isinstance(event, SavedRound)][-1]
     A = np.moveaxis(np.asarray(reading.states[METHOD.name][0].A, np.float64), -1, 0)
     return reading.found[METHOD.name], plan, A / plan.num_rounds**2 / np.sum(1 / plan.E)
 
