@@ -25,7 +25,7 @@ _ZERO = 1e-6  # of 1 − (1 − ηλ)(1 − ηλ'), in float32
 
 
 class HorizonFactors(NamedTuple):
-    """Factors that the plan gives each pair of eigenvalues, and the start."""
+    """Factors of each pair of eigenvalues, and of the start, under a plan."""
 
     pair: Array  # (d, d) (1/T²) Σ W_m W_m n_m
     start: Array  # (d,) ρ_1 W_1/T
@@ -59,7 +59,7 @@ def horizon_factors(
 
 
 def scaling_factors(eigenvalues: Array, horizon: Horizon) -> Array:
-    """(d, d): factors of S̃_ik in E V̂_ik under the plan, by one recursion back in O(T d²).
+    """Return the factors of S̃_ik in E V̂_ik under the plan, (d, d), by one recursion back in O(T d²).
 
     With w_n = (1/E_n)/Σ1/E, A_nm(λ) = Σ_{m≤l≤n} ρ_{m+1}…ρ_l and D_m = Σ_{n≥m} w_n A_nm(λ)A_nm(λ'),
     B_m = Σ_{n≥m} w_n (n/T) A_nm the factor is (1/T²) Σ_m n_m (D_m − B_mW'_m − W_mB'_m + W_mW'_m Σ w_n n²/T²).

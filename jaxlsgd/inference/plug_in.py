@@ -42,7 +42,7 @@ class PlugInState(NamedTuple):
 
 @functools.cache
 def curvature() -> Accumulator:
-    """Ĝ = (1/m) Σ Σ_k p_k ∇²f_k(x̄; ξ^k) and Ŝ = (1/m) Σ g gᵀ, g = Σ_k p_k ∇f_k(x̄; ξ^k)."""
+    """Return the streaming statistic Ĝ = (1/m) Σ Σ_k p_k ∇²f_k(x̄; ξ^k) and Ŝ = (1/m) Σ g gᵀ, g = Σ_k p_k ∇f_k(x̄; ξ^k)."""
 
     def init(params: Params) -> PlugInState:
         x = widened(flatten(params))
@@ -117,8 +117,8 @@ def plug_in(
     `finite_horizon`. In the paper's models it covers as often as it claims, but it ignores multiplicative
     noise and the bias that the start leaves: in logistic regression under C5 at t_T = 2,000 its 95 %
     intervals covered 85 % with one client, 86 % at alpha = 0.8 and 1 % from a start 3 away
-    (`benchmarks.stress`), and those of `one_step` 96, 94 and 96 %. That one is the first of `fit`'s
-    methods; this one is for those who must report ȳ.
+    (`benchmarks.stress`), and those of `one_step` 96, 94 and 96 %. `one_step` is the first default method
+    of `fit`; use this one if ȳ must be reported.
 
     Args:
       horizon: "asymptotic" or "finite".

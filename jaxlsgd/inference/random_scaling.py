@@ -1,4 +1,7 @@
-"""Random scaling: intervals from the path alone, with no gradient and no Hessian."""
+"""Random scaling: intervals from the path alone, with no gradient and no Hessian.
+
+`random_scaling` builds all variants; start reading there. Only its finite-horizon critical values need Hessians.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class RandomScalingState(NamedTuple):
     """The paper's four accumulators, centred at the running mean ȳ_m.
 
     A = Σ (n²/E_n)(ȳ_n − ȳ_m)(ȳ_n − ȳ_m)ᵀ, b = Σ (n²/E_n)(ȳ_n − ȳ_m), s = Σ 1/E_n, q = Σ n²/E_n. For the
-    average over observations E_n t_n² stands in the place of n²/E_n, and s = t_m.
+    average over observations E_n t_n² takes the place of n²/E_n, and s = t_m.
     """
 
     A: Array  # (d, d), or (d,) in diagonal mode
@@ -61,7 +64,7 @@ def path_scale(
     contrasts: tuple[tuple[float, ...], ...] = (),
     observations: bool = False,
 ) -> Accumulator:
-    """The random-scaling accumulators as a streaming statistic of x̄_{t_m}.
+    """Return the random-scaling accumulators as a streaming statistic of x̄_{t_m}.
 
     With δ = (x̄_m − ȳ_{m−1})/m each round does, at the cost of the paper's Algorithm 2,
 
@@ -139,13 +142,13 @@ def random_scaling(
         "contrasts" keeps V̂ of Rx for the rows R given.
       contrasts: R, (number, d); only with (and then required by) mode "contrasts".
       critical: where q comes from: "asymptotic" (t*(β) of the schedule's family, or the plan's own E_m
-        where it has none), "schedule" (the plan's own E_m), "paper" (the paper's simulated Table 2),
+        if it has none), "schedule" (the plan's own E_m), "paper" (the paper's simulated Table 2),
         "finite_horizon" (the Gaussian process of the plan with the estimated G and S; needs Hessians,
         and an algorithm that the paper's theory covers).
       beta: growth exponent of E_m for "asymptotic" and "paper"; taken from the plan if None.
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T with
-        V̂ = t_T⁻³ Σ E_n t_n² (ȳ_n − ȳ_T)(ȳ_n − ȳ_T)ᵀ, whose law is t*(0) under every schedule. A limit
-        law still: 95 % intervals covered 90 % under P(1/2) at t_T = 4,000.
+        V̂ = t_T⁻³ Σ E_n t_n² (ȳ_n − ȳ_T)(ȳ_n − ȳ_T)ᵀ, whose law is t*(0) under every schedule. This is
+        a limit law too: 95 % intervals covered 90 % under P(1/2) at t_T = 4,000.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -164,7 +167,7 @@ def random_scaling(
     checks.choice("mode", mode, _MODES)
     checks.choice("critical", critical, tuple(_LABELS))
     if (contrasts is not None) != (mode == "contrasts"):
-        raise refusal("mode", "be 'contrasts' where contrasts are given, and only there", mode)
+        raise refusal("mode", "be 'contrasts' if and only if contrasts are given", mode)
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
     checks.choice("average", average, _AVERAGES)
@@ -227,7 +230,7 @@ def _functions(observations: bool) -> tuple[Any, Any]:
 def _measurement(state: RandomScalingState, V: Array) -> Measurement:
     diagonal = jnp.diagonal(V) if V.ndim == 2 else V
     scale = jnp.sqrt(jnp.maximum(diagonal, 0))
-    # maximum() would turn a NaN of a diverged path into 0 on some back ends.
+    # On some back ends maximum() turns the NaN of a diverged path into 0.
     scale = jnp.where(jnp.isnan(diagonal), jnp.nan, scale)
     # One round has no spread to estimate from.
     scale = jnp.where(state.m < 2, jnp.inf, scale)
@@ -252,8 +255,8 @@ def _measure_directions(rows: tuple[tuple[float, ...], ...]) -> Any:
             move = jnp.sum(matrix * move[None, :], axis=1)
         inner = jnp.matmul(view, factors.pair * basis.S, precision=lax.Precision.HIGHEST)
         variance = jnp.sum(view * inner, axis=1)
-        # Far from x* the curvature is not Ĝ. The start is assumed to fade at Ĝ's fastest rate: never too
-        # slowly for a linear problem, and as logistic regression does at first from x_0 = 0.
+        # Far from x* the curvature is not Ĝ. The start is assumed to fade at Ĝ's fastest rate: an upper bound
+        # for a linear problem, and the initial rate of logistic regression from x_0 = 0.
         bias = move * jnp.maximum(factors.start[-1], 0) / jnp.sqrt(variance)
         ratio = jnp.diagonal(scaling) / jnp.diagonal(factors.pair)
         scaling = scaling * basis.S

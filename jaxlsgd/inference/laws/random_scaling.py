@@ -23,7 +23,7 @@ _LEAST_P = 1e-6  # below it the integral of `finite_horizon` has no correct digi
 
 @functools.cache
 def limit_law(critical: str, beta: float | None) -> Law:
-    """The law of (ȳ − x*)/√V̂ as T → ∞.
+    """Return the law of (ȳ − x*)/√V̂ as T → ∞.
 
     Args:
       critical: "asymptotic", "schedule" or "paper"; see `random_scaling`.
@@ -33,7 +33,7 @@ def limit_law(critical: str, beta: float | None) -> Law:
     def multiplier(level: float, plan: Plan | None, detail: Any) -> float:
         del detail
         if plan is not None and plan.num_rounds < 2:
-            return float("inf")  # as the scale: one round has no spread
+            return float("inf")  # one round has no spread
         if _by_schedule(critical, beta, plan):
             return critical_values.for_plan(_required(plan, "schedule"), level)
         if critical == "paper":
@@ -58,7 +58,7 @@ def limit_law(critical: str, beta: float | None) -> Law:
 
         return _joint_law(_spectrum(critical, beta, plan), one_quantile, one_tail)
 
-    # The law of a schedule is an integral that takes its time, and exists for every schedule.
+    # A schedule's own law exists for every schedule, and is slow to compute: no check before a run.
     return Law(multiplier, tail, joint, from_plan=critical != "schedule")
 
 
@@ -67,7 +67,7 @@ def _joint_law(
     one_quantile: Callable[[float], float],
     one_tail: Callable[[float], float],
 ) -> JointLaw:
-    """Exact for one contrast, from the table where there is one, else simulated."""
+    """Return the joint law: exact for one contrast, from the table if it has the level, else simulated."""
 
     def quantile(level: float, q: int) -> float:
         if q == 1:
@@ -96,7 +96,7 @@ def _growth(beta: float | None, plan: Plan | None) -> float:
 
 
 def _by_schedule(critical: str, beta: float | None, plan: Plan | None) -> bool:
-    """Whether the law is that of the plan's own E_m: on request, and for a sequence without a family."""
+    """Return whether the law is that of the plan's own E_m: on request, or if its schedule has no β."""
     without_family = beta is None and plan is not None and plan.beta is None
     return critical == "schedule" or (critical == "asymptotic" and without_family)
 
@@ -116,7 +116,7 @@ def _required(plan: Plan | None, critical: str) -> Plan:
 
 
 class Directions(NamedTuple):
-    """How the eigendirections of Ĝ add up to each coordinate's ȳ_T and V̂_T."""
+    """Contributions of the eigendirections of Ĝ to each coordinate's ȳ_T and V̂_T."""
 
     eigenvalues: Any  # (d,)
     view: Any  # (coordinates, d) each coordinate's part of each direction
@@ -128,25 +128,25 @@ class Directions(NamedTuple):
 
 
 def direction_multiplier(level: float, plan: Plan | None, detail: Directions) -> np.ndarray:
-    """Critical values (..., coordinates) from those of each direction.
+    """Return critical values (..., coordinates) from those of each direction.
 
     In one direction q_i² E V̂_i/Var ȳ_i = k_i, a number that depends little on λ_i. A coordinate, the
-    sum over directions with parts u_i, is given q⁻² = Σ_ik (u_i/√k_i) (u_k/√k_k) E V̂_ik / Var ȳ: exact
-    where the λ_i are equal, and right in the mean of V̂ where they are not. Compared with the exact law
+    sum over directions with parts u_i, has q⁻² = Σ_ik (u_i/√k_i) (u_k/√k_k) E V̂_ik / Var ȳ: exact
+    if the λ_i are equal, and otherwise correct in the mean of V̂. Compared with the exact law
     of two directions at 95 % the error is up to 1 % for λ_i a factor 4 apart and up to 9 % for a factor
-    20; where the two are negatively correlated, and so cancel, up to 14 % and 18 %.
+    20; for negatively correlated directions, which cancel, up to 14 % and 18 %.
     """
     plan = _required(plan, "finite_horizon")
     part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
     if plan.num_rounds < 2:
-        return np.full(part.variance.shape, np.inf)  # as the scale: one round has no spread
+        return np.full(part.variance.shape, np.inf)  # one round has no spread
     values = np.broadcast_to(part.eigenvalues[..., None, :], part.view.shape)
     each = tables.interpolated(plan, values, part.bias[..., None], level)
     return _combined(part, each)
 
 
 def _direction_joint(plan: Plan | None, detail: Directions) -> JointLaw:
-    """The law of W, simulated for this run."""
+    """Return the law of W, simulated for this run."""
     part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
     bias = part.bias * np.sqrt(part.variance)
     process = finite_wald.Process(part.eigenvalues, part.S, part.view, bias)
@@ -154,7 +154,7 @@ def _direction_joint(plan: Plan | None, detail: Directions) -> JointLaw:
 
 
 def _combined(part: Directions, each: np.ndarray) -> np.ndarray:
-    """The rule above, for critical values (..., coordinates, d)."""
+    """Apply the rule of `direction_multiplier` to critical values (..., coordinates, d)."""
     unit = part.view / (each * np.sqrt(part.ratio[..., None, :]))
     scaled = np.sum((unit @ part.scaling) * unit, axis=-1)
     # Infinite critical values leave no V̂ at all.
@@ -162,7 +162,7 @@ def _combined(part: Directions, each: np.ndarray) -> np.ndarray:
 
 
 def _direction_tail(statistic: Any, plan: Plan | None, detail: Directions) -> np.ndarray:
-    """p-values, at least 1e-6: 1 − the level at which the rule above gives the statistic itself."""
+    """Return p-values, at least 1e-6: 1 − the level whose critical value is the statistic."""
     plan = _required(plan, "finite_horizon")
     part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
     flat = np.abs(np.broadcast_to(np.asarray(statistic, np.float64), part.variance.shape))
