@@ -53,7 +53,7 @@ def test_leaps_have_the_exact_covariance(name: str, kept: int) -> None:
     np.testing.assert_allclose(composed(leaps), expected, rtol=1e-9)
 
 
-def plain(plan: schedules.Plan, bias: float, paths: int) -> finite_wald.Draws:
+def plain(plan: schedules.Plan, bias: float, paths: int) -> finite_wald.PathDraws:
     """P_T and its scatter, local step by local step, every round kept."""
     rng, T = np.random.default_rng(8), plan.num_rounds
     s, P, sums = np.zeros((paths, 3)), np.zeros((paths, 3)), []
@@ -66,7 +66,7 @@ def plain(plan: schedules.Plan, bias: float, paths: int) -> finite_wald.Draws:
     weight = 1 / plan.E / np.sum(1 / plan.E)
     gaps = [x - (m + 1) / T * sums[-1] for m, x in enumerate(sums)]
     spread = sum(w * x[:, :, None] * x[:, None, :] for w, x in zip(weight, gaps, strict=True))
-    return finite_wald.Draws(sums[-1], np.asarray(spread))
+    return finite_wald.PathDraws(sums[-1], np.asarray(spread))
 
 
 @pytest.mark.parametrize("bias", [0.0, 0.1])
