@@ -138,9 +138,8 @@ class TableFit:
             result.function(lambda b: b["age"] / b["dose"])
         """
         one = self.coefficients(method)
-        found = joint.Joint(
-            one.estimate, one.covariance, one.multiplier, None, one_sided=one.multiplier
-        )
+        numbers = (np.asarray(part, np.float64) for part in (one.estimate, one.covariance))
+        found = joint.Joint(*numbers, one.multiplier, None, one_sided=one.multiplier)
         level = self.level if level is None else level
         named = lambda x: g(dict(zip(self.names, x, strict=True)))  # noqa: E731
         return joint.function(found, named, level, side)

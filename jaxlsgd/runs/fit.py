@@ -85,7 +85,7 @@ class Fit:
         )
 
     def estimate_of(self, method: str) -> Params:
-        """The centre of a method's intervals after the last round, in the shape of the parameters.
+        """Return the centre of a method's intervals after the last round, in the shape of the parameters.
 
         Args:
           method: its name; one for the parameters and not for contrasts.

@@ -314,7 +314,7 @@ def _check_rows(cell: Cell, replications: int) -> None:
     if room is not None and need > room:
         rule = "leave room in memory for their rows"
         hint = (
-            f", which need {need / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are available; ask for fewer "
+            f", which need {need / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are available; use fewer "
             "replications, methods, levels or saved rounds, or run a Study, which keeps rows on the disk"
         )
         raise checks.refusal("replications", rule, replications, hint)
