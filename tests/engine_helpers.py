@@ -21,7 +21,7 @@ from jaxlsgd.engine.draws import StreamKeys, draw_pair, replication_keys, split_
 from jaxlsgd.inference.plug_in import curvature
 from jaxlsgd.inference.random_scaling import path_scale, scaling_matrix
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.runs.simulate import Finished, Reading, read_cells, run_cells
+from jaxlsgd.runs.simulate import Finished, SavedRound, read_cells, run_cells
 from jaxlsgd.schedules import Plan, paper, power_decay
 
 ROUNDS = 200
@@ -95,10 +95,10 @@ def run_inside(
     return last_reading(key, cell, count).found["inside"].detail
 
 
-def last_reading(key: jax.Array, cell: Cell, count: int) -> Reading:
+def last_reading(key: jax.Array, cell: Cell, count: int) -> SavedRound:
     """What replications 0, …, count − 1 of a cell say after the last round."""
     events = read_cells(key, [cell], 0, count, shared_draws=False)
-    return [event for event in events if isinstance(event, Reading)][-1]
+    return [event for event in events if isinstance(event, SavedRound)][-1]
 
 
 def rows_of(

@@ -107,7 +107,6 @@ def test_methods_declare_what_they_need():
     each = {
         random_scaling("diagonal"): model,
         random_scaling("contrasts", contrasts=np.eye(2, 5)): model,
-        random_scaling(burn_in=10): model,
         random_scaling(critical="finite_horizon"): model + gradient + hessian,
         plug_in("finite"): model + gradient + hessian,
         plug_in(average="observations"): model + gradient + hessian,

@@ -386,5 +386,7 @@ def test_intervals_with_one_bound_and_of_functions(fitted: jaxlsgd.TableFit):
     b, c = fitted.names.index("C(site)[T.b]"), fitted.names.index("C(site)[T.c]")
     half = 1.959964 * np.sqrt(V[b, b] + V[c, c] - 2 * V[b, c])
     np.testing.assert_allclose(difference.upper - difference.estimate, half, rtol=1e-6)
+    with pytest.raises(ValueError, match="g: must have a gradient that is not 0"):
+        fitted.function(lambda b: b["income"] * 0)
     with pytest.raises(ValueError, match="method: must be one of one_step"):
         fitted.interval("two_step")

@@ -46,10 +46,6 @@ ROOMS = (
 MUTUAL = {
     # `cell.save(...)` for `save(cell, ...)`.
     ("core.rows", "core.cell_file"),
-    # A builder that hands on to a method which is built upon its own.
-    ("inference.plug_in", "inference.finite_horizon"),
-    ("inference.plug_in", "inference.observation_average"),
-    ("inference.random_scaling", "inference.finite_horizon"),
     # `schedule.plan(...)` makes a plan, which knows its schedule.
     ("schedules.families", "schedules.plan"),
     # `Study.run()` for `run(study)`.

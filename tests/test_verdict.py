@@ -273,7 +273,7 @@ def test_diverged_is_the_run_and_not_a_method(cause: Cause):
     assert ("too few rounds" in told) is (cause == Cause.UNDEFINED)
     assert "not affected" not in told
     assert "did not fail does not show that its intervals hold" in told
-    with pytest.raises(ValueError, match=f"one_step has no interval to test .{cause.text}"):
+    with pytest.raises(ValueError, match=f"got one_step without .{cause.text}"):
         result.joint_test("one_step")
 
 

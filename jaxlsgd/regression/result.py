@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import SIDES, Estimator, Interval
-from jaxlsgd.inference.measuring import in_float64
+from jaxlsgd.inference import joint
 from jaxlsgd.regression import figures, text
 from jaxlsgd.regression.design import Design, extra
 from jaxlsgd.regression.options import Options
@@ -63,7 +63,7 @@ def read(method: Estimator, states: Any, plan: Plan) -> Reading:
       states: what its `update` returned.
       plan: the rounds that were run.
     """
-    found, matrix = in_float64(method, states, plan)
+    found, matrix = joint.measure_in_float64(method, states, plan)
     matrix = np.asarray(matrix, np.float64)
     detail = jax.tree.map(np.asarray, found.detail)
     estimate = np.asarray(found.estimate, np.float64)
@@ -216,20 +216,14 @@ class TableFit:
 
             result.function(lambda b: b["age"] / b["dose"])
         """
-        found = self.coefficients(method)
-
-        def flat(vector: Any) -> Any:
-            return g(dict(zip(self.names, vector, strict=True)))
-
-        with jax.enable_x64(True):
-            x = jax.numpy.asarray(found.estimate)
-            value, J = (np.asarray(each(x), np.float64) for each in (flat, jax.jacrev(flat)))
-        if value.ndim > 1 or not (np.isfinite(value).all() and np.isfinite(J).all()):
-            rule = "return a finite number or vector with a finite Jacobian at the estimate"
-            raise refusal("g", rule, value)
-        error = np.sqrt(np.einsum("...i,ij,...j->...", J, found.covariance, J))
-        half = found.multiplier(self.level if level is None else level, side) * error
-        return Interval.around(value, half, side)
+        one = self.coefficients(method)
+        estimate, covariance = (
+            np.asarray(part, np.float64) for part in (one.estimate, one.covariance)
+        )
+        found = joint.Joint(estimate, covariance, one.multiplier, None, one_sided=one.multiplier)
+        level = self.level if level is None else level
+        named = lambda x: g(dict(zip(self.names, x, strict=True)))  # noqa: E731
+        return joint.function(found, named, level, side)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per method and coefficient, as in a printed table."""
