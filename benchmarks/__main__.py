@@ -35,7 +35,7 @@ MODULES = {
 
 
 def main() -> int:
-    """Runs each benchmark in a process of its own, so that none inherits another's programs."""
+    """Run each benchmark in a process of its own, so that none inherits another's programs."""
     arguments = _arguments()
     if arguments.inside:
         return _inside(arguments.inside, arguments.quick, arguments.out)
@@ -81,7 +81,7 @@ def _run(name: str, quick: bool) -> dict[str, Any]:
             "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         }
         environment.setdefault("JAX_PLATFORMS", "cpu")
-        # One process a core is NumPy's share; more threads would take the others'.
+        # NumPy runs one process per core, so that each gets one thread.
         environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "benchmarks", "--inside", name, "--out", str(answer)]
         command += ["--quick"] if quick else []
@@ -136,7 +136,7 @@ def _write(results: dict[str, Any], directory: Path) -> None:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table of all findings, with the machine that each part was run on."""
+    """Return the table of all findings, with the machine that each part was run on."""
     lines = ["# Results", ""]
     for name in (name for name in MODULES if name in results):
         part = results[name]

@@ -16,7 +16,7 @@ NUM_STEPS = 5_000
 
 
 def start(devices: int | None = None) -> list[Any]:
-    """Sets JAX up as a study does, and returns its devices."""
+    """Set JAX up as a study does, and return its devices."""
     from jaxlsgd.engine import machine
 
     machine.prepare(devices)
@@ -27,7 +27,7 @@ def start(devices: int | None = None) -> list[Any]:
 
 @functools.cache
 def problem(name: str, dim: int = 5, num_clients: int = 10) -> Problem:
-    """A problem of the paper, or one of its kind and another size."""
+    """Return a problem of the paper, or one of its kind and another size."""
     from jaxlsgd import problems
 
     if (dim, num_clients) == (5, 10):
@@ -36,7 +36,7 @@ def problem(name: str, dim: int = 5, num_clients: int = 10) -> Problem:
 
 
 def plan(name: str, schedule: str, num_steps: int, gamma0: float | None = None) -> Plan:
-    """One of the paper's schedules, or a constant one such as "C20"."""
+    """Return the plan of one of the paper's schedules, or of a constant one such as "C20"."""
     from jaxlsgd import schedules
 
     if schedule in schedules.PAPER_SCHEDULES:
@@ -49,14 +49,14 @@ def plan(name: str, schedule: str, num_steps: int, gamma0: float | None = None) 
 
 @functools.cache
 def both_methods() -> tuple[Any, ...]:
-    """Random scaling, full, and plug-in: made once, so that they share compiled programs."""
+    """Return full random scaling and plug-in, made once so that they share compiled programs."""
     from jaxlsgd import plug_in, random_scaling
 
     return random_scaling(), plug_in()
 
 
 def simulate(name: str, schedule: str, num_steps: int, **changes: Any) -> Any:
-    """A cell in the engine; `changes` are arguments of `jaxlsgd.simulate`, or sizes."""
+    """Run a cell in the engine; `changes` are arguments of `jaxlsgd.simulate`, or sizes."""
     import jax
 
     from jaxlsgd.runs.simulate import simulate as run

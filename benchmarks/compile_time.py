@@ -6,21 +6,16 @@ of block that they need as lanes, both measurements. No cell is run to its end.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks import cases
-from benchmarks.timing import Finding, Spread, finding
+from benchmarks.timing import Finding, Spread, finding, fresh
 
 
 def prepare_grid(began: float) -> dict[str, Any]:
-    """Compiles, or reads, what the grid needs; counts it. In a process of its own."""
+    """Compile, or read from the cache, what the grid needs, and count it. In a process of its own."""
     devices = cases.start()
     import jax
 
@@ -55,7 +50,7 @@ _COMPILED = "backend_compile_duration"
 
 
 def _touch(cells: list[tuple[str, int]], device: Any) -> None:
-    """Calls once, on a device, every program that the cells need."""
+    """Call once, on a device, every program that the cells need."""
     import jax
     import numpy as np
 
@@ -93,27 +88,13 @@ def _touch(cells: list[tuple[str, int]], device: Any) -> None:
         jax.block_until_ready(found)
 
 
-def _fresh(cache: str) -> dict[str, Any]:
-    """Runs `prepare_grid` in a fresh process with its compilation cache in a directory."""
-    code = "import json, sys\nfrom benchmarks import compile_time\n"
-    code += "print(json.dumps(compile_time.prepare_grid(float(sys.argv[1]))))"
-    root = Path(__file__).resolve().parents[1]
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": path}
-    # The library's own setting, which it leaves alone where the user has named a directory.
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    command = [sys.executable, "-c", code, str(time.time())]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """Cold and cached in turn, each time in a fresh process with a fresh cache."""
+    """Measure cold and cached in turn, each time in a fresh process with a fresh cache."""
     cold, warm = [], []
     for _ in range(1 if quick else 3):
         with tempfile.TemporaryDirectory() as cache:
-            cold.append(_fresh(cache))
-            warm.append(_fresh(cache))
+            cold.append(fresh("compile_time", "prepare_grid", cache))
+            warm.append(fresh("compile_time", "prepare_grid", cache))
     case = "Table 4: 5 schedules, 4 horizons"
 
     def spread(runs: list[dict[str, Any]], name: str) -> Spread:

@@ -31,14 +31,14 @@ class Device(NamedTuple):
     memory: float  # bytes
     bandwidth: float  # bytes per second of its memory
     rate: float  # 32-bit integer operations per second
-    launch: float  # seconds a kernel, in a stream that is never empty
+    launch: float  # seconds per kernel, in a stream that is never empty
     link: float  # bytes per second to the other devices
     latency: float  # seconds of a sum over all devices, however small
 
 
 # NVIDIA's data sheet of the H100 SXM: 80 GB, 3.35 TB/s, 132 processors at 1.98 GHz, each with 64 units for
 # integers. (The 67 TFLOP/s in float32 are of 128 units, and count a multiplication and an addition as two.) Launch,
-# link (400 Gbit/s a device) and latency are the usual orders of magnitude; half of the peak is what such
+# link (400 Gbit/s per device) and latency are the usual orders of magnitude; half of the peak is what such
 # kernels reach.
 INTEGERS = 132 * 64 * 1.98e9
 H100 = Device("H100", 80e9, 0.5 * 3.35e12, 0.5 * INTEGERS, 2.5e-6, 0.5 * 50e9, 30e-6)
@@ -66,7 +66,7 @@ KERNELS_A_STEP = 3.4
 
 
 def step_bytes(size: Size) -> float:
-    """Bytes that a local step of one client in one replication moves.
+    """Return the bytes that a local step of one client in one replication moves.
 
     Draws are written once and read four or five times, for all lanes; of each two steps, the clients are
     read by three kernels and written by one; residuals are written once and read three times. An average
@@ -81,13 +81,13 @@ def step_bytes(size: Size) -> float:
 
 
 def step_operations(size: Size) -> float:
-    """Operations of one client-step: threefry's 20 rounds serve two draws; the rest is multiplications."""
+    """Return the operations of one client-step: threefry's 20 rounds serve two draws; the rest is multiplications."""
     generator = (20 * 3 + 15) / 2 + 25
     return size.draws * generator / size.lanes + 10 * size.dim
 
 
 def state_bytes(size: Size) -> float:
-    """Memory of one replication of all lanes: clients, two steps of draws three times over, statistics twice."""
+    """Return the memory of one replication of all lanes: clients, two steps of draws three times, statistics twice."""
     matrices = 4 * size.dim**2 if size.matrices else 0
     draws = size.clients * 3 * 8 * size.draws
     own = size.clients * 4 * 3 * size.dim + 4 * 2 * (matrices + 12 * size.dim)
@@ -105,12 +105,12 @@ class Cost(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The sum."""
         return self.launches + self.work + self.network
 
 
 def cost(size: Size, device: Device, devices: int, shard_clients: bool = False) -> Cost:
-    """Replications are dealt to the devices, or else the clients are, with one sum per round."""
+    """Return the cost if replications, or else clients with one sum per round, are dealt to the devices."""
     mine = size._replace(clients=-(-size.clients // devices)) if shard_clients else size
     share = size.replications if shard_clients else -(-size.replications // devices)
     wide = int(min(share, 0.8 * device.memory / state_bytes(mine)))
@@ -167,14 +167,14 @@ WIDTH = 24  # lanes of a program for 1,000 replications, see `jaxlsgd.engine.cos
 
 
 def grid_seconds(replications: int) -> tuple[float, float]:
-    """All 20 cells of Table 4: one after another, and as lanes, of which the empty ones are paid for."""
+    """Return the time of all 20 cells of Table 4 one after another, and as lanes, empty ones included."""
     cells = [PAPER._replace(steps=steps, replications=replications) for steps in HORIZONS]
     one_by_one = 5 * sum(cost(cell, H100, 1).seconds for cell in cells)
     return one_by_one, cost(cells[-1]._replace(lanes=WIDTH), H100, 1).seconds
 
 
 def markdown() -> str:
-    """The table for sizes that were not run."""
+    """Return the table for sizes that were not run."""
     lines = [
         "# On paper: what other sizes would cost",
         "",
@@ -229,7 +229,7 @@ def _seconds(value: float) -> str:
 
 
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """Fits launch and work of one core to some widths, and predicts the others."""
+    """Fit launch and work of one core to some widths, and predict the others."""
     devices = cases.start(1)[:1]
     steps = 128 if quick else STEPS
 

@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 
 def paper_cases() -> list[Case]:
-    """The two models of the paper."""
+    """Return the two models of the paper."""
     from jaxlsgd import problems
 
     both = [problems.paper_linear(), problems.paper_logistic()]
@@ -68,7 +68,7 @@ def paper_cases() -> list[Case]:
 
 
 def hard_cases() -> list[Case]:
-    """Logistic regression with d = 20, K = 50 and clients that disagree."""
+    """Return logistic regression with d = 20, K = 50 and clients that disagree."""
     import numpy as np
 
     from jaxlsgd import problems
@@ -89,7 +89,7 @@ def hard_cases() -> list[Case]:
 
 
 def measure(case: Case, schedule: str, replications: int, seed: int) -> list[Row]:
-    """Coverage of every method, level and coordinate of a case under a schedule."""
+    """Return the coverage of every method, level and coordinate of a case under a schedule."""
     import jax
 
     from jaxlsgd import plug_in, random_scaling, schedules, simulate
@@ -122,7 +122,7 @@ def _row(case: str, row: Row) -> Row:
 
 
 def run(cases: Iterable[Case], replications: int, seed: int, file: Path) -> list[Row]:
-    """Measures case by case; the file has every cell as soon as it is finished."""
+    """Measure case by case; the file has every cell as soon as it is finished."""
     from jaxlsgd.schedules import PAPER_SCHEDULES
 
     rows: list[Row] = []
@@ -136,16 +136,14 @@ def run(cases: Iterable[Case], replications: int, seed: int, file: Path) -> list
 
 
 def write_csv(rows: Sequence[Row], file: Path) -> None:
-    """Numbers with the digits that their errors leave them."""
-    with file.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS)
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+    """Write numbers with six digits, more than their errors warrant."""
+    lines = [[f"{v:.6g}" if isinstance(v, float) else v for v in row.values()] for row in rows]
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([COLUMNS, *lines])
 
 
 def read_csv(file: Path) -> list[Row]:
-    """The rows of an earlier run."""
+    """Return the rows of an earlier run."""
     text = {"case", "schedule", "method", "coordinate"}
     with file.open(newline="") as stream:
         return [
@@ -155,7 +153,7 @@ def read_csv(file: Path) -> list[Row]:
 
 
 def markdown(rows: Sequence[Row], heading: str) -> str:
-    """Counts of coordinates that keep the promise, what is missing, and every coverage."""
+    """Return counts of coordinates that keep the promise, the bias that is left, and every coverage."""
     n = int(rows[0]["replications"])
     parts = [f"## {heading}\n\n{n:,} replications, t_T = {NUM_STEPS:,}."]
     for case in _unique(rows, "case"):
@@ -170,7 +168,7 @@ def markdown(rows: Sequence[Row], heading: str) -> str:
 
 
 def _nearer(rows: Sequence[Row]) -> str:
-    """Lowest, mean and highest coverage, how often the finite one is as near, and what is missing."""
+    """Compare asymptotic and finite coverage: lowest, mean, highest, which is nearer, and the bias left."""
     head = "schedule | asymptotic | finite | finite at least as near | largest bias/SE | SE error"
     lines = [head + ", mean (%)", "---|--:|--:|--:|--:|--:"]
     for schedule in _unique(rows, "schedule"):
@@ -238,7 +236,7 @@ PARTS = {
 
 
 def main() -> int:
-    """Runs what was asked for and writes `coverage_promise.md` and a CSV a part."""
+    """Run the chosen parts and write `coverage_promise.md` and a CSV per part."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -12,17 +12,16 @@ Under C1 that is one machine; under C5 and P(1/2) batches, trees and runs have l
 
 from __future__ import annotations
 
-import argparse
-import csv
 import datetime
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-Row = dict[str, Any]
+from benchmarks import writing
+from benchmarks.writing import Row, pipe_table, unique
+
 LEVEL, DIM, ALPHA, GAMMA0, COPIES, RUNS = 0.95, 5, 0.505, 0.5, 200, 6
 SCHEDULES = ("C1", "C5", "P(1/2)")
 # Coverage in percent and length over that of the oracle, as published for this setting.
@@ -38,7 +37,7 @@ PUBLISHED = {
 def run(
     schedule: str, replications: int, observations: int, copies: int, seed: int
 ) -> Iterator[Row]:
-    """The rows under a schedule, method by method."""
+    """Yield the rows under a schedule, method by method."""
     import jax
 
     from jaxlsgd import algorithms, simulate
@@ -60,7 +59,7 @@ def run(
 
 
 class Case(NamedTuple):
-    """What runs together."""
+    """A cell, and the methods that run in it."""
 
     problem: Any
     plan: Any
@@ -130,46 +129,39 @@ def _row(name: str, rows: Any, truth: Any, observations: int) -> Row:
 
 
 def report(rows: Sequence[Row], command: str) -> str:
-    """The rows as Markdown."""
+    """Return the rows as Markdown."""
     lines = [
         "# Rival interval methods",
         "",
         f"Made by `{command}` on {datetime.date.today()}, {rows[0]['replications']:,} runs: coverage of 95 % intervals, mean "
         "over coordinates, with its Monte-Carlo standard error; mean length over that of an efficient interval from the "
         "true G and S with all observations; the spread of lengths; what is published for one machine; cost beyond "
-        "the run, where a method tells it.",
+        "the run, if a method declares it.",
     ]
-    for schedule in dict.fromkeys(row["schedule"] for row in rows):
-        lines += ["", f"## {schedule}", ""]
-        lines += [
-            "| method | coverage | over oracle | spread | published | cost |",
-            "|---|--:|--:|--:|--:|---|",
-        ]
-        lines += [_line(row) for row in rows if row["schedule"] == schedule]
+    header = ("method", "coverage", "over oracle", "spread", "published", "cost")
+    for schedule in unique(rows, "schedule"):
+        cells = [_cells(row) for row in rows if row["schedule"] == schedule]
+        lines += ["", f"## {schedule}", "", *pipe_table(header, cells, left=(0, 5))]
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row) -> str:
+def _cells(row: Row) -> list[str]:
     known = PUBLISHED.get(row["method"]) if row["schedule"] == "C1" else None
-    said = f"{known[0]} %, {known[1]:.2f}" if known else ""
-    return (
-        f"| `{row['method']}` | {100 * row['coverage']:.1f} ({100 * row['mcse']:.1f}) | "
-        f"{row['length_over_oracle']:.2f} | {100 * row['length_sd']:.0f} % | {said} | {row['cost']} |"
-    )
+    return [
+        f"`{row['method']}`",
+        f"{100 * row['coverage']:.1f} ({100 * row['mcse']:.1f})",
+        f"{row['length_over_oracle']:.2f}",
+        f"{100 * row['length_sd']:.0f} %",
+        f"{known[0]} %, {known[1]:.2f}" if known else "",
+        row["cost"],
+    ]
 
 
 def main() -> None:
-    """Runs the comparison."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.field",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--replications", type=int, default=500, metavar="N")
+    """Run the comparison."""
+    parser = writing.parser("field", __doc__, replications=500, seed=2026)
     parser.add_argument("--observations", type=int, default=10_000, metavar="N")
     parser.add_argument("--copies", type=int, default=COPIES, metavar="B", help="of the bootstrap")
-    parser.add_argument("--seed", type=int, default=2026, help="default: 2026")
     given = parser.parse_args()
     rows = []
     for schedule in SCHEDULES:
@@ -179,10 +171,7 @@ def main() -> None:
             print(f"{schedule}, {row['method']}: {found}", flush=True)
             rows.append(row)
     given.out.mkdir(parents=True, exist_ok=True)
-    with (given.out / "field.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    writing.write_csv(given.out / "field.csv", rows)
     command = f"python -m benchmarks.field --replications {given.replications}"
     command += f" --observations {given.observations} --copies {given.copies} --seed {given.seed}"
     text = report(rows, command)

@@ -20,7 +20,7 @@ Times = Mapping[str, Mapping[str, Sequence[float]]]  # by case and job
 
 @styled
 def throughput(raw: Mapping[str, Any], path: Path) -> None:
-    """Rates of NumPy, the engine and its floor, with the engine's lead over NumPy."""
+    """Draw rates of NumPy, the engine and its floor, with the engine's lead over NumPy."""
     figure, axis = _figure(6.4, 3.0)
     sizes, times = raw["sizes"], raw["seconds"]
     work = sizes["replications"] * sizes["num_steps"] * 10 / 1e6
@@ -29,10 +29,7 @@ def throughput(raw: Mapping[str, Any], path: Path) -> None:
         places = np.arange(len(times)) + (i - 1) * 0.27
         axis.bar(places, heights, 0.25, color=color, label=LABELS[job])
         if job == "engine":
-            gains = [
-                statistics.median(np.divide(t["NumPy"], t["engine"]).tolist())
-                for t in times.values()
-            ]
+            gains = [_paired(each["NumPy"], each["engine"]) for each in times.values()]
             for x, height, gain in zip(places, heights, gains, strict=True):
                 axis.annotate(f"{gain:.1f}×", (x, height), ha="center", va="bottom", fontsize=8)
     axis.set_xticks(range(len(times)), list(times))
@@ -43,7 +40,7 @@ def throughput(raw: Mapping[str, Any], path: Path) -> None:
 
 @styled
 def cores(raw: Mapping[str, Any], path: Path) -> None:
-    """How much faster all cores are than one."""
+    """Draw how much faster all cores are than one."""
     figure, axis = _figure(5.0, 2.4)
     times: Times = raw["seconds"]
     gains = [_paired(each["one"], each["all"]) for each in times.values()]
@@ -56,7 +53,7 @@ def cores(raw: Mapping[str, Any], path: Path) -> None:
 
 @styled
 def scaling(raw: Mapping[str, Any], path: Path) -> None:
-    """Time against every size on logarithmic axes, beside a line of slope 1."""
+    """Draw time against every size on logarithmic axes, beside a line of slope 1."""
     axes_of = {name: each for name, each in raw.items() if name != "bytes"}
     figure, axes = _figure(2.3 * len(axes_of), 2.5, len(axes_of))
     for axis, (name, times) in zip(np.atleast_1d(axes), axes_of.items(), strict=True):
@@ -75,7 +72,7 @@ def scaling(raw: Mapping[str, Any], path: Path) -> None:
 
 @styled
 def methods(raw: Mapping[str, Any], path: Path) -> None:
-    """The price of every method over random scaling's diagonal mode."""
+    """Draw the price of every method over random scaling's diagonal mode."""
     times: Times = raw["seconds"]
     names = list(next(iter(times.values())))
     figure, axis = _figure(6.4, 0.42 * len(names) + 1.1)
@@ -97,7 +94,7 @@ DRAWN = {"throughput": throughput, "cores": cores, "scaling": scaling, "methods"
 
 
 def draw(results: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Draws what the results hold; returns the files."""
+    """Draw what the results hold, and return the files."""
     found = []
     for name, function in DRAWN.items():
         if name in results:

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import Finding, Spread, finding
+from benchmarks import cases
+from benchmarks.timing import Finding, finding, ratio
 
 _HEAD = """\
 warmup = 0.05
@@ -64,20 +65,19 @@ STUDIES: dict[str, dict[str, Any]] = {
     },
     "one-step, 6 saved rounds": {"methods": ["one_step"], "save_at": 6, "schedules": ["C5"]},
 }
-_PLAN = """
-import json, sys
-from jaxlsgd.engine import machine
-machine.prepare()
-import jax
-from jaxlsgd.study import trial
-from jaxlsgd.study.study import Study
-devices = jax.local_devices()
-print(json.dumps(trial.measured(Study.from_toml(sys.argv[1]), devices, len(devices))._asdict()))
-"""
+
+
+def forecast(study: str) -> dict[str, float]:
+    """Return the parts of a study's forecast, in seconds. In a process of its own."""
+    from jaxlsgd.study.forecast import measured
+    from jaxlsgd.study.study import Study
+
+    devices = cases.start()
+    return measured(Study.from_toml(study), devices, len(devices))._asdict()
 
 
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """All studies; in a quick run, two."""
+    """Run all studies; in a quick run, two."""
     raw = {name: compared(name) for name in list(STUDIES)[: 2 if quick else None]}
     ratios = {name: one["forecast"] / one["seconds"] for name, one in raw.items()}
     findings = [
@@ -86,7 +86,7 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
     ]
     if not quick:
         price = raw["price of finite horizons"] = tables_price()
-        over = Spread.of([a / b for a, b in zip(price["with"], price["without"], strict=True)])
+        over = ratio(price["with"], price["without"])
         case = f"{_SAVES} saved rounds, 64 replications"
         findings.append(finding(case, "with finite-horizon tables over without", over, at_most=1.5))
         resumed = price["tables made again"]
@@ -95,24 +95,26 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
 
 
 def compared(name: str) -> dict[str, Any]:
-    """The forecast of a study and the time that it took, in seconds."""
+    """Return the forecast of a study and the time that it took, in seconds."""
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         study = _written(place, STUDIES[name])
-        told = subprocess.run(
-            [sys.executable, "-c", _PLAN, str(study)],
+        code = "import json, sys; from benchmarks.forecasts import forecast; "
+        code += "print(json.dumps(forecast(sys.argv[1])))"
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(study)],
             env=_environment(place),
             check=True,
             capture_output=True,
             text=True,
-        ).stdout
-        parts = json.loads(told.splitlines()[-1])
+        )
+        parts = json.loads(done.stdout.splitlines()[-1])
         seconds = _timed(place, study)
     return {"forecast": sum(parts.values()), "seconds": seconds, "parts": parts}
 
 
 def tables_price(repeats: int = 3) -> dict[str, Any]:
-    """Runs of a study with and without critical values for finite horizons, from a warm cache of programs."""
+    """Run a study with and without critical values for finite horizons, from a warm cache of programs."""
     found: dict[str, Any] = {"with": [], "without": []}
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
@@ -134,7 +136,7 @@ def tables_price(repeats: int = 3) -> dict[str, Any]:
 
 
 def _rows(out: Path) -> list[str]:
-    """The keys of all tables in a study's directory, as often as they are there."""
+    """Return the keys of all tables in a study's directory, repeated ones too."""
     files = sorted((out / "tables").glob("*.json"))
     return [key for path in files for key in json.loads(path.read_text())["rows"]]
 
@@ -155,7 +157,7 @@ def _timed(place: Path, study: Path, out: str = "out") -> float:
 
 
 def _environment(place: Path) -> dict[str, str]:
-    """As the command line starts for a person: a cache of its own, BLAS as it comes."""
+    """Return the environment of a user: a cache of its own, default threads of BLAS."""
     hidden = ("JAX_COMPILATION_CACHE_DIR", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
     kept = {key: value for key, value in os.environ.items() if key not in hidden}
     return kept | {"XDG_CACHE_HOME": str(place / "cache")}

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import cases, numpy_baseline
 from benchmarks.throughput import Processes
-from benchmarks.timing import Finding, Spread, finding, interleaved, ratio
+from benchmarks.timing import Finding, finding, interleaved, rates, ratio
 
 SHARE = 8
 # How cells are run: whether their draws are shared, and whether they go side by side.
@@ -24,7 +24,7 @@ OVER_ONE_BY_ONE = {"linear": 1.25, "logistic": 1.5}
 
 
 def plans(name: str, quick: bool) -> list[Any]:
-    """The plans of the 20 cells, or of two."""
+    """Return the plans of the 20 cells, or of two."""
     from jaxlsgd.report.paper.printed import HORIZONS
     from jaxlsgd.schedules import PAPER_SCHEDULES
 
@@ -34,7 +34,7 @@ def plans(name: str, quick: bool) -> list[Any]:
 
 
 def engine(name: str, quick: bool, devices: list[Any], way: str) -> None:
-    """Runs the grid as a study does, or otherwise; tiles go to whichever device is free."""
+    """Run the grid as a study does, or in another way; tiles go to whichever device is free."""
     import jax
 
     from jaxlsgd.runs.cell import Cell
@@ -56,7 +56,7 @@ def engine(name: str, quick: bool, devices: list[Any], way: str) -> None:
 
 
 def rival(name: str, quick: bool, numpy: Processes) -> None:
-    """The grid in NumPy, all cores at each cell."""
+    """Run the grid in NumPy, all cores at each cell."""
     model = numpy_baseline.Model.of(cases.problem(name))
     for plan in plans(name, quick):
         count = 64 if quick else cases.REPLICATIONS
@@ -64,7 +64,7 @@ def rival(name: str, quick: bool, numpy: Processes) -> None:
 
 
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """Both problems."""
+    """Run both problems."""
     devices = cases.start()
     numpy = Processes(len(devices))
     findings, raw = [], {}
@@ -78,9 +78,7 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
             raw[case] = times = interleaved(jobs, 2 if quick else 3)
             steps = sum(plan.num_steps for plan in plans(name, quick))
             work = steps * 10 * (64 if quick else cases.REPLICATIONS) / 1e6
-            for label, each in times.items():
-                rate = Spread.of([work / t for t in each])
-                findings.append(finding(case, label, rate, "million client-steps per second"))
+            findings += rates(case, work, times)
             least = {"NumPy": 6.0, "one by one": OVER_ONE_BY_ONE[name]}
             for label in (label for label in times if label != "as lanes"):
                 gain = ratio(times[label], times["as lanes"])

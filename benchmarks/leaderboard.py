@@ -5,7 +5,7 @@ clients that drift) under five algorithms, and clients that are all alike for me
 federations that split. Every cell has the same draws. A number is the mean over coordinates: coverage of 95 %
 intervals, and length over that of an efficient interval from the true G and S with all clients' observations.
 `leaderboard.csv` has a row per cell and method, `leaderboard.md` two tables, `leaderboard.png` all of it at a glance.
-What a method costs is told in words, and in numbers that a client sends over those of plain Local SGD under C1.
+What a method costs is given in words, and in numbers that a client sends over those of plain Local SGD under C1.
 
   python -m benchmarks.leaderboard quick --out look       100 runs of t_T = 1,000, C5 and P(1/2): does it work?
   python -m benchmarks.leaderboard full --out results     400 runs of t_T = 5,000 and 20,000, also C1 and E = 50
@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Row = dict[str, Any]
+from benchmarks.writing import Row, pipe_table, unique, write_csv
+
 LEVEL, DIM, ALIKE, COPIES, RUNS = 0.95, 5, 12, 30, 6
 SIZES = {
     "quick": (100, (1_000,), ("C5", "P(1/2)")),
@@ -49,7 +50,7 @@ NEAR = 1.5
 
 
 def problems() -> list[dict[str, Any]]:
-    """The problems of the grid."""
+    """Return the problems of the grid."""
     huber = {"kind": "regression", "family": "huber", "degrees": 2.5, "name": "heavy tails"}
     own = {"kind": "regression", "spread": 0.9, "heterogeneity": 3, "name": "own Hessians"}
     moving = {"kind": "drifting", "gamma0": 0.5, "name": "drifting"}
@@ -69,7 +70,7 @@ class Apart(NamedTuple):
 
 
 def apart(schedule: str, steps: int) -> list[Apart]:
-    """Clients that are alike: methods of one path, of copies, of parallel runs and of a tree."""
+    """Return cells of clients that are alike: methods of one path, of copies, of parallel runs and of a tree."""
     plain = {"kind": "linear", "dim": DIM, "num_clients": ALIKE, "heterogeneity": 0.0}
     rounds = _schedule(schedule).plan(_decay(), num_steps=steps).num_rounds
     tree = {"dim": DIM, "branches": [2, 2], "splits": [rounds // 3, 2 * (rounds // 3)]}
@@ -104,7 +105,7 @@ def apart(schedule: str, steps: int) -> list[Apart]:
 
 
 def study(size: str) -> Any:
-    """The study of a size."""
+    """Return the study of a size."""
     from jaxlsgd.study import Study
 
     replications, horizons, names = SIZES[size]
@@ -167,9 +168,9 @@ def _decay() -> Any:
     return power_decay(0.5)
 
 
-def rows_of(asked: Any, cells: Iterable[Any]) -> list[Row]:
-    """Coverage, length over the efficient one, and cost, of every cell and method."""
-    made = {part.name: part.built().made for part in asked.problems}
+def rows_of(study: Any, cells: Iterable[Any]) -> list[Row]:
+    """Return coverage, length over the efficient one, and cost, of every cell and method."""
+    made = {part.name: part.built().made for part in study.problems}
     found = []
     for cell in cells:
         base = made[cell.problem.partition(",")[0]]
@@ -199,7 +200,7 @@ def rows_of(asked: Any, cells: Iterable[Any]) -> list[Row]:
 
 
 def _cost(rows: Sequence[Row]) -> str:
-    """What a method costs in words, and what a client sends, from the rarest schedule to C1."""
+    """Return a method's cost in words, and what a client sends, from the rarest schedule to C1."""
     shares = [row["sent_over_c1"] for row in rows]
     ends = dict.fromkeys(f"{share:.2g}" for share in (min(shares), max(shares)))
     return f"{rows[0]['cost']}; sends {' to '.join(ends)} ×"
@@ -221,19 +222,19 @@ def _numbers(rows: Any, truth: np.ndarray, efficient: np.ndarray) -> Row:
 
 
 def keeps(row: Row) -> bool:
-    """Whether a method's coverage in a cell is near its level."""
+    """Return whether a method's coverage in a cell is near its level."""
     return abs(row["coverage"] - 100 * LEVEL) <= NEAR + 3 * row["mcse"]
 
 
 def report(rows: Sequence[Row], size: str) -> str:
-    """The tables as Markdown."""
+    """Return the tables as Markdown."""
     horizons = ", ".join(f"{t:,}" for t in sorted({row["num_steps"] for row in rows}))
     runs = max(row["n_ok"] + row["n_failed"] for row in rows)
     lines = [
         "# Which interval to use when",
         "",
         f"Made by `scripts/leaderboard {size}` on {datetime.date.today()}: {runs:,} runs of each cell, t_T = {horizons}, "
-        f"schedules {', '.join(_unique(rows, 'schedule'))}. Means over coordinates; × is length over that of an efficient "
+        f"schedules {', '.join(unique(rows, 'schedule'))}. Means over coordinates; × is length over that of an efficient "
         "interval from the true G and S with all clients' observations. A method keeps its level in a cell whose coverage "
         f"is within {NEAR} points of 95 %, up to three Monte-Carlo standard errors. Sends: numbers that a client sends, models, "
         "gradients and Hessians together, over those of plain Local SGD under C1, by schedule and algorithm.",
@@ -243,16 +244,16 @@ def report(rows: Sequence[Row], size: str) -> str:
         "Cells in which a method keeps its level, its lowest coverage, and its median length, by algorithm.",
         "",
     ]
-    algorithms = [name for name in _unique(rows, "algorithm") if name in map(_name, ALGORITHMS)]
-    lines += _markdown(["method", *algorithms, "cost"], _glance(rows, algorithms))
+    algorithms = [name for name in unique(rows, "algorithm") if name in map(_name, ALGORITHMS)]
+    lines += pipe_table(["method", *algorithms, "cost"], _glance(rows, algorithms), left=range(9))
     lines += [
         "",
         "In the engine `one_step` is also given the gradients of clients that drop out, which no server has.",
     ]
     lines += ["", "## The shortest that keeps its level", ""]
-    lines += _markdown(["problem", *algorithms], _shortest(rows, algorithms))
+    lines += pipe_table(["problem", *algorithms], _shortest(rows, algorithms), left=range(9))
     lines += ["", "## Clients that are alike", ""]
-    lines += _markdown(["method", *_unique(rows, "schedule"), "cost"], _alike(rows))
+    lines += pipe_table(["method", *unique(rows, "schedule"), "cost"], _alike(rows), left=range(9))
     return "\n".join(lines) + "\n"
 
 
@@ -286,7 +287,7 @@ def _shortest(rows: Sequence[Row], algorithms: Sequence[str]) -> Iterable[list[s
 
 def _alike(rows: Sequence[Row]) -> Iterable[list[str]]:
     own = [row for row in rows if "alike" in row["problem"]]
-    for method in _unique(own, "method"):
+    for method in unique(own, "method"):
         mine = [row for row in own if row["method"] == method]
         yield [
             f"`{method}`",
@@ -295,17 +296,8 @@ def _alike(rows: Sequence[Row]) -> Iterable[list[str]]:
         ]
 
 
-def _unique(rows: Iterable[Row], key: str) -> list[str]:
-    return list(dict.fromkeys(row[key] for row in rows))
-
-
-def _markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    table = [header, ["---"] * len(header), *lines]
-    return [f"| {' | '.join(line)} |" for line in table]
-
-
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A square for each method, problem and algorithm: the lowest coverage as colour and number, and the length."""
+    """Draw a square per method, problem and algorithm: lowest coverage as colour and number, and length."""
     from matplotlib.figure import Figure
 
     algorithms = [_name(x) for x in ALGORITHMS]
@@ -315,7 +307,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.colorbar(images[-1], ax=list(axes), label="lowest coverage, %", pad=0.01, fraction=0.02)
     horizons = " and ".join(f"{t:,}" for t in sorted({row["num_steps"] for row in rows}))
     figure.suptitle(
-        f"95 % intervals: lowest coverage over {', '.join(_unique(rows, 'schedule'))} at t_T = {horizons}, and median length "
+        f"95 % intervals: lowest coverage over {', '.join(unique(rows, 'schedule'))} at t_T = {horizons}, and median length "
         f"over an efficient one's. Bold: within {NEAR} points of 95 % everywhere, up to three standard errors.",
         x=0.01,
         ha="left",
@@ -345,21 +337,20 @@ def _panel(axis: Any, rows: Sequence[Row], algorithm: str) -> Any:
 
 
 def main() -> None:
-    """Runs what is missing of the study, and writes table and figure."""
+    """Run what is missing of the study, and write table and figure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("--out", type=Path, default=Path("leaderboard-results"))
     arguments = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from jaxlsgd.report.tables import to_csv
     from jaxlsgd.study import Results
 
-    asked, out = study(arguments.size), arguments.out
-    outcome = asked.run(out / arguments.size)
+    chosen, out = study(arguments.size), arguments.out
+    outcome = chosen.run(out / arguments.size)
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
-    rows = rows_of(asked, Results(out / arguments.size).read_all())
-    (out / "leaderboard.csv").write_text(to_csv(rows, list(rows[0])), encoding="utf-8")
+    rows = rows_of(chosen, Results(out / arguments.size).read_all())
+    write_csv(out / "leaderboard.csv", rows)
     (out / "leaderboard.md").write_text(report(rows, arguments.size), encoding="utf-8")
     draw(rows, out / "leaderboard.png")
     print(report(rows, arguments.size))

@@ -9,19 +9,20 @@ coverage of 95 % intervals, mean over coordinates, with random scaling's beside 
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks import writing
+from benchmarks.writing import pipe_table
 
 STEPS, SEED, DIM = 10_000, 7, 5
 
 
 def unlike() -> Any:
-    """Linear regression on 4 clients: covariances 1, 2, 4 and 8 times I, optima N(0, I) drawn once."""
+    """Return linear regression on 4 clients: covariances 1, 2, 4 and 8 times I, optima N(0, I) drawn once."""
     import jax.numpy as jnp
 
     from jaxlsgd import Draws, Problem
@@ -51,7 +52,7 @@ def unlike() -> Any:
 
 @functools.cache
 def clipped(most: float) -> Any:
-    """Local SGD whose clients shorten long gradients."""
+    """Return Local SGD whose clients shorten long gradients."""
     import jax.numpy as jnp
 
     from jaxlsgd import Algorithm
@@ -63,7 +64,7 @@ def clipped(most: float) -> Any:
 
 
 def cells() -> Iterator[tuple[str, Any, Any, Any, Any]]:
-    """What is run: how it is told, problem, schedule, steps, algorithm."""
+    """Yield what is run: its title, problem, schedule, steps, algorithm."""
     import optax
 
     from jaxlsgd import algorithms, problems
@@ -98,13 +99,13 @@ def cells() -> Iterator[tuple[str, Any, Any, Any, Any]]:
     yield "linear, E = 50, γ_0 = 0.03, start at 3", far, long, power_decay(0.03), plain
 
 
-def lines(replications: int) -> Iterator[str]:
-    """A line of the table per cell."""
+def lines(replications: int) -> Iterator[list[str]]:
+    """Yield a line of the table per cell."""
     import jax
 
     from jaxlsgd import one_step, random_scaling, simulate
 
-    for told, problem, schedule, step, algorithm in cells():
+    for title, problem, schedule, step, algorithm in cells():
         cell = simulate(
             jax.random.key(SEED),
             problem,
@@ -119,11 +120,11 @@ def lines(replications: int) -> Iterator[str]:
             hits = (np.abs(rows.estimate[-1] - problem.true_vector) <= rows.half_width[-1, 0])[ok]
             texts += [coverage(hits), f"{100 * hits.mean(0).min():.1f}"]
             failed.append(str((~ok).sum()))
-        yield f"| {told} | {' | '.join(texts)} | {', '.join(failed)} |"
+        yield [title, *texts, ", ".join(failed)]
 
 
 def of_rows(tables: int) -> Iterator[str]:
-    """Tables of 75 rows on each of 4 clients, drawn from a population whose x* is 1; one run of each."""
+    """Fit tables of 75 rows on each of 4 clients, drawn from a population whose x* is 1; one run each."""
     import jax
 
     from jaxlsgd import one_step, problems, simulate
@@ -149,21 +150,14 @@ def of_rows(tables: int) -> Iterator[str]:
 
 
 def coverage(hits: np.ndarray) -> str:
-    """Per cent over runs and coordinates, (runs, d), with its Monte-Carlo standard error."""
+    """Return per cent over runs and coordinates, (runs, d), with the Monte-Carlo standard error."""
     each = 100 * hits.mean(1)
     return f"{each.mean():.1f} ({each.std(ddof=1) / len(each) ** 0.5:.1f})"
 
 
 def main() -> None:
-    """Runs the cells and writes the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.limits",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--replications", type=int, default=400, metavar="N")
-    arguments = parser.parse_args()
+    """Run the cells and write the table."""
+    arguments = writing.parser("limits", __doc__, replications=400).parse_args()
     import jaxlsgd
 
     jaxlsgd.prepare()
@@ -175,9 +169,10 @@ def main() -> None:
         "coordinate. Unlike clients: 4, with covariances 1, 2, 4 and 8 times I and optima of their own. Steps are "
         "γ_m = 0.5 m^−0.505 (logistic 2), without a warm-up, if nothing else is said.",
         "",
-        "| cell | `one_step` | worst | `random_scaling` | worst | failed runs of each |",
-        "|---|--:|--:|--:|--:|--:|",
-        *lines(arguments.replications),
+        *pipe_table(
+            ("cell", "`one_step`", "worst", "`random_scaling`", "worst", "failed runs of each"),
+            lines(arguments.replications),
+        ),
         "",
         *of_rows(arguments.replications // 2),
     ]

@@ -13,7 +13,7 @@ BASE, BOTH = "random scaling, diagonal", "random scaling and plug-in"
 
 @functools.cache
 def methods() -> dict[str, tuple[Any, ...]]:
-    """What is compared; made once, so that repeats compile nothing."""
+    """Return what is compared, made once so that repeats compile nothing."""
     from jaxlsgd import one_step, plug_in, random_scaling
 
     contrasts = [[1.0, -1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0]]
@@ -30,7 +30,7 @@ def methods() -> dict[str, tuple[Any, ...]]:
 
 
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """Both problems under both schedules."""
+    """Run both problems under both schedules."""
     cases.start()
     steps, settings = 2_000, {}
     if quick:
@@ -49,7 +49,7 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
                 job()
             raw[case] = times = interleaved(jobs, 2 if quick else 7)
             for label, each in times.items():
-                # The two full matrices differ in what they are asked: only this one is held to it.
+                # Only this one has a target.
                 bound = 1.25 if label == "random scaling, full" else None
                 price = ratio(each, times[BASE])
                 if label == "one-step":

@@ -1,11 +1,11 @@
 """The rival: Local SGD with both interval methods in vectorised NumPy.
 
 What a careful user would write instead: arrays over clients and replications, a Python loop over
-steps, every operation into a buffer made beforehand, all in float32, one process a core. Replications
-are last in memory, which is NumPy's fastest layout too, and draws are made for a few steps at once, so
+steps, every operation into a buffer made beforehand, all in float32, one process per core. Replications
+are last in memory, which is NumPy's fastest order too, and draws are made for a few steps at once, so
 that they are still in the cache when they are used.
 
-It has less to do than the engine: its streams are of one generator a process (SFC64, NumPy's fastest)
+It has less to do than the engine: its streams are of one generator per process (SFC64, NumPy's fastest)
 and not of one key per replication, and nothing is a compensated sum.
 """
 
@@ -31,7 +31,7 @@ class Model(NamedTuple):
 
     @classmethod
     def of(cls, problem: Any) -> Model:
-        """Reads a problem of the package, with unit noise and covariates N(0, I)."""
+        """Read a problem of the package, with unit noise and covariates N(0, I)."""
         return cls(problem.name, np.asarray(problem.clients.truth), np.asarray(problem.weights))
 
 
@@ -44,7 +44,7 @@ class Path(NamedTuple):
 
     @classmethod
     def of(cls, plan: Any) -> Path:
-        """Reads a plan of the package."""
+        """Read a plan of the package."""
         return cls(plan.E, plan.eta, plan.beta)
 
 
@@ -72,7 +72,7 @@ class Observations:
         self.t = 0
 
     def gradient(self, clients: Array, gradient: Array) -> Array:
-        """Writes ∇f_k(x_k; ξ_k) of the next step into `gradient`; returns the covariates."""
+        """Write ∇f_k(x_k; ξ_k) of the next step into `gradient` and return the covariates."""
         i = self.t % DRAW_STEPS
         if i == 0:
             self.generator.standard_normal(dtype=np.float32, out=self.normals)
@@ -94,7 +94,7 @@ class Observations:
         return a
 
     def hessian_weight(self) -> Array | None:
-        """σ'(aᵀx) of the step's observations, (K, 1, replications); None where it is 1."""
+        """Return σ'(aᵀx) of the step's observations, (K, 1, replications); None if it is 1."""
         return None if self.linear else self.score * (1 - self.score)
 
 
@@ -106,7 +106,7 @@ def _sigmoid(z: Array) -> None:
 
 
 def mean_over_clients(weights: Array, values: Array, out: Array) -> None:
-    """Σ_k p_k v_k of contiguous (K, ...) into `out`."""
+    """Write Σ_k p_k v_k of contiguous (K, ...) into `out`."""
     np.dot(weights, values.reshape(len(weights), -1), out=out.reshape(-1))
 
 
@@ -126,7 +126,7 @@ class Statistics:
         self.sums = [np.empty((dim - i, replications), np.float32) for i in range(dim)]
 
     def update(self, x: Array, E: int, g: Array, a: Array, weight: Array | None) -> None:
-        """One synchronisation: x̄, E_m, the mean gradient, covariates and Hessian weights."""
+        """Add a synchronisation: x̄, E_m, the mean gradient, covariates and Hessian weights."""
         self.m += 1
         self._path(x, E)
         np.multiply(g[:, None], g[None, :], out=self.work)
@@ -154,7 +154,7 @@ class Statistics:
         self.s += 1 / E
 
     def found(self, beta: float, level: float = 0.95) -> Found:
-        """The intervals after the last round."""
+        """Return the intervals after the last round."""
         T, d = self.m, len(self.mean)
         i, j = np.tril_indices(d, -1)
         self.G[i, j] = self.G[j, i]
@@ -167,7 +167,7 @@ class Statistics:
 
 
 def run(model: Model, path: Path, replications: int, seed: int) -> Found:
-    """Runs all replications side by side in this process."""
+    """Run all replications side by side in this process."""
     K, d = model.truths.shape
     weights = model.weights.astype(np.float32)
     source = Observations(model, replications, seed)

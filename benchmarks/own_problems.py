@@ -7,17 +7,13 @@ The paper's two problems three times: built in; *declared*, by draws and a loss 
 from __future__ import annotations
 
 import functools
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks import cases, numpy_baseline
-from benchmarks.timing import Finding, Spread, finding, interleaved, ratio
+from benchmarks.timing import Finding, finding, fresh, interleaved, rates, ratio
 
 FORMS = ("built in", "declared", "easy")
 SCHEDULE = "C5"
@@ -25,7 +21,7 @@ SCHEDULE = "C5"
 
 @functools.cache
 def problem(name: str, form: str) -> Any:
-    """One of the paper's problems in one of three forms."""
+    """Return one of the paper's problems in one of three forms."""
     import jax
     import numpy as np
 
@@ -64,7 +60,7 @@ def problem(name: str, form: str) -> Any:
 
 
 def simulate(name: str, form: str, num_steps: int, replications: int) -> Any:
-    """A run of one tile."""
+    """Run one tile."""
     import jax
 
     from jaxlsgd.runs.simulate import simulate as run
@@ -93,10 +89,7 @@ def _speed(name: str, quick: bool) -> tuple[list[Finding], dict[str, Any]]:
     times = interleaved(jobs, 2 if quick else 7)
     case = f"{name}, {SCHEDULE}"
     work = steps * replications * known.num_clients / 1e6
-    findings = [
-        finding(case, label, Spread.of([work / t for t in each]), "million client-steps per second")
-        for label, each in times.items()
-    ]
+    findings = rates(case, work, times)
     easy, declared = (
         ratio(times["NumPy"], times["easy"]),
         ratio(times["built in"], times["declared"]),
@@ -109,29 +102,14 @@ def _speed(name: str, quick: bool) -> tuple[list[Finding], dict[str, Any]]:
 
 
 def first_call(name: str, form: str, began: float) -> float:
-    """Seconds from the start of the interpreter to the first rows. In a process of its own."""
+    """Return seconds from the start of the interpreter to the first rows. In a process of its own."""
     cases.start(1)
     simulate(name, form, 500, 512)
     return time.time() - began
 
 
-def _fresh(name: str, form: str, cache: str) -> float:
-    code = "import json, sys\nfrom benchmarks import own_problems\n"
-    code += (
-        "print(json.dumps(own_problems.first_call(sys.argv[1], sys.argv[2], float(sys.argv[3]))))"
-    )
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    )
-    command = [sys.executable, "-c", code, name, form, str(time.time())]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """Both problems."""
+    """Run both problems."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     cases.start(1)
     findings, raw = [], {}
@@ -140,7 +118,9 @@ def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
         findings += found
         for form in FORMS[2:] if quick else FORMS[1:]:
             with tempfile.TemporaryDirectory() as cache:
-                cold, warm = (_fresh(name, form, cache) for _ in range(2))
+                cold, warm = (
+                    fresh("own_problems", "first_call", cache, name, form) for _ in range(2)
+                )
             case = f"{name}, {form} form, 500 steps"
             findings.append(finding(case, "first rows, nothing compiled", cold, "s", at_most=15))
             findings.append(finding(case, "first rows, from the cache", warm, "s", at_most=5))

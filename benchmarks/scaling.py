@@ -25,7 +25,7 @@ class Axis(NamedTuple):
     label: str
     values: Sequence[int]
     setting: Callable[[int], dict[str, Any]]  # arguments of `cases.simulate`
-    linear: bool = True  # whether an exponent of 0.9 to 1.1 is asked
+    linear: bool = True  # whether the target is an exponent of 0.9 to 1.1
     schedule: str = "P(1/2)"
 
 
@@ -33,7 +33,7 @@ STEP = 0.1  # γ_0 that no size makes diverge
 
 
 def axes(quick: bool) -> list[Axis]:
-    """What is varied, and over which values."""
+    """Return what is varied, and over which values."""
     R = (64, 128) if quick else (250, 500, 1_000, 2_000, 4_000)
     K = (5, 10) if quick else (5, 10, 20, 30)
     d = (2, 5) if quick else (2, 5, 10, 20)
@@ -41,7 +41,7 @@ def axes(quick: bool) -> list[Axis]:
     return [
         Axis("replications R", R, lambda n: {"replications": n, "tile_size": None}),
         Axis("clients K", K, lambda n: {"num_clients": n}),
-        # Under P(1/2) rounds are not in proportion to steps, so that linear cost is asked of C5.
+        # Under P(1/2) rounds are not in proportion to steps, so that the target of linear cost is for C5.
         Axis("steps t_T", steps, lambda n: {"num_steps": n}, schedule="C5"),
         Axis("steps t_T, P(1/2)", steps, lambda n: {"num_steps": n}, linear=False),
         Axis("dimension d", d, lambda n: {"dim": n}, linear=False),
@@ -67,15 +67,15 @@ def _exponents(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
     for axis in axes(quick):
         jobs = {str(n): _job(quick, axis.schedule, **axis.setting(n)) for n in axis.values}
         raw[axis.label] = times = _times(jobs, quick)
-        asked = {"at_least": 0.9, "at_most": 1.1} if axis.linear else {}
+        target = {"at_least": 0.9, "at_most": 1.1} if axis.linear else {}
         slope = exponent(axis.values, list(times.values()))
         case = f"linear, {axis.schedule}, {axis.values[0]} to {axis.values[-1]:,}"
-        findings.append(finding(case, f"time against {axis.label}", slope, "exponent", **asked))
+        findings.append(finding(case, f"time against {axis.label}", slope, "exponent", **target))
     return findings, raw
 
 
 def _local_steps(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """The same number of steps in rounds of E: what a synchronisation costs."""
+    """Run the same number of steps in rounds of E: what a synchronisation costs."""
     values = (1, 8) if quick else (1, 2, 4, 8, 16, 32, 64)
     jobs = {f"C{E}": _job(quick, f"C{E}") for E in values}
     times = _times(jobs, quick)
@@ -89,7 +89,7 @@ def _local_steps(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
 
 
 def memory_job(replications: int, tile: int, steps: int) -> Callable[[], int]:
-    """Runs once in a process of its own; the job is to tell how far its memory rose."""
+    """Run once in a process of its own; the job returns how far its memory rose."""
     cases.start(1)
     cases.simulate("linear", "P(1/2)", steps, replications=16, tile_size=16)
     before = forget_peak()
@@ -106,7 +106,7 @@ def _risen(replications: int, tile: int) -> int:
 
 
 def _memory(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """Peak memory beyond a small run, for wide tiles, and for many tiles of one width."""
+    """Measure peak memory beyond a small run, for wide tiles, and for many tiles of one width."""
     from jaxlsgd.engine.cost import tile_bytes
 
     # Differences of two sizes, because loading programs and starting threads take memory as well.
@@ -133,19 +133,20 @@ def _memory(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
 
 
 def masked_shares() -> list[Finding]:
-    """Local steps that are computed and thrown away, under the paper's schedules."""
+    """Count the local steps that are computed and thrown away, under the paper's schedules."""
     from jaxlsgd.engine.layout import lay_out
     from jaxlsgd.schedules import PAPER_SCHEDULES
 
     found = []
     for name in PAPER_SCHEDULES:
-        share = 100 * lay_out(cases.plan("linear", name, 40_000)).masked_share
+        made = lay_out(cases.plan("linear", name, 40_000))
+        share = 100 * (1 - made.steps / made.drawn)
         found.append(finding(f"{name}, t_T = 40,000", "masked steps", share, "%", at_most=12))
     return found
 
 
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """Exponents, the price of a round, memory, masked steps."""
+    """Measure exponents, the price of a round, memory, masked steps."""
     cases.start()
     findings, raw = _exponents(quick)
     rounds, raw["local steps E"] = _local_steps(quick)

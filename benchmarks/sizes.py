@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import cases, numpy_baseline
-from benchmarks.timing import Finding, Spread, finding, interleaved, ratio
+from benchmarks.timing import Finding, finding, interleaved, rates, ratio
 
 CLIENTS, DIMENSIONS, SCHEDULES = (1, 10, 33, 100, 1_000), (2, 5, 20, 50), ("C1", "C5", "P(1/2)")
 # Numbers of multiplications of a run: about half a second of NumPy's.
@@ -21,7 +21,7 @@ WORK = 3e8
 
 
 def _steps(clients: int, dim: int, replications: int, quick: bool) -> int:
-    """Steps that make runs of all sizes about as long."""
+    """Return steps that make runs of all sizes about as long."""
     if quick:
         return 20
     each = clients * replications * (8 * dim + dim**2)
@@ -49,18 +49,16 @@ def _case(
     times = interleaved({"engine": engine, "NumPy": rival}, 2 if quick else 5)
     case = f"K = {clients:,}, d = {dim}, {schedule}"
     work = tile * steps * clients / 1e6
-    rate = Spread.of([work / t for t in times["engine"]])
-    findings = [
-        finding(case, "engine over NumPy", ratio(times["NumPy"], times["engine"]), at_least=2.0),
-        finding(case, "engine", rate, "million client-steps per second"),
-    ]
+    gain = ratio(times["NumPy"], times["engine"])
+    findings = [finding(case, "engine over NumPy", gain, at_least=2.0)]
+    findings += rates(case, work, {"engine": times["engine"]})
     return findings, {"steps": steps, "tile": tile, "seconds": times}
 
 
 def table(
     clients: Sequence[int], dimensions: Sequence[int], schedules: Sequence[str], quick: bool
 ) -> tuple[list[Finding], dict[str, Any]]:
-    """Some of the sizes, on one core."""
+    """Run some of the sizes, on one core."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     cases.start(1)
     findings, raw = [], {}
@@ -73,14 +71,14 @@ def table(
 
 
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """All sizes."""
+    """Run all sizes."""
     if quick:
         return table((1, 33), (2,), ("C5",), quick)
     return table(CLIENTS, DIMENSIONS, SCHEDULES, quick)
 
 
 def main() -> None:
-    """Prints a part of the table."""
+    """Print a part of the table."""
     numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sizes", description=__doc__)
     parser.add_argument("--clients", type=numbers, default=list(CLIENTS))

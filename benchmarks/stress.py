@@ -1,9 +1,9 @@
-"""Do the intervals keep their level outside the paper's regime, and does the verdict say where not?
+"""Do the intervals keep their level outside the paper's regime, and does the verdict notice if not?
 
 Every cell runs all methods on the same draws: the paper's 30 cells (two models, five schedules, t_T = 500,
 2,000 and 5,000), and hard ones with one, two or fifty clients, one or twenty parameters, Poisson and Huber
 regression, clients with Hessians of their own, far starts, and steps that are too small, too large or fall too
-fast. `stress.csv` has a row per cell and method, `stress.md` what it says, `tradeoff.png` length and coverage
+fast. `stress.csv` has a row per cell and method, `stress.md` the tables, `tradeoff.png` length and coverage
 against the numbers that a client sends.
 
   python -m benchmarks.stress --out benchmarks/results              everything; about half an hour on two cores
@@ -14,7 +14,6 @@ Cells that `stress.csv` has already, of the same seed and replications, are not 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import time
@@ -24,13 +23,15 @@ from typing import Any
 
 import numpy as np
 
-Row = dict[str, Any]
+from benchmarks import writing
+from benchmarks.writing import Row, percent, pipe_table, unique
+
 LEVEL = 0.95
 NEAR = 0.015  # of the level, for a cell's mean over its coordinates
 
 
 def run(replications: int, seed: int, only: str, done: set[str]) -> Iterator[Row]:
-    """The rows of the cells that are not done, cell by cell."""
+    """Yield the rows of the cells that are not done, cell by cell."""
     from benchmarks.stress_cases import cases
 
     chosen = [case for case in cases() if only in ("all", "paper" if case.paper else "hard")]
@@ -45,7 +46,7 @@ def run(replications: int, seed: int, only: str, done: set[str]) -> Iterator[Row
 
 
 def names() -> list[str]:
-    """All cells, in order."""
+    """Return the names of all cells, in order."""
     from benchmarks.stress_cases import cases
 
     return [_name(case) for case in cases()]
@@ -85,7 +86,7 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
             "coverage": hits.mean(),
             "mcse": each.std(ddof=1) / math.sqrt(len(each)),
             "worst_coordinate": hits.mean(0).min(),
-            # Of the judge, and of what is made of its statistics, nothing is said.
+            # No verdict is given on the judge, or on methods made of its statistics.
             "chance": np.nan if name in cell.withheld else np.nanmean(chance),
             "length": 2 * np.mean(half[ok]),
             "length_over_oracle": np.mean(2 * half[ok].mean(0) / oracle),
@@ -107,7 +108,7 @@ def _methods() -> tuple[Any, ...]:
 
 
 def with_numbers_sent(rows: Sequence[Row]) -> list[Row]:
-    """The rows with what a client sends, in numbers and over plain Local SGD's under C1: counted, not run."""
+    """Add what a client sends, in numbers and over plain Local SGD's under C1: counted, not run."""
     from benchmarks.stress_cases import cases
     from jaxlsgd.engine.cost import numbers_sent, sent_under_c1
 
@@ -122,7 +123,7 @@ def with_numbers_sent(rows: Sequence[Row]) -> list[Row]:
 
 
 def _oracle(case: Any) -> Any:
-    """Lengths from the true G and S with all observations, or NaN where they are not known."""
+    """Return lengths from the true G and S with all observations, or NaN if these are unknown."""
     from jaxlsgd.inference import NORMAL
 
     problem = case.problem
@@ -134,7 +135,7 @@ def _oracle(case: Any) -> Any:
 
 
 def report(rows: Sequence[Row], seed: int) -> str:
-    """What the rows say, as Markdown."""
+    """Return the tables of the rows, as Markdown."""
     lines = [
         "# Coverage of 95 % intervals, inside and outside the paper's regime",
         "",
@@ -147,30 +148,28 @@ def report(rows: Sequence[Row], seed: int) -> str:
     lines += _summary(rows)
     if missing := [name for name in names() if name not in {row["cell"] for row in rows}]:
         lines += ["", f"Not run yet, the same command goes on with them: {'; '.join(missing)}."]
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    for method in methods[::-1]:
-        mine = [row for row in rows if row["method"] == method]
-        lines += ["", f"## {method}", ""]
-        lines += [
-            "| cell | coverage | worst coordinate | chance | over oracle | failed |",
-            "|---|--:|--:|--:|--:|--:|",
-        ]
-        lines += [
-            f"| {row['cell']} | {100 * row['coverage']:.1f} ({100 * row['mcse']:.1f}) | "
-            f"{100 * row['worst_coordinate']:.1f} | {_percent(row['chance'])} | "
-            f"{_number(row['length_over_oracle'])} | {row['n_failed']} |"
-            for row in mine
-        ]
+    header = ("cell", "coverage", "worst coordinate", "chance", "over oracle", "failed")
+    for method in unique(rows, "method")[::-1]:
+        cells = [_cells(row) for row in rows if row["method"] == method]
+        lines += ["", f"## {method}", "", *pipe_table(header, cells)]
     return "\n".join(lines) + "\n"
 
 
-def _summary(rows: Sequence[Row]) -> list[str]:
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    lines = [
-        "| method | cells | lowest | median | highest | within 1.5 points | over oracle, t_T = 5,000 |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+def _cells(row: Row) -> list[str]:
+    over = row["length_over_oracle"]
+    return [
+        row["cell"],
+        f"{percent(row['coverage'])} ({percent(row['mcse'])})",
+        percent(row["worst_coordinate"]),
+        percent(row["chance"]),
+        "-" if math.isnan(over) else f"{over:.3f}",
+        str(row["n_failed"]),
     ]
-    for method in methods[::-1]:
+
+
+def _summary(rows: Sequence[Row]) -> list[str]:
+    cells = []
+    for method in unique(rows, "method")[::-1]:
         mine = [row for row in rows if row["method"] == method]
         covered = np.array([row["coverage"] for row in mine])
         near = int((np.abs(covered - LEVEL) <= NEAR).sum())
@@ -180,16 +179,16 @@ def _summary(rows: Sequence[Row]) -> list[str]:
             if r["case"] == "paper" and r["num_steps"] == 5_000
         ]
         span = f"{min(paper):.2f}–{max(paper):.2f}" if paper else "-"
-        numbers = " | ".join(
-            f"{100 * x:.1f}" for x in (covered.min(), np.median(covered), covered.max())
-        )
-        lines.append(f"| `{method}` | {len(mine)} | {numbers} | {near} | {span} |")
+        numbers = map(percent, (covered.min(), np.median(covered), covered.max()))
+        cells.append([f"`{method}`", len(mine), *numbers, near, span])
     low = [row for row in rows if row["coverage"] < 0.93 and not math.isnan(row["chance"])]
     close = sum(abs(row["coverage"] - row["chance"]) <= 0.02 for row in low)
     far = [
         row for row in rows if row["method"] == "one_step" and abs(row["coverage"] - LEVEL) > NEAR
     ]
-    lines += [
+    ends = ("lowest", "median", "highest", "within 1.5 points", "over oracle, t_T = 5,000")
+    lines = [
+        *pipe_table(("method", "cells", *ends), cells),
         "",
         f"The mean chance is within 2 points of the coverage in {close} of {len(low)} cells where a method "
         f"covers less than 93 %. Cells where `one_step` is not within 1.5 points of 95 %: "
@@ -200,7 +199,7 @@ def _summary(rows: Sequence[Row]) -> list[str]:
 
 
 def _headline(rows: Sequence[Row]) -> list[str]:
-    """Length under P(1/2) over that under C1, the price of communicating less."""
+    """Compare the length under P(1/2) with that under C1: the price of communicating less."""
     at = {
         (r["problem"], r["schedule"], r["method"]): r
         for r in rows
@@ -222,16 +221,8 @@ def _headline(rows: Sequence[Row]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f}"
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Length and coverage against numbers sent, at t_T = 5,000."""
+    """Draw length and coverage against numbers sent, at t_T = 5,000."""
     from matplotlib import pyplot as plt
 
     looks = {
@@ -277,7 +268,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def read(path: Path, replications: int, seed: int) -> list[Row]:
-    """The rows of an earlier run that was cut short; none if it was another one."""
+    """Return the rows of an earlier run with the same seed and replications; else none."""
     if not path.exists():
         return []
     words = {"cell", "problem", "case", "schedule", "method"}
@@ -294,23 +285,9 @@ def read(path: Path, replications: int, seed: int) -> list[Row]:
     return rows if same else []
 
 
-def _write(rows: Sequence[Row], path: Path) -> None:
-    with path.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def main() -> None:
-    """Runs the stress test."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.stress",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--replications", type=int, default=2_000, metavar="N")
-    parser.add_argument("--seed", type=int, default=2026, help="default: 2026")
+    """Run the stress test."""
+    parser = writing.parser("stress", __doc__, replications=2_000, seed=2026)
     parser.add_argument("--only", choices=("all", "paper", "hard"), default="all")
     arguments = parser.parse_args()
     import jaxlsgd
@@ -322,8 +299,8 @@ def main() -> None:
     rows = with_numbers_sent(rows)
     for row in run(arguments.replications, arguments.seed, arguments.only, done):
         rows += with_numbers_sent([row])
-        _write(rows, arguments.out / "stress.csv")
-    _write(rows, arguments.out / "stress.csv")
+        writing.write_csv(arguments.out / "stress.csv", rows)
+    writing.write_csv(arguments.out / "stress.csv", rows)
     (arguments.out / "stress.md").write_text(report(rows, arguments.seed), encoding="utf-8")
     if any(row["case"] == "paper" and row["num_steps"] == 5_000 for row in rows):
         draw(rows, arguments.out / "tradeoff.png")

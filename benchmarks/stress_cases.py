@@ -27,7 +27,7 @@ def _dot(a: Any, b: Any) -> Any:
 
 
 def observe_poisson(draws: Draws, client: Any) -> Any:
-    """Counts of rate exp(aᵀx*), a = ½ N(0, I), by inversion of one uniform."""
+    """Return covariates and counts of rate exp(aᵀx*), a = ½ N(0, I), by inversion of one uniform."""
     a = 0.5 * draws.normal
     rate = jnp.exp(_dot(a, client))
     term = jnp.exp(-rate)
@@ -40,7 +40,7 @@ def observe_poisson(draws: Draws, client: Any) -> Any:
 
 
 def poisson(dim: int, num_clients: int) -> Problem:
-    """Poisson regression, whose gradient noise grows with the rate."""
+    """Return Poisson regression, whose gradient noise grows with the rate."""
     truth = np.linspace(0.0, 1.0, dim)
     return Problem(
         init=np.zeros(dim),
@@ -58,13 +58,13 @@ def poisson(dim: int, num_clients: int) -> Problem:
 
 
 def observe_contaminated(draws: Draws, client: Any) -> Any:
-    """Linear model; one observation in ten has noise ten times as large."""
+    """Return an observation of a linear model; one in ten has noise ten times as large."""
     a, noise = draws.normal[:-1], draws.normal[-1]
     return a, _dot(a, client) + jnp.where(draws.uniform[0] < 0.1, 10.0, 1.0) * noise
 
 
 def huber(dim: int, num_clients: int) -> Problem:
-    """Huber regression with contaminated noise; derivatives by JAX."""
+    """Return Huber regression with contaminated noise; derivatives by JAX."""
     truth = np.linspace(0.0, 1.0, dim)
 
     def loss(x: Any, seen: Any) -> Any:
@@ -90,13 +90,13 @@ class _Unequal(NamedTuple):
 
 
 def observe_unequal(draws: Draws, client: Any) -> Any:
-    """A linear model whose covariates have variances of the client's own."""
+    """Return an observation of a linear model whose covariates have variances of the client's own."""
     a = client.scale * draws.normal[:-1]
     return a, _dot(a, client.truth) + draws.normal[-1]
 
 
 def unequal(dim: int, num_clients: int, heterogeneity: float) -> Problem:
-    """Least squares on clients with Hessians of their own, so that local steps drift."""
+    """Return least squares on clients with Hessians of their own, so that local steps drift."""
     rng = np.random.default_rng(7)
     scales = np.sqrt(rng.uniform(0.25, 1.75, (num_clients, dim)))
     truths = heterogeneity * rng.standard_normal((num_clients, dim))
@@ -117,7 +117,7 @@ def unequal(dim: int, num_clients: int, heterogeneity: float) -> Problem:
 
 
 def conditioned(dim: int, condition: float) -> np.ndarray:
-    """A covariance with eigenvalues spread over a condition number, of mean 1."""
+    """Return a covariance with eigenvalues spread over a condition number, of mean 1."""
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
     values = np.geomspace(1.0, condition, dim)
     found = rotation * (values / values.mean()) @ rotation.T
@@ -125,7 +125,7 @@ def conditioned(dim: int, condition: float) -> np.ndarray:
 
 
 def cases() -> list[Case]:
-    """All cells."""
+    """Return all cells."""
     linear, logistic = problems.paper_linear(), problems.paper_logistic()
     schedules = ("C1", "C5", "Log", "P(1/3)", "P(1/2)")
     found = [

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.regression.design import Block, Design
-from jaxlsgd.regression.losses import Family, family_of
-from jaxlsgd.regression.pilot import Loss, minimise
+from jaxlsgd.regression.families import Family, family_of
+from jaxlsgd.regression.pilot import Objective, minimise
 
 FloatArray = NDArray[np.float64]
 POINTS = 200
@@ -32,7 +32,7 @@ class Population(NamedTuple):
     truth: FloatArray  # (d,)
 
     def table(self, rng: np.random.Generator) -> Block:
-        """Fresh rows of all clients, shuffled."""
+        """Return fresh rows of all clients, shuffled."""
         client = np.repeat(np.arange(len(self.sizes)), self.sizes)
         place = rng.integers(0, POINTS, len(client))
         mean = self.means[client, place]
@@ -66,7 +66,7 @@ _MEAN = {
 def population(
     name: str, seed: int = 0, clients: int = 10, least: int = 200, most: int = 5000
 ) -> Population:
-    """Heterogeneous clients of very unequal size; columns of unequal scale, correlated."""
+    """Return heterogeneous clients of very unequal size; columns of unequal scale, correlated."""
     rng = np.random.default_rng(seed)
     sizes = np.geomspace(least, most, clients).astype(np.int64)
     mix = np.array([[1.0, 0.6, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 1.0]])
@@ -80,7 +80,7 @@ def population(
     family = family_of(name)
     weights = np.repeat(sizes / sizes.sum() / POINTS, POINTS)
     scale = np.array([1.0, 1e-3, 1.0, 1e4])
-    loss = Loss(family, np.zeros(1), np.zeros(4))
+    objective = Objective(family, np.zeros(1), np.zeros(4))
     flat = (points / scale).reshape(-1, 4)
-    theta, _ = minimise(loss, flat, means.reshape(-1), weights, NAMES)
+    theta, _ = minimise(objective, flat, means.reshape(-1), weights, NAMES)
     return Population(family, points, means, sizes, theta / scale)

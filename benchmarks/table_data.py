@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def _split(frame: pd.DataFrame, clients: int) -> pd.DataFrame:
-    """Clients of unequal size, at random."""
+    """Split rows over clients of unequal size, at random."""
     rng = np.random.default_rng(0)
     share = np.arange(1.0, clients + 1)
     return frame.assign(client=rng.choice(clients, len(frame), p=share / share.sum()))
@@ -88,7 +88,7 @@ CASES = {
 
 
 def compare(name: str, **more: Any) -> dict[str, Any]:
-    """Our fit against theirs."""
+    """Compare our fit with that of statsmodels."""
     case = CASES[name]
     frame = case.load()
     found = fit_table(frame, response=case.response, client=case.client, family=case.family, **more)
@@ -118,7 +118,7 @@ def compare(name: str, **more: Any) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints the table and writes it."""
+    """Print the table and write it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table_data", description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "table_data.md")
     arguments = parser.parse_args()

@@ -28,7 +28,7 @@ _TURN = ("batches", "read", "fit")
 
 
 def write(path: Path, rows: int, columns: int) -> None:
-    """A logistic table of 10 clients, piece by piece."""
+    """Write a logistic table of 10 clients, piece by piece."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -50,7 +50,7 @@ def write(path: Path, rows: int, columns: int) -> None:
 
 
 def read_only(path: Path) -> dict[str, float]:
-    """Reads all blocks, as tables, and does nothing with them."""
+    """Read all blocks, as tables, and do nothing with them."""
     from jaxlsgd.regression import files
 
     begun = time.perf_counter()
@@ -59,7 +59,7 @@ def read_only(path: Path) -> dict[str, float]:
 
 
 def read_batches(path: Path) -> dict[str, float]:
-    """Reads all blocks, as Arrow's batches."""
+    """Read all blocks, as Arrow's batches."""
     from jaxlsgd.regression import files
 
     begun = time.perf_counter()
@@ -68,7 +68,7 @@ def read_batches(path: Path) -> dict[str, float]:
 
 
 def fit(path: Path) -> dict[str, float]:
-    """Fits, from the call to the result; imports are not counted, compiling is."""
+    """Fit, timed from the call to the result; imports are not counted, compiling is."""
     import jax
 
     from jaxlsgd import fit_table
@@ -85,10 +85,10 @@ def fit(path: Path) -> dict[str, float]:
 
 
 def once_read(columns: int = 5, rows: int = 1 << 21) -> dict[str, float]:
-    """The pass alone, orders of rows included, on numbers that are in memory; one core."""
+    """Time the pass alone, orders of rows included, on numbers that are in memory; one core."""
     from jaxlsgd.inference.random_scaling import random_scaling
+    from jaxlsgd.problems.losses import LOGISTIC
     from jaxlsgd.regression import local_sgd
-    from jaxlsgd.regression.losses import LOGISTIC
 
     rng = np.random.default_rng(0)
     K, steps, E = 10, 60, 5
@@ -109,9 +109,7 @@ def once_read(columns: int = 5, rows: int = 1 << 21) -> dict[str, float]:
         begun, met = time.perf_counter(), 0
         while met < rows:
             order = local_sgd.reshuffled(rng, sizes, steps, E, width)
-            carried, _ = local_sgd.run_pass(
-                LOGISTIC.derivatives, methods, data, setting, order, eta, carried
-            )
+            carried, _ = local_sgd.run_pass(LOGISTIC, methods, data, setting, order, eta, carried)
             met += K * size
         np.asarray(carried.x)
         best = min(best, (time.perf_counter() - begun) / met)
@@ -123,7 +121,7 @@ def _memory() -> float:
 
 
 def _alone(what: str, path: Path | None = None, cores: int | None = None) -> dict[str, float]:
-    """In a process of its own, so that its memory is its own."""
+    """Run in a process of its own, whose memory can be measured."""
     command = [sys.executable, "-m", "benchmarks.table_stream", "--inside", what]
     command += [str(path)] if path else []
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -135,14 +133,14 @@ def _alone(what: str, path: Path | None = None, cores: int | None = None) -> dic
 
 
 def main() -> int:
-    """Writes files, times them in turn, and writes the results."""
+    """Write files, time them in turn, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table_stream", description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--columns", type=int, default=20)
     parser.add_argument(
         "--keep", type=Path, help="directory for the files; a temporary one if not given"
     )
-    parser.add_argument("--repeats", type=int, default=3, help="the best of so many is told")
+    parser.add_argument("--repeats", type=int, default=3, help="the best of so many is reported")
     parser.add_argument("--only", choices=("csv", "parquet"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "table_stream.md")
     parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
@@ -173,7 +171,7 @@ def _all(arguments: argparse.Namespace, directory: Path) -> list[str]:
             path = directory / f"table{rows}.{kind}"
             if not path.exists():
                 write(path, rows, arguments.columns)
-            # In turn, and the best of each: what else the machine does is nobody's merit.
+            # In turn, and the best of each, because other load on the machine only slows a run.
             turns = [{what: _alone(what, path) for what in _TURN} for _ in range(arguments.repeats)]
             batches, tables, fits = (
                 min((turn[what] for turn in turns), key=lambda one: one["seconds"])

@@ -1,4 +1,4 @@
-"""Whether intervals from tables cover: 500 simulated tables a cell, `python -m benchmarks.tables`.
+"""Whether intervals from tables cover: 500 simulated tables per cell, `python -m benchmarks.tables`.
 
 Ten clients of 200 to 5,000 rows with coefficients, means and spreads of their own; gaussian, logistic and
 Poisson; for the population, and for the minimiser of each table's own rows. Writes `results/tables.md`.
@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.table_cases import DESIGN, NAMES, population
+from benchmarks.writing import percent, pipe_table
 from jaxlsgd.regression.design import Block
-from jaxlsgd.regression.fit_table import fit_block
-from jaxlsgd.regression.losses import Family
-from jaxlsgd.regression.options import options
-from jaxlsgd.regression.pilot import Loss, minimise
+from jaxlsgd.regression.families import Family
+from jaxlsgd.regression.fit_table import DEFAULTS
+from jaxlsgd.regression.in_memory import fit_block
+from jaxlsgd.regression.options import check_options
+from jaxlsgd.regression.pilot import Objective, minimise
 
 HERE = Path(__file__).resolve().parent
 CELLS = [
@@ -30,7 +32,7 @@ CELLS = [
 
 
 class Outcome(NamedTuple):
-    """What became of a cell."""
+    """The results of a cell."""
 
     family: str
     target: str
@@ -45,13 +47,13 @@ class Outcome(NamedTuple):
 def run_cell(
     family: str, target: str, tables: int, rows: str = "reshuffled", seed: int = 1, most: int = 5000
 ) -> Outcome:
-    """Fits that many tables."""
+    """Fit that many tables."""
     world = population(family, most=most)
-    asked = options(family, target=target, rows=rows)
+    options = check_options({**DEFAULTS, "family": family, "target": target, "rows": rows})
     covered, errors, added, warned, begun = [], [], [], 0, time.perf_counter()
     for r in range(tables):
         block = world.table(np.random.default_rng([seed, r]))
-        fit = fit_block(DESIGN, block, asked)
+        fit = fit_block(DESIGN, block, options)
         found = fit.coefficients()
         truth = world.truth if target == "population" else minimiser(world.family, block)
         _, lower, upper = fit.interval()
@@ -73,36 +75,31 @@ def run_cell(
 
 
 def minimiser(family: Family, block: Block) -> NDArray[np.float64]:
-    """Of a table's own rows, by Newton's method; weighted by size, which is each row alike."""
+    """Return the minimiser over a table's own rows, all with the same weight, by Newton's method."""
     scale = np.abs(block.X).max(axis=0)
-    loss = Loss(family, np.zeros(1), np.zeros(block.X.shape[1]))
+    objective = Objective(family, np.zeros(1), np.zeros(block.X.shape[1]))
     weights = np.full(len(block.y), 1 / len(block.y))
-    return minimise(loss, block.X / scale, block.y, weights, NAMES)[0] / scale
+    return minimise(objective, block.X / scale, block.y, weights, NAMES)[0] / scale
 
 
 def markdown(outcomes: list[Outcome]) -> str:
-    """The table of all cells."""
-    lines = [
-        "| family | target | rows | "
-        + " | ".join(NAMES)
-        + " | all | sd of (estimate − truth)/SE | run adds | warned | s a table |",
-        "|---|---|---|" + "--:|" * (len(NAMES) + 5),
-    ]
+    """Return the table of all cells."""
+    last = ("all", "sd of (estimate − truth)/SE", "run adds", "warned", "s per table")
+    lines = []
     for one in outcomes:
         n = len(one.covered)
         cover = one.covered.mean(axis=0)
         cells = [f"{100 * c:.1f} ({100 * np.sqrt(max(c * (1 - c), 1e-9) / n):.1f})" for c in cover]
         spread = np.sqrt(np.mean(one.errors**2))
-        lines.append(
-            f"| {one.family} | {one.target} | {one.rows} | {' | '.join(cells)} | "
-            f"{100 * one.covered.mean():.1f} | {spread:.3f} | {100 * one.added:.1f} % | {one.warned} | "
-            f"{one.seconds / n:.2f} |"
-        )
-    return "\n".join(lines)
+        found = (percent(one.covered.mean()), f"{spread:.3f}", f"{100 * one.added:.1f} %")
+        where = (one.family, one.target, one.rows)
+        lines.append([*where, *cells, *found, one.warned, f"{one.seconds / n:.2f}"])
+    header = ("family", "target", "rows", *NAMES, *last)
+    return "\n".join(pipe_table(header, lines, left=range(3)))
 
 
 def main() -> int:
-    """Runs all cells."""
+    """Run all cells."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__)
     parser.add_argument("--tables", type=int, default=500)
     parser.add_argument("--only", help="family, target")

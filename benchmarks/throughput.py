@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import cases, numpy_baseline
-from benchmarks.timing import Finding, Spread, finding, interleaved, ratio, seconds
+from benchmarks.timing import Finding, finding, interleaved, rates, ratio, seconds
 
 Z = 4.0  # standard errors between the two mean lengths that count as agreement
 
@@ -24,7 +24,7 @@ class Processes:
     def run(
         self, model: numpy_baseline.Model, path: numpy_baseline.Path, replications: int, seed: int
     ) -> numpy_baseline.Found:
-        """Splits the replications evenly among the processes."""
+        """Split the replications evenly among the processes."""
         share = -(-replications // self.count)
         jobs = [(model, path, share, seed * self.count + i) for i in range(self.count)]
         parts = self._pool.starmap(numpy_baseline.run, jobs)
@@ -32,13 +32,13 @@ class Processes:
         return numpy_baseline.Found(*joined)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         self._pool.close()
         self._pool.join()
 
 
 class Sizes(NamedTuple):
-    """How much is run."""
+    """The size of a run."""
 
     num_steps: int
     replications: int
@@ -47,14 +47,14 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, quick: bool) -> Sizes:
-        """The sizes of the targets, or small ones that only show that it works."""
+        """Return the sizes of the targets, or small ones that only show that it works."""
         if quick:
             return cls(200, 64, 32, 2)
         return cls(cases.NUM_STEPS, cases.REPLICATIONS, cases.TILE, 7)
 
 
 def floor(problem: Any, num_blocks: int, sizes: Sizes, devices: list[Any]) -> None:
-    """Makes the draws of a run, tile by tile on all devices, and nothing else."""
+    """Make the draws of a run, tile by tile on all devices, and nothing else."""
     import jax
 
     from jaxlsgd.engine.draws import replication_keys, stream_keys
@@ -77,15 +77,15 @@ def floor(problem: Any, num_blocks: int, sizes: Sizes, devices: list[Any]) -> No
 
 
 def block_steps() -> int:
-    """Steps in a block of the engine."""
+    """Return the number of steps in a block of the engine."""
     from jaxlsgd.engine.layout import BLOCK_STEPS
 
     return BLOCK_STEPS
 
 
 @functools.cache
-def _drawing(spec: Any) -> Any:
-    """A compiled program that draws a block, pair by pair as the engine does, and keeps the last."""
+def _drawing(draws: Any) -> Any:
+    """Return a compiled program that draws a block, pair by pair as the engine does, and keeps the last."""
     import jax
     import jax.numpy as jnp
 
@@ -94,15 +94,15 @@ def _drawing(spec: Any) -> Any:
     @jax.jit
     def draw(keys: Any, first: Any, index: Any) -> Any:
         pairs = first // np.uint32(2) + jnp.arange(block_steps() // 2, dtype=jnp.uint32)
-        start = draw_pair(keys, pairs[0], index, spec)
+        start = draw_pair(keys, pairs[0], index, draws)
         # A loop that cannot be shortened, whatever is read of its result.
-        return jax.lax.scan(lambda _, t: (draw_pair(keys, t, index, spec), None), start, pairs[1:])
+        return jax.lax.scan(lambda _, t: (draw_pair(keys, t, index, draws), None), start, pairs[1:])
 
     return draw
 
 
 def _agreement(case: str, engine: Any, rival: numpy_baseline.Found) -> list[Finding]:
-    """Whether both did the same job: mean lengths apart, in standard errors."""
+    """Check that both did the same job: differences of mean lengths, in standard errors."""
     found = []
     for name in ("random_scaling", "plug_in"):
         ours = 2 * engine.methods[name].half_width[-1, 0].mean(axis=-1)
@@ -133,9 +133,7 @@ def _case(
     findings = _agreement(case, engine(), rival())
     times = interleaved({"engine": engine, "NumPy": rival, "drawing": drawing}, sizes.repeats)
     work = sizes.replications * sizes.num_steps * problem.num_clients / 1e6
-    for job, each in times.items():
-        rate = Spread.of([work / t for t in each])
-        findings.append(finding(case, job, rate, "million client-steps per second"))
+    findings += rates(case, work, times)
     warm = finding(case, "first call, with compiling", first, "s")
     gain = ratio(times["NumPy"], times["engine"])
     cost = ratio(times["engine"], times["drawing"])
@@ -149,7 +147,7 @@ def _case(
 
 
 def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
-    """Both problems under both schedules."""
+    """Run both problems under both schedules."""
     sizes = Sizes.of(quick)
     devices = cases.start()
     numpy = Processes(len(devices))

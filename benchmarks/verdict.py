@@ -3,25 +3,23 @@
 A run is doubted if the mean chance of a method's intervals over coordinates is more than 5 points below the level
 (`Verdict.doubted`). A *false alarm* is a run that is doubted although the method covers 90 % or more in its cell,
 and a *miss* one that is trusted although the method covers less than 85 %. `verdict.csv` has a row per cell and
-method, `verdict.md` what it says. Outside, where `fit` withholds the verdict, it is what would have been said.
+method, `verdict.md` the tables. Outside, `fit` withholds the verdict; here it is the one that would have been given.
 
   python -m benchmarks.verdict --out benchmarks/results        a minute and a half on one core
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
 import dataclasses
 import datetime
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import stress_cases
+from benchmarks import stress_cases, writing
+from benchmarks.writing import Row, percent, pipe_line, pipe_table
 from jaxlsgd import (
     Plan,
     Problem,
@@ -36,7 +34,6 @@ from jaxlsgd.analysis import verdict
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.display import plural
 
-Row = dict[str, Any]
 LEVEL = 0.95
 RIGHT, WRONG = LEVEL - verdict.DOUBT, 0.85
 METHODS = (
@@ -57,13 +54,13 @@ class Case(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As a table shows it."""
+        """The name in a table."""
         plan = self.plan
         return f"{self.name}, {plan.name}, {plan.num_steps:,}"
 
 
 def unlike(apart: float, dim: int = 5) -> Problem:
-    """Least squares on four clients of covariances 1, 2, 4 and 8 whose optima are N(0, apart²)."""
+    """Return least squares on four clients of covariances 1, 2, 4 and 8 whose optima are N(0, apart²)."""
     scales = np.sqrt(np.repeat(np.array([1.0, 2.0, 4.0, 8.0])[:, None], dim, 1))
     truths = apart * np.random.default_rng(3).standard_normal(scales.shape)
     return dataclasses.replace(
@@ -89,7 +86,7 @@ def _plan(
 
 
 def cases() -> list[Case]:
-    """Cells inside what the verdict was measured on, and those outside that it must not speak of."""
+    """Return cells inside the range that the verdict was measured on, then cells outside."""
     linear, logistic = problems.paper_linear(), problems.paper_logistic()
     few, small = problems.logistic(5, 1), problems.linear(5, 10)
     near, far = unlike(0.1), unlike(0.3)
@@ -129,7 +126,7 @@ def cases() -> list[Case]:
 
 
 def cell_rows(case: Case, replications: int, seed: int) -> list[Row]:
-    """A row per method."""
+    """Return a row per method."""
     import jax
 
     from jaxlsgd import simulate
@@ -143,7 +140,7 @@ def cell_rows(case: Case, replications: int, seed: int) -> list[Row]:
         algorithm=case.algorithm,
     )
     withheld = verdict.outside(case.algorithm, case.problem, case.plan)
-    # What would have been said.
+    # The verdict that would have been given.
     spoken = dataclasses.replace(cell, withheld={cell.judge: verdict.IS_JUDGE})
     found = []
     for name, rows in cell.methods.items():
@@ -182,7 +179,7 @@ def _error(values: np.ndarray, chosen: np.ndarray) -> float:
 
 
 def rates(rows: Sequence[Row]) -> dict[str, tuple[int, int, int]]:
-    """False alarms and misses: of how many pairs of cell and method, in how many runs, of how many."""
+    """Return false alarms and misses: pairs of cell and method, their runs, of how many."""
     judged = [row for row in rows if row["judged"]]
     right = [row for row in judged if row["coverage"] >= RIGHT]
     wrong = [row for row in judged if row["coverage"] < WRONG]
@@ -201,7 +198,7 @@ def _sum(rows: Sequence[Row], name: str) -> int:
 
 
 def report(rows: Sequence[Row], seed: int, date: str) -> str:
-    """What the rows say, as Markdown."""
+    """Return the tables of the rows, as Markdown."""
     inside = [row for row in rows if not row["withheld"]]
     beyond = [row for row in rows if row["withheld"]]
     judge = {row["cell"]: row["coverage"] for row in inside if not row["judged"]}
@@ -216,35 +213,34 @@ def report(rows: Sequence[Row], seed: int, date: str) -> str:
         "is a run that is trusted although the method covers less than 85 %. A false alarm need not be a mistake "
         "about that run: the coverage of the doubted runs is below that of the trusted.",
         "",
-        "| | false alarms | misses |",
-        "|---|--:|--:|",
-        _rates("given, in cells in which the judge covers 90 % or more", right),
-        _rates("given, in cells in which the judge covers less", wrong),
-        _rates("withheld: what it would have said", beyond),
-        "",
-        "By method, in cells in which the judge covers 90 % or more:",
-        "",
-        "| method | false alarms | misses |",
-        "|---|--:|--:|",
     ]
-    for method in dict.fromkeys(row["method"] for row in right if row["judged"]):
-        lines.append(_rates(f"`{method}`", [row for row in right if row["method"] == method]))
+    groups = {
+        "given, in cells in which the judge covers 90 % or more": right,
+        "given, in cells in which the judge covers less": wrong,
+        "withheld: what it would have said": beyond,
+    }
+    lines += pipe_table(["", *_RATES], [_rates(*group) for group in groups.items()])
+    lines += ["", "By method, in cells in which the judge covers 90 % or more:", ""]
+    methods = dict.fromkeys(row["method"] for row in right if row["judged"])
+    by_method = {name: [row for row in right if row["method"] == name] for name in methods}
+    by_method_lines = [_rates(f"`{name}`", group) for name, group in by_method.items()]
+    lines += pipe_table(["method", *_RATES], by_method_lines)
     for title, part in (("Where the verdict is given", inside), ("Where it is withheld", beyond)):
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| cell | method | coverage | mean chance | doubted | coverage of the doubted | of the trusted | failed |",
-            "|---|---|--:|--:|--:|--:|--:|--:|",
-            *map(_line, part),
-        ]
+        lines += ["", f"## {title}", "", *pipe_table(_HEADER, map(_cells, part), left=(0, 1))]
     reasons = dict.fromkeys((row["cell"], row["withheld"]) for row in beyond)
     lines += ["", *(f"- {cell}: {why}." for cell, why in reasons)]
     return "\n".join(lines) + "\n"
 
 
-def _rates(title: str, rows: Sequence[Row]) -> str:
-    return "| " + " | ".join([title, *(_rate(*one) for one in rates(rows).values())]) + " |"
+_RATES = ("false alarms", "misses")
+_HEADER = (
+    *("cell", "method", "coverage", "mean chance", "doubted"),
+    *("coverage of the doubted", "of the trusted", "failed"),
+)
+
+
+def _rates(title: str, rows: Sequence[Row]) -> list[str]:
+    return [title, *(_rate(*one) for one in rates(rows).values())]
 
 
 def _rate(cells: int, runs: int, of: int) -> str:
@@ -253,30 +249,18 @@ def _rate(cells: int, runs: int, of: int) -> str:
     return f"{100 * runs / of:.1f} % of {of:,} runs ({plural(cells, 'pair')} of cell and method)"
 
 
-def _line(row: Row) -> str:
+def _cells(row: Row) -> list[str]:
     judged = row["judged"]
     doubted = f"{100 * row['doubted'] / judged:.1f}" if judged else "the judge"
-    numbers = [_percent(row["mean_chance"]), doubted]
-    numbers += [_percent(row[f"coverage_{kind}"]) for kind in ("doubted", "trusted")]
-    covered = f"{_percent(row['coverage'])} ({_percent(row['coverage_mcse'])})"
-    parts = [row["cell"], f"`{row['method']}`", covered, *numbers, str(row["failed"])]
-    return f"| {' | '.join(parts)} |"
-
-
-def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f}"
+    covered = f"{percent(row['coverage'])} ({percent(row['coverage_mcse'])})"
+    parts = (percent(row[f"coverage_{kind}"]) for kind in ("doubted", "trusted"))
+    start = [row["cell"], f"`{row['method']}`", covered, percent(row["mean_chance"])]
+    return [*start, doubted, *parts, str(row["failed"])]
 
 
 def main() -> None:
-    """Runs the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.verdict",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--replications", type=int, default=400, metavar="N")
-    parser.add_argument("--seed", type=int, default=11, help="default: 11")
+    """Run the benchmark."""
+    parser = writing.parser("verdict", __doc__, replications=400, seed=11)
     parser.add_argument("--date", default=str(datetime.date.today()), help="default: today's")
     arguments = parser.parse_args()
     import jaxlsgd
@@ -285,12 +269,10 @@ def main() -> None:
     rows: list[Row] = []
     for case in cases():
         rows += cell_rows(case, arguments.replications, arguments.seed)
-        print(*(_line(row) for row in rows[-len(METHODS) :]), sep="\n", flush=True)
+        lines = (pipe_line(_cells(row)) for row in rows[-len(METHODS) :])
+        print(*lines, sep="\n", flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with (arguments.out / "verdict.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    writing.write_csv(arguments.out / "verdict.csv", rows)
     text = report(rows, arguments.seed, arguments.date)
     (arguments.out / "verdict.md").write_text(text, encoding="utf-8")
 

@@ -17,11 +17,11 @@ from jaxlsgd import Algorithm, algorithms, problems
 from jaxlsgd.core.estimator import Accumulator, Estimator, Law, Measurement, Sync
 from jaxlsgd.core.problem import Draws, Problem
 from jaxlsgd.core.rows import MethodRows
-from jaxlsgd.engine.draws import draw_block, replication_keys, stream_keys
+from jaxlsgd.engine.draws import StreamKeys, draw_pair, replication_keys, split_pair, stream_keys
 from jaxlsgd.inference.plug_in import curvature
 from jaxlsgd.inference.random_scaling import path_scale, scaling_matrix
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.runs.simulate import Finished, Reading, read_cells, run_cells
+from jaxlsgd.runs.simulate import Finished, SavedRound, read_cells, run_cells
 from jaxlsgd.schedules import Plan, paper, power_decay
 
 ROUNDS = 200
@@ -95,10 +95,10 @@ def run_inside(
     return last_reading(key, cell, count).found["inside"].detail
 
 
-def last_reading(key: jax.Array, cell: Cell, count: int) -> Reading:
+def last_reading(key: jax.Array, cell: Cell, count: int) -> SavedRound:
     """What replications 0, …, count − 1 of a cell say after the last round."""
     events = read_cells(key, [cell], 0, count, shared_draws=False)
-    return [event for event in events if isinstance(event, Reading)][-1]
+    return [event for event in events if isinstance(event, SavedRound)][-1]
 
 
 def rows_of(
@@ -124,6 +124,19 @@ def numpy_draws(
 @functools.partial(jax.jit, static_argnums=(1, 3))
 def _draw(keys: Any, num_steps: int, index: jax.Array, spec: Draws) -> Draws:
     return draw_block(keys, jnp.uint32(0), num_steps, index, spec)
+
+
+def draw_block(
+    keys: StreamKeys, first: jax.Array, num_steps: int, client_index: jax.Array, spec: Draws
+) -> Draws:
+    """The draws of observations first ≤ t < first + num_steps, both even, of all clients."""
+    pairs = first // np.uint32(2) + jnp.arange(num_steps // 2, dtype=jnp.uint32)
+    drawn = jax.lax.map(lambda pair: draw_pair(keys, pair, client_index, spec), pairs)
+
+    def in_order(even: jax.Array, odd: jax.Array) -> jax.Array:
+        return jnp.stack([even, odd], axis=1).reshape(num_steps, *even.shape[1:])
+
+    return Draws(*map(in_order, *split_pair(drawn)))
 
 
 @contextlib.contextmanager

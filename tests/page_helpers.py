@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study_helpers import small
+from study_helpers import missing, small
 
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.study import Study
@@ -81,7 +81,7 @@ def write(
 ) -> Results:
     """Fills a study, up to so many tiles."""
     with Writer(directory, study or small(), ENVIRONMENT) as writer:
-        for cell, first in list(writer.missing())[:most]:
+        for cell, first in missing(writer)[:most]:
             writer.describe(cell, about(cell, truth, truth_error))
             writer.commit(cell, first, rows(cell, first, **more))
     return Results(directory)

@@ -20,6 +20,7 @@ import pytest
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study import Study
 from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.store.writer import Writer
 
 ROOT = Path(__file__).parents[1]
 # One cache of compiled programs for all processes of all tests: compiling is most of their time.
@@ -56,6 +57,12 @@ def small(**changes: Any) -> Study:
         "save_at": 4,
     }
     return Study.from_dict(table | changes)
+
+
+def missing(writer: Writer) -> list[tuple[CellSpec, int]]:
+    """The tiles that a run would compute."""
+    firsts = writer.results.firsts()
+    return [(cell, x) for cell in writer.study.cells for x in firsts if writer.lacks(cell, x)]
 
 
 def fake_rows(cell: CellSpec, first: int) -> dict[str, MethodRows]:

@@ -32,7 +32,9 @@ from jaxlsgd import (
     simulate,
 )
 from jaxlsgd.algorithms import (
+    client_dropout,
     fedprox,
+    local_momentum,
     local_optimizer,
     local_sgd,
     participation,
@@ -41,6 +43,7 @@ from jaxlsgd.algorithms import (
     server_adam,
     server_momentum,
     server_optimizer,
+    stragglers,
 )
 from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.engine import federation, sharded
@@ -92,11 +95,11 @@ ALGORITHMS = {
         lambda: server_adam(0.02), lambda data: loops.server_adam(data, 0.02, 0.9, 0.99, 1e-3)
     ),
     "local_momentum": Pair(
-        lambda: local_optimizer(0.7), lambda data: loops.kept_momentum(data, 0.7)
+        lambda: local_momentum(0.7), lambda data: loops.kept_momentum(data, 0.7)
     ),
-    "stragglers": Pair(lambda: participation(0.6), lambda data: loops.stragglers(data, 0.6)),
+    "stragglers": Pair(lambda: stragglers(0.6), lambda data: loops.stragglers(data, 0.6)),
     "client_dropout": Pair(
-        lambda: participation(0.4), lambda data: loops.client_dropout(data, 0.4)
+        lambda: client_dropout(0.4), lambda data: loops.client_dropout(data, 0.4)
     ),
     "participation": Pair(lambda: participation(2), lambda data: loops.participation(data, 2)),
     "participation by weight": Pair(
@@ -249,9 +252,9 @@ def test_the_loops_differ():
 
 ZERO = jnp.zeros(1, jnp.uint32)
 SAME = {
-    "local_momentum": lambda: local_optimizer(0.0),
-    "stragglers": lambda: participation(0.0),
-    "client_dropout": lambda: participation(0.0),
+    "local_momentum": lambda: local_momentum(0.0),
+    "stragglers": lambda: stragglers(0.0),
+    "client_dropout": lambda: client_dropout(0.0),
     "participation": lambda: participation(3),
     "fedprox": lambda: fedprox(0.0),
     "server_momentum": lambda: server_momentum(0.0, 1.0),

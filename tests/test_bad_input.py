@@ -347,7 +347,7 @@ TABLE: dict[str, Refusal] = {
     ),
     "no methods": Refusal(lambda: run(methods=()), "methods", "estimators", "()"),
     "a method twice": Refusal(
-        lambda: run(methods=(plug_in(), plug_in())), "methods", "differ", "plug_in"
+        lambda: run(methods=(plug_in(), plug_in())), "methods", "distinct", "plug_in"
     ),
     "float16": Refusal(lambda: run(dtype="float16"), "dtype", "float32, float64", "float16"),
     "save_at 0": Refusal(lambda: run(save_at=(0,)), "save_at", "1..10", "0"),

@@ -64,8 +64,8 @@ def test_costs_are_kept_with_the_rows(tmp_path: Path):
 def test_every_method_tells():
     for method in (
         *(one_step(), one_step(center="average"), one_step(hessian_every=3)),
-        *(plug_in(), plug_in("finite"), plug_in(average="observations"), plug_in(burn_in=5)),
+        *(plug_in(), plug_in("finite"), plug_in(average="observations")),
         *(random_scaling(), random_scaling("diagonal"), random_scaling(critical="finite_horizon")),
-        *(random_scaling("contrasts", contrasts=[[1.0, 0.0]]), random_scaling(burn_in=5)),
+        random_scaling("contrasts", contrasts=[[1.0, 0.0]]),
     ):
         assert "memory" in method.cost, method.name

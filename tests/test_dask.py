@@ -184,10 +184,10 @@ def test_scheduler_lost_for_good_ends_partial_and_resumes_without_it(
 
 POISON = """
 import os
-from jaxlsgd.study import compute
+from jaxlsgd.study import jobs
 
 # Dask loads this twice, for the nanny and for the worker.
-compute.honest = honest = getattr(compute, "honest", compute.run_job)
+jobs.honest = honest = getattr(jobs, "honest", jobs.run_job)
 
 def poisoned(job, device=None):
     names = [tile.cell.schedule.name for tile in job]
@@ -197,7 +197,7 @@ def poisoned(job, device=None):
         raise RuntimeError("poison")
     yield from honest(job, device)
 
-compute.run_job = poisoned
+jobs.run_job = poisoned
 """
 
 

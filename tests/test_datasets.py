@@ -7,7 +7,6 @@ import pytest
 from test_problems import FINITE, ONE, WEIGHTS, over_rows, regression_data
 
 from jaxlsgd.core.problem import Draws
-from jaxlsgd.problems import _moments as finite_sum
 from jaxlsgd.problems import dataset
 from jaxlsgd.problems.dataset import MAX_ROWS, DatasetClient
 from jaxlsgd.problems.dataset import observe as observe_row
@@ -95,13 +94,6 @@ def test_logistic_dataset_that_is_almost_separable_or_badly_scaled() -> None:
         problem = dataset([A], [labels], loss="logistic")
         residual = 1 / (1 + np.exp(-A @ problem.truth)) - labels
         np.testing.assert_allclose(residual @ A / scale, 0.0, atol=1e-9)
-
-
-def test_newton_halves_a_step_that_is_too_long() -> None:
-    A, signs, weights = np.array([[1.0], [1.0], [1.0]]), np.array([1.0, 1.0, -1.0]), np.ones(3) / 3
-    x, z, loss = finite_sum._descend(A, signs, weights, np.zeros(1), -np.full(1, 64.0), np.log(2))
-    assert x[0] == 1.0 and loss < np.log(2)
-    np.testing.assert_array_equal(z, 1.0)
 
 
 SEPARABLE = {

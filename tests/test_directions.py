@@ -14,6 +14,7 @@ from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.inference import finite_horizon
 from jaxlsgd.inference.laws import finite_horizon as finite_law
 from jaxlsgd.inference.laws import tables
+from jaxlsgd.inference.laws.random_scaling import Directions, direction_multiplier
 
 
 def paper_plan(name: str, gamma: float, num_steps: int) -> schedules.Plan:
@@ -77,7 +78,7 @@ def test_the_mean_of_the_scaling_matrix_is_exact(name: str, dtype: str, error: f
 
 def two_directions(
     plan: schedules.Plan, values: tuple[float, float], correlation: float, share: float
-) -> tuple[finite_horizon.Directions, np.ndarray, np.ndarray]:
+) -> tuple[Directions, np.ndarray, np.ndarray]:
     """A coordinate of two directions, `share` of whose own variances is the first's; its Cov(P)."""
     C = [[pair_covariance(plan, a, b) for b in values] for a in values]
     S = np.array([[1.0, correlation], [correlation, 1.0]])
@@ -87,9 +88,7 @@ def two_directions(
     whole = sum(view[i] * view[j] * S[i, j] * C[i][j] for i in (0, 1) for j in (0, 1))
     ratio = np.diagonal(scaling) / np.diagonal(last)
     variance = np.array([view @ (S * last) @ view])
-    detail = finite_horizon.Directions(
-        np.array(values), view[None], variance, scaling * S, ratio, np.zeros(1), S
-    )
+    detail = Directions(np.array(values), view[None], variance, scaling * S, ratio, np.zeros(1), S)
     return detail, np.asarray(whole), view
 
 
@@ -119,11 +118,11 @@ def test_the_rule_for_a_coordinate_of_two_directions(
     for share in (0.2, 0.5, 0.8):
         detail, covariance, _ = two_directions(plan, values, correlation, share)
         exact = exact_critical(plan, covariance, 0.95)
-        found = finite_horizon.direction_multiplier(0.95, plan, detail)[0]
+        found = direction_multiplier(0.95, plan, detail)[0]
         worst = max(worst, abs(found / exact - 1))
         # A planted bug: the cross terms of V̂ left out.
         alone = detail._replace(scaling=np.diag(np.diagonal(detail.scaling)))
-        wrong = finite_horizon.direction_multiplier(0.95, plan, alone)[0]
+        wrong = direction_multiplier(0.95, plan, alone)[0]
         naive = max(naive, abs(wrong / exact - 1))
     assert worst < allowed
     assert correlation == 0 or naive > allowed
@@ -144,7 +143,7 @@ def test_the_rule_against_simulation() -> None:
         sums.append(view @ total)
     share, weight = clocks(plan)
     V = sum(w * (P - n * sums[-1]) ** 2 for w, n, P in zip(weight, share, sums, strict=True))
-    q = finite_horizon.direction_multiplier(0.95, plan, detail)[0]
+    q = direction_multiplier(0.95, plan, detail)[0]
     assert abs(np.mean(np.abs(sums[-1]) <= q * np.sqrt(V)) - 0.95) < 0.01 + 4 * 0.0011
 
 

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from engine_helpers import NO_LAW, last_reading, numpy_draws, paper_plan
+from engine_helpers import NO_LAW, draw_block, last_reading, numpy_draws, paper_plan
 from jax.extend.random import threefry_2x32
 
 from jaxlsgd import Draws, Problem, problems
 from jaxlsgd.core.estimator import Accumulator, Estimator, Measurement
 from jaxlsgd.engine.draws import (
     StreamKeys,
-    draw_block,
     normal_pair,
     replication_keys,
     stream_keys,

@@ -17,6 +17,7 @@ from study_helpers import (
     call,
     count,
     environment,
+    missing,
     read_until,
     small,
     start,
@@ -32,7 +33,7 @@ from work import counted
 from jaxlsgd import cli
 from jaxlsgd.engine import machine
 from jaxlsgd.study import Results, SpecError, StoreError, jobs, run
-from jaxlsgd.study.progress import Journal, Stop
+from jaxlsgd.study.progress import RunLog, SilentProgress, Stop
 from jaxlsgd.study.store import files
 from jaxlsgd.study.store.writer import Writer
 
@@ -52,7 +53,7 @@ def with_code(directory: Path, environment: dict[str, str], most: int = 10**9, *
     from test_store import about
 
     with Writer(directory, small(), environment, **options) as writer:
-        for cell, first in list(writer.missing())[:most]:
+        for cell, first in missing(writer)[:most]:
             writer.describe(cell, about(cell))
             writer.commit(cell, first, fake_rows(cell, first))
     return writer
@@ -157,9 +158,23 @@ def test_log_that_cannot_be_written_does_not_end_a_run(tmp_path, monkeypatch) ->
     fill(tmp_path / "out", small(), most=1)
     (tmp_path / "out" / "run.log").mkdir()
     assert run(small(), tmp_path / "out").exit_code == 0
-    journal = Journal(tmp_path / "nowhere")
-    assert "No such file" in journal.problem
-    journal.note("nobody hears this")
+    warned: list[str] = []
+    silent = SilentProgress()
+    silent.warn = warned.append  # type: ignore[method-assign]
+    log = RunLog(silent)
+    log.open(tmp_path / "nowhere", "start")
+    log.note("this goes nowhere")
+    assert len(warned) == 1 and "No such file" in warned[0]
+
+
+def test_the_log_has_what_was_noted_before_it_was_opened(tmp_path) -> None:
+    log = RunLog(SilentProgress())
+    log.note("early")
+    log.open(tmp_path, "start")
+    log.note("late")
+    log.close()
+    lines = (tmp_path / "run.log").read_text().splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == ["start", "early", "late"]
 
 
 def test_jobs_are_made_as_they_are_taken() -> None:

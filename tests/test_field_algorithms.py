@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from jaxlsgd.algorithms import (
+    client_dropout,
     fedprox,
+    local_momentum,
     local_optimizer,
     local_sgd,
     participation,
@@ -23,6 +25,7 @@ from jaxlsgd.algorithms import (
     server_adam,
     server_momentum,
     server_optimizer,
+    stragglers,
 )
 from jaxlsgd.core.algorithm import Client, Round
 
@@ -57,8 +60,8 @@ def test_scaffold_ends_at_the_optimum_where_local_sgd_drifts():
 
 # Mean and variance of what client k counts for in a round, and of the steps that it makes of five.
 COUNTS = {
-    "dropout": (lambda: participation(0.25), np.full(3, 0.75), np.full(3, 0.75 * 0.25)),
-    "stragglers": (lambda: participation(0.5), np.full(3, 4.0), np.full(3, 2.0)),
+    "dropout": (lambda: client_dropout(0.25), np.full(3, 0.75), np.full(3, 0.75 * 0.25)),
+    "stragglers": (lambda: stragglers(0.5), np.full(3, 4.0), np.full(3, 2.0)),
 }
 
 
@@ -95,9 +98,9 @@ def test_how_often_clients_count(case: str):
         (lambda: fedprox(float("nan")), "mu: must be .*, got nan"),
         (lambda: scaffold(0.0), "rate: must be a finite number greater than 0, got 0"),
         (lambda: server_adam(beta2=1.0), r"beta2: must be in \[0, 1\), got 1.0"),
-        (lambda: local_optimizer(1.0), r"momentum: must be in \[0, 1\), got 1.0"),
-        (lambda: participation(1.0), r"probability: must be in \[0, 1\), got 1.0"),
-        (lambda: participation(-0.1), r"probability: must be in \[0, 1\), got -0.1"),
+        (lambda: local_momentum(1.0), r"momentum: must be in \[0, 1\), got 1.0"),
+        (lambda: stragglers(1.0), r"probability: must be in \[0, 1\), got 1.0"),
+        (lambda: client_dropout(-0.1), r"probability: must be in \[0, 1\), got -0.1"),
         (lambda: participation(0), "clients: must be an integer of at least 1, got 0"),
         (lambda: participation(1, "all"), "choice: must be one of uniform, weight, got 'all'"),
         (

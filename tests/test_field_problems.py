@@ -22,8 +22,7 @@ from jaxlsgd import Draws, Problem, problems, random_scaling, simulate
 from jaxlsgd.core.forms import dense
 from jaxlsgd.core.problem import at_time
 from jaxlsgd.problems import _moments as moments
-from jaxlsgd.problems import instrumental, minibatch, multinomial, regression
-from jaxlsgd.problems import losses as families
+from jaxlsgd.problems import instrumental, losses, minibatch, multinomial, regression
 from jaxlsgd.schedules import constant, power_decay
 
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -218,12 +217,12 @@ def test_a_finer_rule_finds_the_same(family: str) -> None:
     x, truth = np.array([0.4, -0.2, 0.5]), np.array([0.1, 0.3, 0.4])
     L = np.linalg.cholesky(np.array([[0.8, 0.2], [0.2, 0.4]]))
     for degrees in (None, 1.5):
-        noise = families.Noise(0.7, degrees)
+        noise = losses.Noise(0.7, degrees)
         conditional, width = {
-            "huber": (families.huber_moments(noise, 1.345), noise.width),
-            "quantile": (families.quantile_moments(noise, 0.7, 0.4), noise.width),
-            "logistic": (families.logistic_moments(), 1.0),
-            "poisson": (families.poisson_moments(), 1.0),
+            "huber": (losses.huber_moments(noise, 1.345), noise.width),
+            "quantile": (losses.quantile_moments(noise, 0.7, 0.4), noise.width),
+            "logistic": (losses.logistic_moments(), 1.0),
+            "poisson": (losses.poisson_moments(), 1.0),
         }[family]
         location = family in ("huber", "quantile")
         design = moments.Design(
@@ -238,6 +237,26 @@ def test_a_finer_rule_finds_the_same(family: str) -> None:
             np.testing.assert_allclose(one, other, atol=1e-11)
 
 
+NUMBERS = np.array([0.7, 0.4])
+
+
+@pytest.mark.parametrize("name", ["SQUARED", "LOGISTIC", "POISSON", "HUBER", "QUANTILE"])
+def test_derivatives_of_every_loss(name: str) -> None:
+    """NumPy and JAX agree, and f' and f'' are those of f, away from the corner of Huber's second derivative."""
+    loss: losses.Loss = getattr(losses, name)
+    with jax.enable_x64(True):
+        z, b = jnp.linspace(-3.0, 3.0, 13) + 0.01, jnp.linspace(0.0, 1.0, 13)
+        value = lambda one, target: loss.value(jnp, one, target, NUMBERS)  # noqa: E731
+        first, second = (jax.grad(value), jax.grad(jax.grad(value)))
+        right = [jax.vmap(function)(z, b) for function in (value, first, second)]
+    for part, expected in zip(loss, right, strict=True):
+        for xp, given in ((np, np.asarray), (jnp, lambda x: x)):
+            with jax.enable_x64(True):
+                found = part(xp, given(z), given(b), NUMBERS)
+            assert isinstance(found, np.ndarray) is (xp is np)
+            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
 # Responses.
 
 
@@ -246,7 +265,7 @@ def test_students_law(degrees: float) -> None:
     """Kolmogorov and Smirnov's distance: √n D passes 2.8 once in 3 million runs."""
     n = 20_000
     uniform = np.random.default_rng(3).uniform(size=(n, 3))
-    respond = families.respond_student(degrees)
+    respond = losses.respond_student(degrees)
     found = jax.vmap(lambda u: respond(jnp.zeros(()), None, u, 2.0))(uniform)
     at = np.sort(special.stdtr(degrees, np.asarray(found) / 2.0))
     distance = np.abs(at - (np.arange(n) + 0.5) / n).max()
@@ -259,7 +278,7 @@ def test_students_law(degrees: float) -> None:
 def test_counts() -> None:
     rng = np.random.default_rng(4)
     z, u = rng.uniform(-2, 3, 2_000), rng.uniform(size=2_000)
-    found = jax.vmap(lambda z, u: families.respond_count(z, None, u[None], None))(z, u)
+    found = jax.vmap(lambda z, u: losses.respond_count(z, None, u[None], None))(z, u)
     np.testing.assert_array_equal(found, stats.poisson(np.exp(z)).ppf(u))
 
 

@@ -109,17 +109,17 @@ def test_a_tables_row_is_the_same_in_any_company_and_made_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows must not depend on which tile came first, nor on whether they were read from a file."""
-    monkeypatch.setattr(tables, "_known", {})
+    monkeypatch.setattr(tables, "_cache", {})
     plan = paper_plan("C5", 0.5, 150)
     together = tables.table_rows(plan, 0.95, range(-3, 2), 1)
-    monkeypatch.setattr(tables, "_known", {})
+    monkeypatch.setattr(tables, "_cache", {})
     tables._noises_of.cache_clear()
     used: tables.Rows = {}
     with tables.recording(used):
         alone = [tables.table_rows(plan, 0.95, range(i, i + 1), 1)[0] for i in range(-3, 2)]
     np.testing.assert_array_equal(np.array(alone), together)
     assert len(used) == 5
-    monkeypatch.setattr(tables, "_known", {})
+    monkeypatch.setattr(tables, "_cache", {})
     tables.remember(used)
     monkeypatch.setattr(tables, "_made", None)
     again: tables.Rows = {}
@@ -129,7 +129,7 @@ def test_a_tables_row_is_the_same_in_any_company_and_made_once(
 
 
 def test_the_oldest_rows_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_known", {})
+    monkeypatch.setattr(tables, "_cache", {})
     monkeypatch.setattr(tables, "_MOST", 3)
     for i in range(5):
         tables.remember({str(i): np.array([float(i)])})

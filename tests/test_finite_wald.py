@@ -19,7 +19,7 @@ from jaxlsgd.inference.laws import finite_horizon as finite_law
 from jaxlsgd.inference.laws import finite_wald
 from jaxlsgd.problems import paper_problem
 from jaxlsgd.runs.cell import LOCAL_SGD, Cell
-from jaxlsgd.runs.simulate import Reading, read_cells
+from jaxlsgd.runs.simulate import SavedRound, read_cells
 
 VALUES = np.array([0.08, 0.3, 0.9])
 ROOT = np.array([[1.0, 0.0, 0.0], [0.5, 0.8, 0.0], [-0.3, 0.2, 0.6]])
@@ -53,7 +53,7 @@ def test_leaps_have_the_exact_covariance(name: str, kept: int) -> None:
     np.testing.assert_allclose(composed(leaps), expected, rtol=1e-9)
 
 
-def plain(plan: schedules.Plan, bias: float, paths: int) -> finite_wald.Draws:
+def plain(plan: schedules.Plan, bias: float, paths: int) -> finite_wald.PathDraws:
     """P_T and its scatter, local step by local step, every round kept."""
     rng, T = np.random.default_rng(8), plan.num_rounds
     s, P, sums = np.zeros((paths, 3)), np.zeros((paths, 3)), []
@@ -66,7 +66,7 @@ def plain(plan: schedules.Plan, bias: float, paths: int) -> finite_wald.Draws:
     weight = 1 / plan.E / np.sum(1 / plan.E)
     gaps = [x - (m + 1) / T * sums[-1] for m, x in enumerate(sums)]
     spread = sum(w * x[:, :, None] * x[:, None, :] for w, x in zip(weight, gaps, strict=True))
-    return finite_wald.Draws(sums[-1], np.asarray(spread))
+    return finite_wald.PathDraws(sums[-1], np.asarray(spread))
 
 
 @pytest.mark.parametrize("bias", [0.0, 0.1])
@@ -130,7 +130,7 @@ def run(model: str, name: str, replications: int) -> tuple[Any, schedules.Plan, 
     plan = paper_plan(name, problem.gamma0, num_steps=5_000)
     cell = Cell(problem, plan, (METHOD,), (0.95,), None, "float32", LOCAL_SGD)
     events = read_cells(jax.random.key(77), [cell], 0, replications, shared_draws=False)
-    reading = [event for event in events if isinstance(event, Reading)][-1]
+    reading = [event for event in events if isinstance(event, SavedRound)][-1]
     A = np.moveaxis(np.asarray(reading.states[METHOD.name][0].A, np.float64), -1, 0)
     return reading.found[METHOD.name], plan, A / plan.num_rounds**2 / np.sum(1 / plan.E)
 

@@ -10,7 +10,7 @@ from study_helpers import LIMIT, count, fake_rows, small
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.study import Results, jobs, run
 from jaxlsgd.study.executors import threads
-from jaxlsgd.study.jobs import Done, Tile, draws_of, grouped
+from jaxlsgd.study.jobs import Tile, TileFinished, draws_of, grouped
 from jaxlsgd.study.progress import Stop
 
 pytestmark = pytest.mark.for_users
@@ -92,7 +92,7 @@ def test_a_tile_is_handed_over_before_its_job_ends(tmp_path, monkeypatch) -> Non
 
     def run_job(job, device):
         for number, tile in enumerate(job, start=1):
-            yield Done(tile, fake_rows(tile.cell, tile.first))
+            yield TileFinished(tile, fake_rows(tile.cell, tile.first))
             deadline = time.monotonic() + LIMIT
             while count(tmp_path) < number and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -116,7 +116,7 @@ def attempts(monkeypatch, directory, bad, study):
         for tile in job:
             if (tile.cell.id, tile.first) == bad:
                 raise RuntimeError("poison")
-            yield Done(tile, fake_rows(tile.cell, tile.first))
+            yield TileFinished(tile, fake_rows(tile.cell, tile.first))
 
     monkeypatch.setattr(threads, "run_job", run_job)
     return run(study, directory, devices=[_Device()]), tried
@@ -157,7 +157,7 @@ def test_a_failing_job_that_is_asked_to_end_is_left_and_not_called_bad(monkeypat
 def rows_of(cells, first) -> dict[str, dict[str, MethodRows]]:
     job = tuple(Tile(cell, first) for cell in cells)
     found = jobs.run_job(job)
-    return {event.tile.cell.id: event.rows for event in found if isinstance(event, Done)}
+    return {event.tile.cell.id: event.rows for event in found if isinstance(event, TileFinished)}
 
 
 def test_rows_of_a_job_are_those_of_its_tiles_alone() -> None:

@@ -14,9 +14,8 @@ from study_helpers import fake_rows, small
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.study import StoreError, progress, run
 from jaxlsgd.study.executors import dask_worker, joined, threads
-from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile
-from jaxlsgd.study.store import files as codec
-from jaxlsgd.study.store import law_tables
+from jaxlsgd.study.jobs import Job, Tabulated, Tile, TileFinished
+from jaxlsgd.study.store import files, law_tables
 
 ROWS = {"a": np.array([1.0, 0.1, np.inf]), "b": np.array([np.nextafter(2.0, 3.0)])}
 
@@ -42,10 +41,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             with tables.recording(used):
                 dear(tile.cell.id, made)
             yield Tabulated(used)
-            yield Done(tile, fake_rows(tile.cell, tile.first))
+            yield TileFinished(tile, fake_rows(tile.cell, tile.first))
 
     monkeypatch.setattr(threads, "run_job", run_job)
-    monkeypatch.setattr(tables, "_known", {})
+    monkeypatch.setattr(tables, "_cache", {})
     return made
 
 
@@ -55,7 +54,7 @@ def new_process(made: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[]
 
     def forget() -> None:
         made.clear()
-        monkeypatch.setattr(tables, "_known", {})
+        monkeypatch.setattr(tables, "_cache", {})
 
     return forget
 
@@ -81,8 +80,8 @@ def test_damaged_tables_are_said_removed_and_made_again(
     path.write_text(path.read_text().replace("Infinity", "1").replace("null", "7.0"))
     new_process()
     told: list[str] = []
-    silent: Any = progress.Silent()
-    silent.say = told.append
+    silent: Any = progress.SilentProgress()
+    silent.warn = told.append
     assert run(small(replications=32), tmp_path, progress=silent).exit_code == 0
     assert len(made) == 1
     assert len(told) == 1 and "checksum" in told[0] and "computed again" in told[0]
@@ -109,7 +108,7 @@ def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [[], {"a": 1}, {"a": ["x"]}, None])
 def test_what_are_no_tables_is_refused(content: Any) -> None:
-    with pytest.raises(codec.Damaged, match="tables are not"):
+    with pytest.raises(files.Damaged, match="tables are not"):
         law_tables.from_plain(content)
 
 
@@ -123,13 +122,13 @@ def test_workers_hand_tables_over_and_take_them(
     # A joined process, and what its leader makes of that.
     content = joined._content(events[1], used)
     back: list[Any] = list(joined._events(tile, content))
-    assert [type(event) for event in back] == [Tabulated, Done]
+    assert [type(event) for event in back] == [Tabulated, TileFinished]
     np.testing.assert_array_equal(back[0].rows[cell.id], used[cell.id])
     # A Dask worker; what comes back is plain, and is what a worker of a later run is given.
     monkeypatch.setattr("jaxlsgd.study.jobs.run_job", threads.run_job)
     answer = dask_worker._answer([cell], 0)
     plain = json.loads(json.dumps(answer.get("tables")))
     new_process()
-    dask_worker.learn(plain)
+    dask_worker.remember(plain)
     dask_worker._answer([cell], 0)
     assert made == []

@@ -245,7 +245,7 @@ def test_more_client_shards_than_clients_are_refused():
 
 
 def test_a_mesh_with_devices_is_refused():
-    refused("devices: must be None where a mesh is given", devices=jax.devices())
+    refused("devices: must be None if a mesh is given", devices=jax.devices())
 
 
 @pytest.mark.parametrize("mesh", ["clients", 2, jax.sharding.AbstractMesh((2,), ("clients",))])

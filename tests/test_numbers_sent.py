@@ -32,7 +32,7 @@ from jaxlsgd.engine.cost import sent_under_c1
 from jaxlsgd.inference.rivals.bootstrap import bootstrap, perturbed
 from jaxlsgd.inference.rivals.federation_tree import federation_tree, split_clients
 from jaxlsgd.inference.rivals.higrad import higrad
-from jaxlsgd.report import publication, tables
+from jaxlsgd.report import figures, tables
 from jaxlsgd.runs.cell import Cell
 
 STEPS = 5_000
@@ -107,7 +107,6 @@ def test_methods_declare_what_they_need():
     each = {
         random_scaling("diagonal"): model,
         random_scaling("contrasts", contrasts=np.eye(2, 5)): model,
-        random_scaling(burn_in=10): model,
         random_scaling(critical="finite_horizon"): model + gradient + hessian,
         plug_in("finite"): model + gradient + hessian,
         plug_in(average="observations"): model + gradient + hessian,
@@ -226,11 +225,11 @@ def test_numbers_sent_are_kept_with_the_rows(tmp_path):
 
 def test_the_trade_off_is_drawn_against_numbers_sent(tmp_path):
     cells = [fake_cell(name, num_steps=100 * steps) for name, steps in (("C1", 1), ("C5", 5))]
-    text = publication.save(cells, tmp_path, "tradeoff", format="svg").read_text()
+    text = figures.save_for_print(cells, tmp_path, "tradeoff", format="svg").read_text()
     assert "Numbers sent per client / Local SGD's under C1" in text
     silent = [dataclasses.replace(cell, numbers_sent={}, sent_under_c1=()) for cell in cells]
     with pytest.raises(ValueError, match="figure: must be one that the rows can draw"):
-        publication.save(silent, tmp_path, "tradeoff")
+        figures.save_for_print(silent, tmp_path, "tradeoff")
 
 
 def test_stored_results_count_as_this_does():

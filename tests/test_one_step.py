@@ -17,7 +17,7 @@ from one_step_oracle import BLOCK_STEPS, Path, bins_of, make_path, oracle
 from jaxlsgd import Sync, fit, one_step, plug_in, problems, random_scaling, schedules, simulate
 from jaxlsgd.analysis import measures, verdict
 from jaxlsgd.inference import binned_rounds
-from jaxlsgd.inference.measuring import in_float64
+from jaxlsgd.inference.joint import measure_in_float64
 from jaxlsgd.inference.one_step import multiplier
 
 
@@ -60,7 +60,7 @@ def test_one_run_is_read_in_numpy():
     path, method = make_path(700), one_step()
     with jax.enable_x64(True):
         states = scanned(path, method)
-    found, matrix = in_float64(method, states, None)
+    found, matrix = measure_in_float64(method, states, None)
     right = oracle(path)
     for leaf in jax.tree.leaves((found, matrix)):
         assert isinstance(leaf, np.ndarray | np.generic)

@@ -31,8 +31,7 @@ from study_helpers import (
 
 from jaxlsgd import Accumulator, Algorithm, Estimator, Law, Measurement, Study, cli
 from jaxlsgd.core import registry
-from jaxlsgd.study import SpecError, StoreError
-from jaxlsgd.study import imports as kinds
+from jaxlsgd.study import SpecError, StoreError, imports
 from jaxlsgd.study.progress import Stop
 
 OWN = ROOT / "tests" / "own"
@@ -80,8 +79,8 @@ def own_registry(monkeypatch) -> None:
     monkeypatch.setattr(registry, "_KINDS", known)
     for name in FILES:
         registry.forget(f"own.{name.removesuffix('.py')}")
-    monkeypatch.setattr(kinds, "_sources", {})
-    monkeypatch.setattr(kinds, "_places", {})
+    monkeypatch.setattr(imports, "_sources", {})
+    monkeypatch.setattr(imports, "_places", {})
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -503,7 +502,7 @@ def imported(folder: Path, change: Any = lambda source: source) -> Study:
     study, _ = write(folder)
     for name in FILES:
         source = (folder / name).read_text()
-        kinds.load_source(name, change(source) if name == "poisson.py" else source)
+        imports.load_source(name, change(source) if name == "poisson.py" else source)
     return Study.from_toml(study)
 
 

@@ -382,8 +382,8 @@ def test_an_error_inside_somebodys_own_function_names_it(what: str) -> None:
     with pytest.raises(KeyError, match="nothing here") as caught:
         FAILING[what]()
     note = f"in your {what} (test_own_method.py, line {line})"
-    assert checks.note_of(caught.value) == note
-    assert checks.told(caught.value) == f"{note}: KeyError: 'nothing here'"
+    assert checks.user_code_note(caught.value) == note
+    assert checks.describe(caught.value) == f"{note}: KeyError: 'nothing here'"
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert "fails" in frames
 
@@ -391,9 +391,9 @@ def test_an_error_inside_somebodys_own_function_names_it(what: str) -> None:
 def test_errors_of_the_package_have_no_such_note(problem: jaxlsgd.Problem) -> None:
     with pytest.raises(ValueError, match="contrasts: must have 2 columns") as caught:
         in_cell(methods=(jaxlsgd.random_scaling("contrasts", contrasts=[[1.0]]),))()
-    assert checks.note_of(caught.value) == ""
+    assert checks.user_code_note(caught.value) == ""
     with pytest.raises(TypeError) as caught_too:
         of_problem(loss=lambda x: x)()  # called with two arguments: no line of its own was reached
-    assert checks.note_of(caught_too.value).startswith(
+    assert checks.user_code_note(caught_too.value).startswith(
         "in your `loss` of problem 'mine' (test_own_"
     )

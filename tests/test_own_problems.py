@@ -13,7 +13,8 @@ import scipy.stats
 
 from jaxlsgd import Problem, random_scaling
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
-from jaxlsgd.core.tracing import linear_form
+from jaxlsgd.core.problem import flatten, unravel
+from jaxlsgd.core.tracing import is_zero, linear_form
 from jaxlsgd.engine.draws import (
     Supply,
     erf_inv,
@@ -32,6 +33,24 @@ REPLICATIONS = 5
 
 def root() -> jax.Array:
     return jax.random.key(11)
+
+
+def test_a_vector_of_parameters_takes_the_shape_of_a_pytree_and_keeps_its_precision():
+    like = {"b": jax.ShapeDtypeStruct((), jnp.float32), "w": np.zeros((2, 3))}
+    vector = np.arange(7.0)
+    found = unravel(vector, like)
+    assert found["b"] == 0 and found["w"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert all(isinstance(leaf, np.ndarray) and leaf.dtype == np.float64 for leaf in found.values())
+    traced = jax.jit(lambda x: unravel(x, like))(vector)
+    assert flatten(traced).tolist() == vector.tolist()
+    assert unravel(vector, np.zeros(7)) is vector
+
+
+def test_a_function_is_zero_only_if_its_program_is():
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert is_zero(lambda x: jnp.zeros_like(x) + 0 * jnp.ones(2), shape)
+    assert not is_zero(lambda x: jnp.ones(2), shape)
+    assert not is_zero(lambda x: 0 * x, shape), "an argument enters, whatever its values do"
 
 
 # Samples: what jax.random gives to one key is what all replications get.

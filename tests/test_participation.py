@@ -307,7 +307,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="clients: must be an integer of at least 1, got 0"):
         Participation(0)
     keeps = dataclasses.replace(scaffold(), participation=Participation(2))
-    with pytest.raises(ValueError, match=r"\(scaffold\).init_client: must be None where only some"):
+    with pytest.raises(ValueError, match=r"\(scaffold\).init_client: must be None if only some"):
         Cell(problem(), plan(), algorithm=keeps)
     with pytest.raises(ValueError, match="problem: must have at least 5 clients for participation"):
         Cell(problem(), plan(), algorithm=participation(5))

@@ -12,7 +12,8 @@ from report_helpers import fake_cell
 from study_helpers import small
 
 from jaxlsgd import cli
-from jaxlsgd.report import publication
+from jaxlsgd.report import figures, style
+from jaxlsgd.report.figures import save_for_print
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +24,13 @@ def cells():
     ]
 
 
-@pytest.mark.parametrize("width", publication.WIDTHS)
-@pytest.mark.parametrize("figure", publication.FIGURES)
+@pytest.mark.parametrize("width", style.WIDTHS)
+@pytest.mark.parametrize("figure", figures.PRINTED)
 def test_a_figure_has_the_width_that_was_asked_for(cells, tmp_path, figure, width):
-    path = publication.save(cells, tmp_path, figure, format="png", width=width)
+    path = save_for_print(cells, tmp_path, figure, format="png", width=width)
     assert path == tmp_path / f"{figure}_{width}.png"
     pixels = matplotlib.image.imread(path)
-    assert pixels.shape[1] == round(600 * publication.WIDTHS[width])
+    assert pixels.shape[1] == round(600 * style.WIDTHS[width])
     # Nothing is cut off: the outermost pixels are blank.
     for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
         assert np.all(edge[..., :3] == 1)
@@ -37,15 +38,15 @@ def test_a_figure_has_the_width_that_was_asked_for(cells, tmp_path, figure, widt
 
 @pytest.mark.parametrize("format", ["pdf", "svg"])
 def test_the_same_rows_give_the_same_bytes(cells, tmp_path, format):
-    one = publication.save(cells, tmp_path / "a", "tradeoff", format=format)
+    one = save_for_print(cells, tmp_path / "a", "tradeoff", format=format)
     assert (
         one.read_bytes()
-        == publication.save(cells, tmp_path / "b", "tradeoff", format=format).read_bytes()
+        == save_for_print(cells, tmp_path / "b", "tradeoff", format=format).read_bytes()
     )
 
 
 def test_a_figure_says_what_it_shows(cells, tmp_path):
-    text = publication.save(cells, tmp_path, "coverage", format="svg", width="page").read_text()
+    text = save_for_print(cells, tmp_path, "coverage", format="svg", width="page").read_text()
     for told in (
         "x[0], 95 % intervals, 40 replications",
         "Wilson intervals",
@@ -55,17 +56,17 @@ def test_a_figure_says_what_it_shows(cells, tmp_path):
         assert told in text
     assert "Triangles" not in text
     missing = fake_cell(truth=(5.0, 1.0))  # no interval comes near
-    text = publication.save(missing, tmp_path, "coverage", format="svg", width="page").read_text()
+    text = save_for_print(missing, tmp_path, "coverage", format="svg", width="page").read_text()
     assert "Triangles: below the axis" in text and ">0</text>" in re.sub(r"<!--.*?-->", "", text)
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
     unknown = fake_cell(truth=None)
     with pytest.raises(ValueError, match="figure: must be one that the rows can draw"):
-        publication.save(unknown, tmp_path, "coverage")
-    assert publication.save(unknown, tmp_path, "tradeoff").is_file()
+        save_for_print(unknown, tmp_path, "coverage")
+    assert save_for_print(unknown, tmp_path, "tradeoff").is_file()
     with pytest.raises(ValueError, match="width: must be one of column, page"):
-        publication.save(unknown, tmp_path, "tradeoff", width="wide")
+        save_for_print(unknown, tmp_path, "tradeoff", width="wide")
 
 
 def test_the_verb_draws_one_figure(tmp_path, capsys):

@@ -205,7 +205,7 @@ def test_ten_lines(tmp_path) -> None:
     lines = section("Ten lines")
     assert lines.count("replications=1000") == 1
     told = python(tmp_path, lines.replace("replications=1000", "replications=24"))
-    assert "gamma_m must never increase" in told  # plan.check()
+    assert "γ_m must never increase" in told  # plan.check()
     assert "local_sgd on logistic: 10 clients, schedule P(1/2)" in told
     assert "one_step: it is the judge, and is not judged by itself" in told
     assert "given this run" in told and "A chance is not coverage" in told

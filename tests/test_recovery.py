@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from study_helpers import TOML, fake_rows, small, tiles
+from study_helpers import TOML, fake_rows, missing, small, tiles
 from test_store import ENVIRONMENT, empty, fill, flip, shorten
 
 from jaxlsgd import cli
@@ -39,7 +39,7 @@ def test_the_same_command_rebuilds_the_manifest_and_goes_on(tmp_path, harm: str)
     good = files.read_json(path)
     HARM[harm](path)
     with Writer(tmp_path, small(), ENVIRONMENT) as writer:
-        assert len(list(writer.missing())) == 3
+        assert len(missing(writer)) == 3
         assert "manifest.json is " in writer.warnings[0]
         assert "rebuilt from the study and 2 cells" in writer.warnings[0]
     assert files.read_json(path) | {"created": ""} == good | {"created": ""}
@@ -98,7 +98,7 @@ def test_cells_that_cannot_be_told_are_named(tmp_path) -> None:
         in (results.warnings[0])
     )
     with Writer(tmp_path, small(), ENVIRONMENT) as writer:  # the study file tells the rest
-        assert list(writer.missing()) == []
+        assert missing(writer) == []
 
 
 def test_tiles_alone_identify_a_study(tmp_path) -> None:
@@ -108,7 +108,7 @@ def test_tiles_alone_identify_a_study(tmp_path) -> None:
     with pytest.raises(StoreError, match="holds no study"):
         Results(tmp_path)
     with Writer(tmp_path, small(), ENVIRONMENT) as writer:
-        assert list(writer.missing()) == []
+        assert missing(writer) == []
 
 
 def test_replications_that_were_asked_for_are_found_again(tmp_path) -> None:
@@ -254,7 +254,7 @@ def test_other_names_of_a_file_are_not_written_to(tmp_path, name: str) -> None:
 def test_directory_that_goes_away_under_a_run(tmp_path, what: str) -> None:
     out, there = tmp_path / "out", tmp_path / "elsewhere"
     with Writer(out, small(), ENVIRONMENT) as writer:
-        (first, second) = list(writer.missing())[4:6]  # of one cell, and of the next
+        (first, second) = missing(writer)[4:6]  # of one cell, and of the next
         for cell, number in (first,):
             from test_store import about
 

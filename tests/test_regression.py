@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +20,17 @@ from benchmarks.table_data import compare
 from benchmarks.tables import minimiser, run_cell
 from jaxlsgd import algorithms, fit_table
 from jaxlsgd.regression import local_sgd, pilot
-from jaxlsgd.regression.fit_table import fit_block
-from jaxlsgd.regression.losses import FAMILIES, family_of
-from jaxlsgd.regression.options import options
+from jaxlsgd.regression.families import family_of
+from jaxlsgd.regression.fit_table import DEFAULTS
+from jaxlsgd.regression.in_memory import fit_block
+from jaxlsgd.regression.options import Options, check_options
 from jaxlsgd.regression.standardise import coordinates
 
 TUNING = np.array([0.7, 0.4])
+
+
+def options(**changes: Any) -> Options:
+    return check_options({**DEFAULTS, "family": "logistic", **changes})
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +50,6 @@ def sites() -> pd.DataFrame:
 # The pieces.
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_derivatives_of_every_loss(name: str):
-    """f' and f'' are those of f, by JAX in float64, away from the corner of Huber's second derivative."""
-    family = family_of(name, tau=0.3)
-    with jax.enable_x64(True):
-        z = jnp.linspace(-3.0, 3.0, 13) + 0.01
-        y = jnp.linspace(0.0, 1.0, 13)
-        f = lambda one, target: family.loss(jnp, one, target, TUNING)  # noqa: E731
-        first = jax.vmap(jax.grad(f))(z, y)
-        second = jax.vmap(jax.grad(jax.grad(f)))(z, y)
-        np.testing.assert_allclose(family.first(jnp, z, y, TUNING), first, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(family.second(jnp, z, y, TUNING), second, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(family.first(np, np.asarray(z), np.asarray(y), TUNING), first)
-
-
 def test_coordinates_go_there_and_back():
     rng = np.random.default_rng(0)
     X = np.column_stack([np.ones(50), rng.normal(3e6, 1e6, 50), rng.normal(0, 1e-3, 50)])
@@ -75,7 +67,7 @@ def test_moments_are_sums_over_rows():
     client = np.repeat(np.arange(3), sizes)
     X, y = rng.normal(size=(9, 2)), rng.integers(0, 2, 9).astype(float)
     p, theta, ridge = np.array([0.5, 0.2, 0.3]), np.array([0.3, -0.2]), np.array([0.0, 0.1])
-    found = pilot.moments(pilot.Loss(family, TUNING, ridge), X, y, client, p, theta)
+    found = pilot.moments(pilot.Objective(family, TUNING, ridge), X, y, client, p, theta)
     G, sample, pooled = np.diag(ridge), np.zeros((2, 2)), np.zeros((2, 2))
     for k in range(3):
         mu = 1 / (1 + np.exp(-X[client == k] @ theta))
@@ -106,12 +98,12 @@ def test_a_pass_is_the_plain_round_of_local_sgd():
     to32 = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)  # noqa: E731
     carried = local_sgd.start((), np.array([0.5, -0.5]))
     done, averages = local_sgd.run_pass(
-        family.derivatives, (), to32(rows), to32(setting), order, eta, carried
+        family.loss, (), to32(rows), to32(setting), order, eta, carried
     )
 
     def loss(x, batch):
         a, target, weight = batch
-        return weight @ family.loss(jnp, a @ x, target, TUNING) + 0.5 * x @ penalty @ x
+        return weight @ family.loss.value(jnp, a @ x, target, TUNING) + 0.5 * x @ penalty @ x
 
     # The same rows, laid in the order of the steps: those of zeros are padding.
     who, index = np.arange(K)[:, None], order.index.reshape(6, K, 3)
@@ -119,9 +111,7 @@ def test_a_pass_is_the_plain_round_of_local_sgd():
     batches = local_sgd.Batches(
         A[who, index] * real[..., None], y[who, index], order.weight.max((0, 1, 3))
     )
-    laid, _ = local_sgd.run_batches(
-        family.derivatives, (), to32(batches), to32(setting), eta, carried
-    )
+    laid, _ = local_sgd.run_batches(family.loss, (), to32(batches), to32(setting), eta, carried)
     np.testing.assert_allclose(laid.x, done.x, rtol=2e-6)
 
     rounds = algorithms.plain_rounds(loss, weights=p)
@@ -176,14 +166,15 @@ def test_the_rule_keeps_drift_below_its_share():
     sizes = np.array([10_000, 10_000])
     found = pilot.Moments(np.eye(d), g, H, S, S, sizes)
     halves = np.array([0.5, 0.5])
-    asks = pilot.Asks(halves, sizes, np.array([100.0, 100.0]), np.eye(d), 100, 0.05, local_steps=5)
-    five = pilot.rule(found, S, asks)
+    given = {"p": halves, "sizes": sizes, "batches": np.array([100.0, 100.0]), "back": np.eye(d)}
+    rule = functools.partial(pilot.choose_rule, found, S, **given, steps=100, share=0.05)
+    five = rule(local_steps=5)
     assert five.bound == "drift"
     assert five.passes == 20
     eta = five.eta * np.arange(1, 401.0) ** -pilot.ALPHA
     drift = 0.5 * 4 * eta.mean() * abs(np.einsum("k,kij,kj->i", [0.5, 0.5], H, g)).max()
     np.testing.assert_allclose(drift, 0.05 * np.sqrt(1 / 20_000), rtol=1e-6)
-    chosen = pilot.rule(found, S, asks._replace(local_steps=None))
+    chosen = rule(local_steps=None)
     assert chosen.E == 1
     assert chosen.bound == "stability"
     np.testing.assert_allclose(chosen.eta, 0.5 / (1.8 + 0.01))
@@ -286,8 +277,8 @@ def test_one_pass_is_as_good_as_the_sample_allows():
     world = population("logistic", least=400, most=800)
     block = world.table(np.random.default_rng(0))
     methods = ("one_step", "random_scaling[schedule]")
-    fit = fit_block(DESIGN, block, options("logistic", rows="one pass", methods=methods))
-    many = fit_block(DESIGN, block, options("logistic"))
+    fit = fit_block(DESIGN, block, options(rows="one pass", methods=methods))
+    many = fit_block(DESIGN, block, options())
     ratio = fit.coefficients().std_error / many.coefficients().std_error
     assert np.all(
         np.abs(np.log(ratio)) < 0.35
@@ -298,9 +289,9 @@ def test_one_pass_is_as_good_as_the_sample_allows():
     scaling = fit.interval("random_scaling[schedule]")
     assert np.all(scaling.upper > scaling.lower)
     with pytest.raises(ValueError, match="methods: must give a standard error for the population"):
-        options("logistic", methods=["random_scaling[schedule]"])
+        options(methods=["random_scaling[schedule]"])
     with pytest.raises(ValueError, match="rows: must be reshuffled for the sample"):
-        options("logistic", target="sample", rows="one pass")
+        options(target="sample", rows="one pass")
 
 
 def test_a_ridge_is_that_of_the_standardised_slopes(sites: pd.DataFrame):
@@ -366,7 +357,7 @@ def test_outputs_agree(fitted: jaxlsgd.TableFit):
     page = fitted._repr_html_()
     assert page.count("<tr>") == len(frame) + 2
     text = str(fitted)
-    assert "exchanges a step" in text
+    assert "exchanges per step" in text
     assert "The run adds" in text
     assert fitted.estimate["income"] == frame.loc["one_step"].loc["income", "estimate"]
 
@@ -395,5 +386,7 @@ def test_intervals_with_one_bound_and_of_functions(fitted: jaxlsgd.TableFit):
     b, c = fitted.names.index("C(site)[T.b]"), fitted.names.index("C(site)[T.c]")
     half = 1.959964 * np.sqrt(V[b, b] + V[c, c] - 2 * V[b, c])
     np.testing.assert_allclose(difference.upper - difference.estimate, half, rtol=1e-6)
+    with pytest.raises(ValueError, match="g: must have a gradient that is not 0"):
+        fitted.function(lambda b: b["income"] * 0)
     with pytest.raises(ValueError, match="method: must be one of one_step"):
         fitted.interval("two_step")

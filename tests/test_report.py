@@ -23,6 +23,7 @@ from jaxlsgd.analysis import measures
 from jaxlsgd.cli import results as results_lib
 from jaxlsgd.core import display
 from jaxlsgd.core.causes import Cause
+from jaxlsgd.core.display import Table
 from jaxlsgd.report import export, figures, style, tables
 from jaxlsgd.report.tables import Selection
 
@@ -64,18 +65,36 @@ def test_every_format_takes_every_kind_of_source(cells, format):
         def read_all(self):
             return cells
 
-    class Reader:
-        def cells(self):
-            return [0, 1, 2]
-
-        def read(self, index):
-            return [*cells, None][index]
-
     expected = tables.render(cells, format)
     assert tables.render(Results(), format) == expected
-    assert tables.render(Reader(), format) == expected
+    assert tables.render([*cells, None], format) == expected
     assert tables.render(cells[0], format) == tables.render(cells[:1], format)
     assert tables.render([], format)
+
+
+def test_one_table_is_written_in_five_formats():
+    table = Table("All & <one>", ["name", "a|b"], [["x_1", "-0.5"], ["=y", "2"]], (0,), ("Why.",))
+    assert table.width == 10
+    assert table.text().splitlines()[2:] == [
+        "name   a|b",
+        "----  ----",
+        "x_1   -0.5",
+        "=y       2",
+        "",
+        "Why.",
+    ]
+    assert "| x_1  | -0.5 |" in table.markdown() and "a\\|b" in table.markdown()
+    assert (
+        r"x\_1 & $-$0.5 \\" in table.latex()
+        and r"\caption{All \& \textless{}one\textgreater{}. Why.}" in table.latex()
+    )
+    assert table.html(" class=l", "").startswith(
+        "<table><caption class=l>All &amp; &lt;one&gt;</caption>"
+    )
+    assert "<td class=l>x_1</td><td>-0.5</td>" in table.html(" class=l", "")
+    assert table.html().endswith("</table><p>Why.</p>")
+    assert table.csv() == "name,a|b\nx_1,'-0.5\n'=y,2\n"
+    assert Table.of([{"a": 1 / 3, "b": None, "c": 0}], ["b", "a"]).csv() == f"b,a\n,{1 / 3!r}\n"
 
 
 def test_tables_for_people_show_errors_counts_and_failures(cells):
@@ -229,7 +248,7 @@ def test_text_fits_a_terminal_and_says_what_it_left_out(cells):
     for rows in (cells, wide):
         text = tables.render(rows)
         assert max(map(len, text.splitlines())) <= display.WIDTH
-        assert "Left out, to be narrow: RMSE" in text
+        assert "Left out for width: RMSE" in text
     asked = tables.render(wide, measures=tables.SHOWN)
     assert "RMSE" in asked.splitlines()[2] and "Left out" not in asked
     assert "Left out" not in tables.render(wide, "markdown")
@@ -285,7 +304,7 @@ def test_an_export_is_whole_and_replaces_nothing_unasked(cells, tmp_path, monkey
     with pytest.raises(FileExistsError):
         export.write(cells, path, "csv")
     assert path.read_text() == "mine"
-    monkeypatch.setattr(export, "blocks", lambda cell: 1 / 0)
+    monkeypatch.setattr(export, "_blocks", lambda cell: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export.write(cells, path, "csv", force=True)
     assert path.read_text() == "mine" and list(tmp_path.iterdir()) == [path]
@@ -299,7 +318,7 @@ def test_an_export_is_whole_and_replaces_nothing_unasked(cells, tmp_path, monkey
     [
         "report.tables",
         "report.figures",
-        "report.diagnostics",
+        "report.style",
         "report.paper",
         "analysis.measures",
         "analysis.pairs",

@@ -36,7 +36,7 @@ from jaxlsgd.cli import studies
 from jaxlsgd.engine import machine
 from jaxlsgd.study import Results, SpecError, StoreError, progress, run
 from jaxlsgd.study.executors import threads
-from jaxlsgd.study.jobs import Done, Worked
+from jaxlsgd.study.jobs import TileAdvanced, TileFinished
 from jaxlsgd.study.progress import Stop
 
 # Many small tiles, so that a process can be killed between any two of them.
@@ -73,8 +73,8 @@ def fake_engine(monkeypatch, before=lambda cell, first: None) -> None:
     def run_job(job, device):
         for tile in job:
             before(tile.cell, tile.first)
-            yield Worked(tile, tile.cell.num_steps)
-            yield Done(tile, fake_rows(tile.cell, tile.first))
+            yield TileAdvanced(tile, tile.cell.num_steps)
+            yield TileFinished(tile, fake_rows(tile.cell, tile.first))
 
     monkeypatch.setattr(threads, "run_job", run_job)
 
@@ -232,15 +232,15 @@ def test_error_in_one_cell_is_reported_and_the_others_go_on(tmp_path, monkeypatc
             raise RuntimeError("out of luck\nand more")
 
     fake_engine(monkeypatch, poisoned)
-    told = progress.Silent()
-    told.say = said.append  # type: ignore[method-assign]
-    outcome = run(study, tmp_path, progress=told)
+    silent = progress.SilentProgress()
+    silent.warn = said.append  # type: ignore[method-assign]
+    outcome = run(study, tmp_path, progress=silent)
     assert outcome.exit_code == 1
     assert outcome.errors == {bad: "RuntimeError: out of luck\nand more"}
     assert said == [f"cell {bad} failed and is left out: RuntimeError: out of luck"]
     results = Results(tmp_path)
-    assert results.complete(study.cells[1].id)
-    assert results.counts()[bad].tiles < 5
+    counts = results.counts()
+    assert (counts[study.cells[1].id].tiles, counts[bad].tiles < 5) == (5, True)
     fake_engine(monkeypatch)
     assert run(study, tmp_path).exit_code == 0
 
@@ -278,7 +278,7 @@ def test_second_request_drops_the_tiles_in_flight(tmp_path, monkeypatch) -> None
     def run_job(job, device):
         stop()
         while True:  # nothing but the second request ends it
-            yield Worked(job[0], 1)
+            yield TileAdvanced(job[0], 1)
             if stop.draining:
                 stop()
 
@@ -351,9 +351,9 @@ def test_cells_of_one_program_run_behind_one_another(tmp_path, faked) -> None:
     assert [cell.split("-")[0] for cell, _ in faked] == ["a", "a", "c", "c", "b", "b"]
 
 
-def test_progress_lines_tell_cells_rate_time_and_memory(tmp_path, faked) -> None:
+def test_progress_lines_have_cells_rate_time_and_memory(tmp_path, faked) -> None:
     stream = io.StringIO()
-    run(small(), tmp_path, progress=progress.Lines(stream))
+    run(small(), tmp_path, progress=progress.LineProgress(stream))
     last = stream.getvalue().strip().split("\n")[-1]
     assert last.startswith("cells 2/2, 100%, ")
     for word in ("replications/s", "0:00:00 left", "peak", "MB"):
@@ -362,12 +362,12 @@ def test_progress_lines_tell_cells_rate_time_and_memory(tmp_path, faked) -> None
 
 def test_live_line_is_written_over_and_warnings_stand_alone() -> None:
     stream = io.StringIO()
-    live = progress.Live(stream)
+    live = progress.LiveProgress(stream)
     live.start(progress.Totals(2, 0, 32, 100.0))
     live.advance(16, 50.0)
     live.every = 0.0
     live.tick()
-    live.say("mind this")
+    live.warn("mind this")
     live.close()
     shown = stream.getvalue()
     assert shown.startswith("\r\x1b[Kcells 0/2, 50%")
@@ -377,14 +377,14 @@ def test_live_line_is_written_over_and_warnings_stand_alone() -> None:
 
 def test_closed_stream_does_not_end_a_study() -> None:
     stream = io.StringIO()
-    lines = progress.Lines(stream)
+    lines = progress.LineProgress(stream)
     stream.close()
-    lines.say("nobody hears this")
+    lines.warn("this goes nowhere")
 
 
 def test_progress_suits_the_stream() -> None:
-    assert type(progress.for_stream(io.StringIO())) is progress.Lines
-    assert type(progress.for_stream(io.StringIO(), quiet=True)) is progress.Silent
+    assert type(progress.for_stream(io.StringIO())) is progress.LineProgress
+    assert type(progress.for_stream(io.StringIO(), quiet=True)) is progress.SilentProgress
     assert [progress.duration(x) for x in (3.2, 3723, float("nan"))] == ["0:00:03", "1:02:03", "?"]
 
 

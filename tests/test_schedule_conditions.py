@@ -121,12 +121,12 @@ def test_rate_condition_agrees_with_the_numbers(beta, alpha):
 def test_rate_failure_is_told_in_words():
     row = paper("P(1/2)").plan(STEP, num_steps=5000).check()[-1]
     assert row.label == "3.4(iv)" and row.verdict == "fails"
-    for words in ("T^0.2450", "T^0.0025", "beta >= 1/3", "paper says", "not necessary"):
+    for words in ("T^0.2450", "T^0.0025", "β ≥ 1/3", "paper says", "not necessary"):
         assert words in row.sentence
     fast = power(1.5, allow_outside_theory=True)  # sum gamma_m is finite here: T^(5/4 - 1)
     step = power_decay(1, 1.3, allow_outside_theory=True)
     assert "T^0.2500" in fast.plan(step, num_rounds=9).check()[-1].sentence
-    assert "beta >= 1/3" not in power(0.2).plan(STEP, num_rounds=9).check()[-1].sentence
+    assert "β ≥ 1/3" not in power(0.2).plan(STEP, num_rounds=9).check()[-1].sentence
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_given_sequences_cannot_be_told_but_get_a_hint():
     plan = Plan.from_arrays(np.ceil(m**0.5), m**-0.7 / np.ceil(m**0.5))
     report = plan.check()
     assert {row.verdict for row in report} == {"cannot be told"}
-    assert "alpha = 0.7" in report[1].sentence and "beta = 0.49" in report[5].sentence
+    assert "α = 0.7" in report[1].sentence and "β = 0.49" in report[5].sentence
     assert verdicts(paper("C5").plan(custom_step(m**-0.7), num_rounds=9))["3.4(iii)"] == "holds"
     assert verdicts(custom([1, 2, 3]).plan(STEP, num_rounds=3))["3.3(i)"] == "holds"
     assert verdicts(Plan.from_arrays([1, 1], [0.1, 0.2]))["3.3"] == "fails"
@@ -179,7 +179,7 @@ def test_jumps_are_not_growth(rounds):
     E = np.resize([1, 50], rounds)
     report = Plan.from_arrays(E, 0.1 / E).check()
     row = next(row for row in report if row.label == "3.4(ii)")
-    assert abs(float(row.sentence.rsplit("beta = ", 1)[1].rstrip("."))) < 0.01
+    assert abs(float(row.sentence.rsplit("β = ", 1)[1].rstrip("."))) < 0.01
     assert "at most 50 and decreases at times" in report[4].sentence
     steady = Plan.from_arrays(np.full(rounds, 5), np.full(rounds, 0.1)).check()
     assert "decreases" not in steady[4].sentence.replace("never decrease", "")
@@ -199,7 +199,7 @@ def test_a_condition_that_holds_in_the_limit_only_says_so():
 def test_warmup_row(name, share, limit):
     row = paper(name).with_warmup(share).plan(STEP, num_steps=100).check()[-1]
     assert (row.label, row.verdict) == ("warm-up", "cannot be told")
-    assert f"nu_hat then tends to {limit} " in row.sentence
+    assert f"ν̂ then tends to {limit} " in row.sentence
 
 
 def test_warmup_moves_the_limit_of_nu_hat():
@@ -210,6 +210,6 @@ def test_warmup_moves_the_limit_of_nu_hat():
 
 def test_report_prints_as_a_table():
     text = str(paper("P(1/3)").with_warmup(0.05).plan(STEP, num_steps=5000).check())
-    assert text.startswith("3.3      holds           gamma_m")
+    assert text.startswith("3.3      holds           γ_m")
     assert "\n3.4(iv)  fails           two terms" in text
     assert max(map(len, text.splitlines())) <= 100

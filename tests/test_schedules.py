@@ -237,7 +237,7 @@ def test_plans_are_read_only_values():
     for array in (plan.E, plan.eta, plan.gamma, plan.ends):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 2
-    assert repr(plan) == "Plan(C5, gamma_m = 0.5 m^-0.505, num_rounds=4, num_steps=20)"
+    assert repr(plan) == "Plan(C5, γ_m = 0.5 m^-0.505, num_rounds=4, num_steps=20)"
 
 
 def test_from_arrays_copies_and_describes():

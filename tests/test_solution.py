@@ -114,3 +114,18 @@ def test_what_has_no_solution_is_refused() -> None:
         solve(down, 1_000)
     with pytest.raises(ValueError, match="observations: must be an integer of at least 2"):
         solve(flat, 0)
+
+
+def test_newton_halves_a_step_that_is_too_long() -> None:
+    """The first step is 64 times too long; the iteration ends when no halved step is better."""
+    points = solution.newton(
+        lambda x: float(x[0] ** 2),
+        np.array([1.0]),
+        step=lambda found: np.full(1, 64.0),
+        better=lambda new, old: new < old,
+        halvings=7,
+    )
+    assert [(x[0], found, step[0]) for x, found, step in points] == [
+        (1.0, 1.0, 64.0),
+        (0.0, 0.0, 64.0),
+    ]

@@ -46,10 +46,6 @@ ROOMS = (
 MUTUAL = {
     # `cell.save(...)` for `save(cell, ...)`.
     ("core.rows", "core.cell_file"),
-    # A builder that hands on to a method which is built upon its own.
-    ("inference.plug_in", "inference.finite_horizon"),
-    ("inference.plug_in", "inference.observation_average"),
-    ("inference.random_scaling", "inference.finite_horizon"),
     # `schedule.plan(...)` makes a plan, which knows its schedule.
     ("schedules.families", "schedules.plan"),
     # `Study.run()` for `run(study)`.
@@ -112,6 +108,18 @@ def test_imports_go_one_way():
             # The package's own names lead everywhere, so only the last room may go by them.
             assert target or here == len(ROOMS) - 1, f"{module} imports the package itself"
             assert room(target) in ("", *ROOMS[: here + 1]), f"{module} imports {target}"
+
+
+def test_one_module_imports_what_jax_may_change():
+    """`jax.extend` may change with any version of JAX; private JAX is used nowhere."""
+    using = {
+        name
+        for name, path in files().items()
+        if re.search(
+            r"^ *(from|import) jax(\.| import )(extend|_src)", path.read_text("utf-8"), re.M
+        )
+    }
+    assert using == {"core.tracing"}
 
 
 def test_the_steps_of_a_block_are_defined_once():

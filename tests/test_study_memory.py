@@ -16,7 +16,6 @@ import jaxlsgd
 from jaxlsgd import cli
 from jaxlsgd.engine import cost, machine
 from jaxlsgd.study import SpecError, forecast, run
-from jaxlsgd.study.jobs import Tile
 
 MB = 10**6
 
@@ -92,7 +91,7 @@ def test_the_bytes_of_rows_are_those_of_the_arrays() -> None:
     cell = small().cells[0]
     rows = fake_rows(cell, 0).values()
     arrays = [x for m in rows for x in (m.estimate, m.scale, m.half_width)]
-    found = forecast._row_bytes(Tile(cell, 0))
+    found = cell.tile_bytes
     assert sum(x.nbytes for x in arrays) <= found < 1.5 * sum(x.nbytes for x in arrays)
 
 

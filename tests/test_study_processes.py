@@ -80,5 +80,5 @@ def test_a_run_without_others_is_refused(tmp_path: Path):
 
 
 def test_a_client_and_other_processes_at_once_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="client: must be None where the run is distributed"):
+    with pytest.raises(ValueError, match="client: must be None if the run is distributed"):
         small().run(tmp_path / "results", client=object(), distributed=True)

@@ -11,7 +11,8 @@ import sys
 import pytest
 from study_helpers import ROOT, TOML, small
 
-from jaxlsgd import schedules
+from jaxlsgd import Problem, schedules
+from jaxlsgd.core import registry
 from jaxlsgd.study import SpecError, Study, jobs, parts
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.study import differences
@@ -29,6 +30,10 @@ BAD = {
         ["methods[0].critical", "'schedul'", "mean 'schedule'"],
     ),
     "open bracket": ({"methods": ["plug_in[finite"]}, ["methods[0].kind", "'plug_in[finite'"]),
+    "a bracket as a key": (
+        {"methods": [{"kind": "plug_in", "[": "finite"}]},
+        ["methods[0].[", "unknown key"],
+    ),
     "no brackets": ({"algorithms": ["local_sgd[x]"]}, ["algorithms[0]", "no brackets", "[x]"]),
     "misspelt algorithm": (
         {"algorithms": [{"kind": "fedprx", "mu": 1}]},
@@ -282,6 +287,33 @@ def test_method_names_are_those_of_the_builders() -> None:
         assert parts.part("method", name, "").name == name
     brief = parts.part("method", "random_scaling[schedule]", "")
     assert dict(brief.arguments) == {"critical": "schedule"}
+
+
+Real = float
+Wrapped = Problem
+
+
+def test_arguments_are_read_by_the_types_of_a_builder_and_not_by_the_text_of_its_annotations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def around(inner: Wrapped, noise: Real | None = None, floats: int = 1) -> Problem:
+        return inner
+
+    kind = registry.Kind("problem", "around", around, "")
+    monkeypatch.setitem(registry._KINDS["problem"], "around", kind)
+    inner = {"kind": "linear", "dim": 2, "num_clients": 3}
+    table = {"kind": "around", "inner": inner, "noise": 2, "floats": 2, "gamma0": 0.5}
+    (part,) = parts.problems(table, "problems[0]")
+    found = dict(part.arguments)
+    assert dict(found["inner"])["kind"] == "linear" and part.made.dim == 2
+    assert type(found["noise"]) is float and type(found["floats"]) is int
+
+
+def test_annotations_that_cannot_be_evaluated_are_no_types() -> None:
+    def build(noise: Nowhere = 1.0) -> None:  # type: ignore[name-defined] # noqa: F821
+        ...
+
+    assert parts._type_hints(build) == {}
 
 
 def test_sizes_of_problems_are_read_without_building_them() -> None:

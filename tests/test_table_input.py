@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ import pytest
 
 from jaxlsgd import fit as jaxlsgd_fit
 from jaxlsgd import fit_table, plug_in, problems, schedules
-from jaxlsgd.cli import fit as fitting
-from jaxlsgd.cli import main
-from jaxlsgd.regression import losses, stream
-from jaxlsgd.regression.design import design
+from jaxlsgd.cli import main, make_parser
+from jaxlsgd.regression import stream
+from jaxlsgd.regression.design import Design, Model, design
+from jaxlsgd.regression.fit_table import DEFAULTS
 from jaxlsgd.regression.formulas import FUNCTIONS
 
 
@@ -174,10 +176,14 @@ FORMULAS = {
 }
 
 
+def designed(frame: pd.DataFrame, formula: str) -> Design:
+    return design(frame, Model(None, None, None, formula, True, "refuse"))
+
+
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_formulas_of_listed_functions_are_read(formula: str):
     frame = small_frame()
-    plan = design(frame, None, None, formula=formula)
+    plan = designed(frame, formula)
     assert FORMULAS[formula] is None or list(plan.names) == FORMULAS[formula]
     block = plan.read(frame)
     assert block.X.shape == (60, len(plan.names)) and np.isfinite(block.X).all()
@@ -234,7 +240,7 @@ def test_other_python_in_a_formula_is_refused_and_not_run(formula: str, monkeypa
     monkeypatch.setattr("builtins.print", lambda *given: called.append(given))
     piece, words = OTHER_PYTHON[formula]
     with pytest.raises(ValueError, match="^formula: ") as caught:
-        design(small_frame(), None, None, formula=formula)
+        designed(small_frame(), formula)
     text = str(caught.value)
     assert piece in text.partition("got ")[2] and words in text
     assert len(text) < 600
@@ -302,7 +308,7 @@ def test_pieces_put_together_at_random_are_read_or_refused():
         formula = "y ~ " + "".join(rng.choice(pieces, rng.integers(1, 9)))
         # Any other error than a refusal fails the test.
         with contextlib.suppress(ValueError):
-            design(frame, None, None, formula=formula)
+            designed(frame, formula)
 
 
 def test_command_line_refuses_python_in_a_formula(tmp_path: Path, capsys):
@@ -426,8 +432,6 @@ def test_files_that_are_no_tables(tmp_path: Path, name: str, content: bytes, wor
 
 def test_the_verb(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     base = ["fit", str(csv), "--response", "sick", "--client", "site", "--family", "logistic"]
-    # Named again there, so that --help does not wait for JAX.
-    assert fitting.FAMILIES == losses.FAMILIES
     assert main(base) == 0
     text = capsys.readouterr().out
     assert "Federated logistic regression of sick: 300 rows of 3 clients (site)" in text
@@ -440,6 +444,23 @@ def test_the_verb(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "did you mean 'sick'?" in capsys.readouterr().err
     assert main(["fit", str(csv.with_name("none.csv")), "--response", "sick"]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_the_options_of_the_verb_are_those_of_the_function():
+    """Names, defaults, choices and kinds of number follow from `fit_table`, which no other verb imports."""
+    command, parser = ["fit", "data.csv"], make_parser()
+    plain = vars(parser.parse_args(command))
+    others = ("verb", "function", "file", "format", "plot")
+    found = {name: plain[name] for name in plain if name not in others}
+    assert {**found, "progress": None} == dict(DEFAULTS)
+    numbers = ["--max-passes", "7", "--ridge", "1e-3", "--features", "age", "dose"]
+    given = parser.parse_args([*command, *numbers, "--no-intercept", "--stream"])
+    assert (given.intercept, given.stream, given.ridge) == (False, True, 1e-3)
+    assert (given.max_passes, given.features) == (7, ["age", "dose"])
+    with pytest.raises(SystemExit):
+        parser.parse_args([*command, "--variance", "none"])
+    code = "from jaxlsgd.cli import make_parser; make_parser(); import sys; print('jax' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 # Streams.

@@ -47,7 +47,7 @@ def test_columns_of_arrow_are_those_of_pandas(kind: str, monkeypatch: pytest.Mon
     else:
         frame["site"], client = who(frame), "site"
     batch = pa.Table.from_pandas(frame).combine_chunks().to_batches()[0]
-    plan = design.design(frame, "sick", client)
+    plan = design.design(frame, design.Model("sick", client, None, None, True, "refuse"))
     direct = design.read_columns(plan, batch)
     monkeypatch.setattr(design, "_plain", lambda *given: None)
     by_pandas = design.read_columns(plan, batch)
@@ -63,10 +63,11 @@ def test_columns_of_arrow_are_those_of_pandas(kind: str, monkeypatch: pytest.Mon
 def test_the_first_rows_are_those_of_pandas(monkeypatch: pytest.MonkeyPatch):
     frame = mixed_kinds().drop(columns="smokes")
     frame["site"] = np.arange(50) % 12  # sorted as numbers: 2 before 10
-    how, rows = ("sick", "site", None, None, True, "refuse"), pa.Table.from_pandas(frame)
-    plan, block = design.first_rows(rows, how)
+    model = design.Model("sick", "site", None, None, True, "refuse")
+    rows = pa.Table.from_pandas(frame)
+    plan, block = design.first_rows(rows, model)
     monkeypatch.setattr(design, "plain_design", lambda *given: None)
-    same, by_pandas = design.first_rows(rows, how)
+    same, by_pandas = design.first_rows(rows, model)
     assert plan == same
     for one, other in zip(block, by_pandas, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -230,12 +230,12 @@ def test_why_it_is_withheld_is_kept_in_a_file(tmp_path):
     path.write_bytes(storage.seal(arrays))
     old = load_cell(path)
     assert set(old.withheld) == set(old.methods)
-    assert "did not say" in old.withheld["plug_in"]
+    assert "did not record" in old.withheld["plug_in"]
     header["cell"]["withheld"] = {"plug_in": "\x1b[2J"}
     with pytest.raises(cell_file.Unfit, match="printable"):
         cell_file.about_from_json(header["cell"], list(cell.methods))
     header["cell"]["withheld"] = {"someone": "else"}
-    with pytest.raises(cell_file.Unfit, match="why they are not judged"):
+    with pytest.raises(cell_file.Unfit, match="withheld verdicts are not texts"):
         cell_file.about_from_json(header["cell"], list(cell.methods))
 
 
@@ -273,7 +273,7 @@ def test_diverged_is_the_run_and_not_a_method(cause: Cause):
     assert ("too few rounds" in told) is (cause == Cause.UNDEFINED)
     assert "not affected" not in told
     assert "did not fail does not show that its intervals hold" in told
-    with pytest.raises(ValueError, match=f"one_step has no interval to test .{cause.text}"):
+    with pytest.raises(ValueError, match=f"got one_step without .{cause.text}"):
         result.joint_test("one_step")
 
 

@@ -1,4 +1,7 @@
-"""Federated algorithms, one file each. `local_sgd` is the paper's Algorithm 1."""
+"""Federated algorithms, one file each; `local_sgd` is the paper's Algorithm 1. Start there.
+
+The contract is in `core.algorithm`, and the fast version of the rounds in `engine`.
+"""
 
 from jaxlsgd.algorithms.fedprox import fedprox
 from jaxlsgd.algorithms.local_optimizer import local_momentum, local_optimizer

@@ -14,7 +14,7 @@ from jaxlsgd.core.registry import register
 @register("algorithm")
 @functools.cache
 def fedprox(mu: float) -> Algorithm:
-    """Local SGD whose clients are held back: d_k = g_k + μ (x_k − x̄).
+    """Local SGD with a pull towards the average: d_k = g_k + μ (x_k − x̄).
 
     Args:
       mu: μ, at least 0; 0 is Local SGD.

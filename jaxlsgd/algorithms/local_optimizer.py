@@ -22,7 +22,7 @@ def local_optimizer(
     """Clients follow an optax transformation of unit rate; the engine multiplies by η_m.
 
     Args:
-      transform: such as `optax.sgd(1.0, momentum=0.9)`; begun anew in every round.
+      transform: such as `optax.sgd(1.0, momentum=0.9)`; its state is reset in every round.
       name: for tables.
 
     Example::
@@ -51,8 +51,8 @@ def local_optimizer(
 def local_momentum(momentum: float = 0.9) -> Algorithm:
     """Heavy-ball steps: v_k ← momentum · v_k + g_k, d_k = v_k, and a client keeps its v_k.
 
-    Steps become 1/(1 − momentum) times as long: take a γ_0 as much smaller. `local_optimizer(optax.sgd(1.0,
-    momentum=...))` forgets v_k where a round ends; Yu, Jin and Yang average it.
+    Steps become 1/(1 − momentum) times as long: choose γ_0 smaller by that factor. `local_optimizer(optax.sgd(1.0,
+    momentum=...))` resets v_k at the end of a round; Yu, Jin and Yang average it.
 
     Outside the paper's theory.
 

@@ -6,8 +6,8 @@
         x̄_{t_m} ← Σ_k p_k x_k
     ȳ_T = (1/T) Σ_m x̄_{t_m}
 
-Local SGD is the `Algorithm` that adds nothing to this; see `core.algorithm` for what others may add. The
-block engine makes the same numbers much faster for many replications; tests compare the two.
+Local SGD adds nothing to this; see `core.algorithm` for what other algorithms may add. The engine computes
+the same numbers much faster for many replications; tests compare the two.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ def local_sgd() -> Algorithm:
 
 
 class RoundState(NamedTuple):
-    """Between two rounds."""
+    """The state between two rounds."""
 
     params: Params  # x̄_{t_m}
     server: Any = None  # what the server keeps
     memory: Any = None  # what the clients keep; leaves (K, ...)
-    cohort: Cohort | None = None  # who takes part in the next round, where not all do
+    cohort: Cohort | None = None  # who takes part in the next round, if not all do
 
 
 class Rounds(NamedTuple):
     """An algorithm ready for your own loop over data: `init(params)`, `round(state, observations, eta)`.
 
-    One that draws needs a key: `init(params, jax.random.key(0))`. Where n clients take part, `state.cohort.clients`
-    says who they are in the next round, and observations have leaves (E_m, n, ...) of these, in that order.
+    A random algorithm needs a key: `init(params, jax.random.key(0))`. If only n clients take part in a round,
+    `state.cohort.clients` are those of the next one, and observations have leaves (E_m, n, ...) in that order.
     """
 
     init: Callable[..., RoundState]
@@ -71,9 +71,9 @@ def plain_rounds(
     weights: Any,
     algorithm: Algorithm | None = None,
 ) -> Rounds:
-    """Communication rounds on observations that you bring: a jitted `lax.scan` over E_m local steps.
+    """Return communication rounds on given observations, each a jitted `lax.scan` over E_m local steps.
 
-    Of one replication; `jax.vmap` the round for more. Compiled anew for each E_m.
+    They are for one replication; `jax.vmap` the round for more. Each E_m is compiled separately.
 
     Args:
       loss: `(params, observation) → scalar`, of one observation of one client.
@@ -110,17 +110,14 @@ def _init(
     chance: tuple[Any, ...] = ()
     cohort, how = None, algorithm.participation
     if algorithm.random or how is not None:
-        words, p = (
-            algorithm_words(jax.random.key_data(check_key(key))),
-            jnp.asarray(weights, x.dtype),
-        )
+        words = algorithm_words(jax.random.key_data(check_key(key)))
+        p = jnp.asarray(weights, x.dtype)
         chance = (words, p) if algorithm.random else ()
         cohort = None if how is None else first_cohort(how, words, p, weight_bounds(weights))
 
     def first(k: Array) -> Any:
-        return (
-            algorithm.init_client(x, *((k,) if chance else ())) if algorithm.init_client else None
-        )
+        numbered = (k,) if chance else ()
+        return algorithm.init_client(x, *numbered) if algorithm.init_client else None
 
     server = algorithm.init_server(x, *chance) if algorithm.init_server else None
     return RoundState(params, server, jax.vmap(first)(clients), cohort)
@@ -136,7 +133,7 @@ def _round(
     anchors: Any = None,
     hessians: bool = False,
 ) -> tuple[RoundState, Sync]:
-    """Round m of Algorithm 1."""
+    """Run round m of Algorithm 1."""
     x_bar, unravel = ravel_pytree(state.params)
     n = algorithm.stepping(len(weights))
     E = _steps(observations, n)
@@ -189,13 +186,13 @@ def _round(
 
 
 def _mean(p: Array, tree: Any) -> Any:
-    """Σ_k p_k v_k."""
+    """Return Σ_k p_k v_k."""
     product = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.HIGHEST)
     return jax.tree.map(lambda v: product(p, v), tree)
 
 
 def _steps(observations: Observation, num_clients: int) -> int:
-    """E_m, from the leading dimensions (E_m, K) that all leaves must have."""
+    """Return E_m, from the leading dimensions (E_m, K) that all leaves must have."""
     shapes = [jnp.shape(leaf)[:2] for leaf in jax.tree.leaves(observations)]
     if not shapes or any(shape != (shapes[0][0], num_clients) for shape in shapes):
         rule = f"have leaves (E_m, {num_clients}, ...), steps first and then clients"

@@ -1,4 +1,4 @@
-"""Partial participation: the server asks some of the clients in a round, and hears from no other."""
+"""Partial participation: in a round, some clients take part, drop out, or make fewer steps."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _CHOICES = ("uniform", "weight")
 def participation(clients: int, choice: str = "uniform") -> Algorithm:
     """Local SGD in which n clients take part in a round, chosen anew each time.
 
-    "uniform" asks n different clients, all sets equally likely, and weighs by the inverse probability:
+    "uniform" chooses n different clients, all sets equally likely, and weights by the inverse probability:
     x̄ ← x̄ + (K/n) Σ_{k chosen} p_k (x_k − x̄). "weight" draws n times by p_k, with replacement, and averages:
-    x̄ ← x̄ + (1/n) Σ_i (x_{k_i} − x̄). Both are right on average. A round costs what n clients cost, in time and
-    in memory, however many there are; observation t of a client is the same one whoever takes part.
+    x̄ ← x̄ + (1/n) Σ_i (x_{k_i} − x̄). Both are unbiased. The time and memory of a round are those of n clients,
+    however many there are; observation t of a client does not depend on who takes part.
 
-    Outside the paper's theory: the choice is noise of its own, once a round, and where clients differ it does not
-    shrink with E_m. `one_step` and `random_scaling` see it as it is. `plug_in` has it in Ŝ, as the gradients of the
-    chosen are all that it is given, but counts it as new at every step. In `linear(5, 10)` with 5 clients a round
+    Outside the paper's theory: the choice adds noise once per round, which does not shrink with E_m if clients
+    differ. `one_step` and `random_scaling` account for it. `plug_in` has it in Ŝ, through the gradients of the
+    chosen clients, but treats it as independent at every step. In `linear(5, 10)` with 5 clients per round
     (512 runs, t_T = 5,000, warm-up) 95 % intervals of `one_step` covered 95.0 to 95.7 % under C1, C5 and P(1/2), and
     those of `plug_in("finite")` 93.6 to 95.7 %; under E = 50 without a warm-up (256 runs, t_T = 20,000) 94.8 and 66 %.
 
-    Any algorithm whose clients keep nothing between rounds can be run so:
+    Any algorithm whose clients keep nothing between rounds can be run this way:
     `dataclasses.replace(server_momentum(), participation=Participation(n))`.
 
     Args:
-      clients: n, at least 1 and at most K. All of them by "uniform" is Local SGD.
+      clients: n, at least 1 and at most K. n = K by "uniform" is Local SGD.
       choice: "uniform" or "weight".
 
     Example::
@@ -53,16 +53,16 @@ def participation(clients: int, choice: str = "uniform") -> Algorithm:
 @register("algorithm")
 @functools.cache
 def client_dropout(probability: float) -> Algorithm:
-    """Local SGD in which a client's round is lost with a probability; the others share its weight.
+    """Local SGD in which a client drops out of a round with a probability; the others share its weight.
 
-    In every round every client is lost by itself, and x̄ moves by Σ_k p_k (x_k − x̄)/Σ_k p_k over those that
-    are left, or not at all if nobody is. Its steps are computed all the same.
+    Clients drop out independently in every round, and x̄ moves by Σ_k p_k (x_k − x̄)/Σ_k p_k over those that
+    remain, or not at all if none does. The steps of the others are still computed.
 
-    Outside the paper's theory: which clients are left is noise of its own, once a round, and where clients
-    differ it does not shrink with E_m. `plug_in` does not see it, and `one_step` uses the gradients that were lost.
+    Outside the paper's theory: dropout adds noise once per round, which does not shrink with E_m if clients
+    differ. `plug_in` ignores it, and `one_step` uses the gradients that were lost.
 
     Args:
-      probability: of being lost, in [0, 1); 0 is Local SGD.
+      probability: of dropping out, in [0, 1); 0 is Local SGD.
     """
     probability = random.probability("probability", probability)
 
@@ -88,7 +88,7 @@ def client_dropout(probability: float) -> Algorithm:
         send=send,
         receive=receive,
         random=True,
-        # Its message takes the place of its model; whether it arrives is no affair of what was sent.
+        # The message replaces the model, and counts as sent even if it is lost.
         sends=lambda dim: dim,
         moves_by_gradients=False,
         reaches=reaches,
@@ -96,10 +96,10 @@ def client_dropout(probability: float) -> Algorithm:
 
 
 class _Work(NamedTuple):
-    """A client's way through a round."""
+    """A client's steps in a round."""
 
     made: Any  # () steps so far
-    most: Any  # () steps that it will make
+    most: Any  # () steps that it will make in all
 
 
 @register("algorithm")
@@ -107,24 +107,24 @@ class _Work(NamedTuple):
 def stragglers(probability: float) -> Algorithm:
     """Local SGD in which slow clients make 1 to E_m steps, each number equally likely.
 
-    In every round every client is slow with the given probability, by itself. What it sends after
-    fewer steps is averaged like the rest. All are slow equally often, so that x* stays where it is to first
+    In every round clients are slow independently, with the given probability. What they send after
+    fewer steps is averaged like the rest. All are slow equally often, so that x* does not change to first
     order in η; the server moves (1 − probability · (1 − 1/E_m)/2) times as far. The engine computes the steps
-    that a slow client leaves out, and drops them.
+    that a slow client omits, and discards them.
 
-    Outside the paper's theory, where all clients make E_m steps. `plug_in` counts steps that were not made, and
-    `one_step` uses their gradients.
+    Outside the paper's theory, in which all clients make E_m steps. `plug_in` counts steps that were not made,
+    and `one_step` uses their gradients.
 
     Args:
       probability: of being slow, in [0, 1); 0 is Local SGD.
 
     Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith (2020), Federated optimization in
-    heterogeneous networks, whose experiments have such clients.
+    heterogeneous networks, in whose experiments there are such clients.
     """
     probability = random.probability("probability", probability)
 
     def begin(memory: Any, round: Round) -> _Work:
-        # One number decides both: below the probability it is uniform there, and says how far.
+        # One number decides both: given that it is below the probability, it is uniform there.
         u = random.client_uniform(round.server, memory).astype(round.params.dtype)
         slow = u < probability
         share = u / (probability if probability else 1.0)

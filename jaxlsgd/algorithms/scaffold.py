@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take out of a client's steps how its gradients differ from everybody's."""
+"""SCAFFOLD: control variates correct a client's steps for the difference of its gradients from the mean."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def scaffold(rate: float = 1.0) -> Algorithm:
     """SCAFFOLD: d_k = g_k − c_k + c, with controls c_k that the clients keep and their mean c.
 
     After a round, c_k ← c_k − c + (x̄ − x_k)/(E_m η_m), the mean of the client's gradients on its way
-    (option II), c ← Σ_k p_k c_k and x̄ ← x̄ + rate · Σ_k p_k (x_k − x̄). All clients take part. While the controls
-    are 0, in the first round, this is Local SGD. Where E_m = 1 it stays so, as Σ_k p_k (c − c_k) = 0.
+    (option II), c ← Σ_k p_k c_k and x̄ ← x̄ + rate · Σ_k p_k (x_k − x̄). All clients take part. In the first
+    round, with controls of 0, this is Local SGD, and in all rounds if E_m = 1, as Σ_k p_k (c − c_k) = 0.
 
     Outside the paper's theory: a step reuses the noise of the round before.
 

@@ -1,4 +1,4 @@
-"""Server optimisers (FedAvgM, FedAdam, ...): the server takes −Σ_k p_k (x_k − x̄) for a gradient."""
+"""Server optimisers (FedAvgM, FedAdam, …): the server uses −Σ_k p_k (x_k − x̄) as a gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxlsgd.core.registry import register
 def server_optimizer(
     optimizer: optax.GradientTransformation, name: str = "server_optimizer"
 ) -> Algorithm:
-    """Local SGD whose server makes an optax update of the clients' mean movement.
+    """Local SGD whose server applies an optax update to the clients' mean movement.
 
     Args:
       optimizer: an optax optimiser with its learning rate; `optax.sgd(1.0)` is Local SGD.
@@ -68,14 +68,14 @@ def server_adam(
 ) -> Algorithm:
     """FedAdam: the server makes Adam's step along the clients' mean movement.
 
-    Outside the paper's theory. Adam divides the shrinking movement by its own size, so that x̄ does not settle:
+    Outside the paper's theory. Adam divides the shrinking movement by its own size, so that x̄ does not converge:
     it stays about `rate` away from x*, however small the clients' steps become.
 
     Args:
       rate: the server's learning rate, greater than 0.
       beta1: decay of the mean movement, in [0, 1).
       beta2: decay of its square, in [0, 1).
-      epsilon: what is added to the root of that square, greater than 0.
+      epsilon: added to the root of that square, greater than 0.
 
     Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan (2021), Adaptive
     federated optimization.

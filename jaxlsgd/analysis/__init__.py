@@ -1,4 +1,7 @@
-"""Measures of a simulation study, from rows alone."""
+"""Measures of a simulation study with their Monte-Carlo errors, and verdicts, from rows alone.
+
+Start reading at `measures.summarise`.
+"""
 
 from __future__ import annotations
 

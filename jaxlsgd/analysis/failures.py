@@ -25,7 +25,7 @@ class Failure(NamedTuple):
 
 
 def failures(cell: CellRows) -> list[Failure]:
-    """All failures of a cell at its last saved round, by method and cause."""
+    """Return all failures of a cell at its last saved round, by method and cause."""
     found = []
     for name, rows in cell.methods.items():
         cause = failed_causes(rows, -1)
@@ -36,20 +36,20 @@ def failures(cell: CellRows) -> list[Failure]:
 
 
 def failed_causes(rows: MethodRows, save: int) -> np.ndarray:
-    """(replications,) the cause of each failure, and `COMPLETED` where there is none."""
+    """Return the cause of each failure, (replications,), and `COMPLETED` for the others."""
     cause = np.where(rows.ok[save], Cause.COMPLETED, rows.cause[save])
-    unsaid = ~rows.ok[save] & (cause <= Cause.FLOORED)  # rows of a file that contradict themselves
-    return np.where(unsaid, Cause.NON_FINITE, cause)
+    without = ~rows.ok[save] & (cause <= Cause.FLOORED)  # contradictory rows of a file
+    return np.where(without, Cause.NON_FINITE, cause)
 
 
 def counts(rows: MethodRows, save: int) -> dict[Cause, int]:
-    """How many failed, by cause."""
+    """Count the failures by cause."""
     cause = failed_causes(rows, save)
     return {one: int((cause == one).sum()) for one in FAILURES}
 
 
 def why(counts: Mapping[Cause, int]) -> str:
-    """Causes with their numbers: '12 exploded, 3 not finite'.
+    """Return causes with their numbers: '12 exploded, 3 not finite'.
 
     Example:
       >>> why({Cause.EXPLODED: 12, Cause.NON_FINITE: 0})
@@ -59,7 +59,7 @@ def why(counts: Mapping[Cause, int]) -> str:
 
 
 def summary(cell: CellRows) -> str:
-    """'plug_in: 12 of 64 failed (12 exploded); ...', or "" where none failed at the last round."""
+    """Return 'plug_in: 12 of 64 failed (12 exploded); ...', or "" if none failed at the last round."""
     parts = []
     for name, rows in cell.methods.items():
         found = counts(rows, -1)
@@ -69,13 +69,13 @@ def summary(cell: CellRows) -> str:
 
 
 def same_replications(cell: CellRows, save: int) -> bool:
-    """Whether all methods completed in the same replications."""
+    """Return whether all methods completed in the same replications."""
     first, *others = (rows.ok[save] for rows in cell.methods.values())
     return all(np.array_equal(first, other) for other in others)
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, runs of them joined.
+    """Return ascending numbers as text, with ranges for consecutive ones.
 
     Example:
       >>> ranges([0, 1, 2, 7, 9, 10])
@@ -92,21 +92,21 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 class Tally:
-    """Counts the failed replications of many cells, tile by tile, each once: under any method."""
+    """Counts the failed replications of many cells, tile by tile; one that fails under any method counts once."""
 
     def __init__(self) -> None:
         self.failed: dict[str, collections.Counter[Cause]] = {}  # by cell
         self.replications: collections.Counter[str] = collections.Counter()  # by cell
 
     def add(self, cell: str, rows: Mapping[str, MethodRows], keep: int) -> None:
-        """Adds the first `keep` replications of a tile, at their last saved round."""
+        """Add the first `keep` replications of a tile, at their last saved round."""
         causes = np.max([failed_causes(one, -1) for one in rows.values()], axis=0)[:keep]
         count = self.failed.setdefault(cell, collections.Counter())
         count.update(Cause(cause) for cause in causes.tolist() if cause in FAILURES)
         self.replications[cell] += len(causes)
 
     def total(self) -> str:
-        """'12 of 640 replications failed (12 exploded)', or "" where none did."""
+        """Return '12 of 640 replications failed (12 exploded)', or "" if none did."""
         every = sum(self.failed.values(), collections.Counter())
         if not every:
             return ""
@@ -114,7 +114,7 @@ class Tally:
         return f"{every.total():,} of {of} failed ({why(every)})"
 
     def warning(self, directory: str) -> str:
-        """Names the cells in which more than 1 % failed, or "" if there is none."""
+        """Return a warning with the cells in which more than 1 % failed, or "" if there is none."""
         named = [
             f"{cell} ({count.total():,} of {self.replications[cell]:,}: {why(count)})"
             for cell, count in self.failed.items()

@@ -1,7 +1,6 @@
 """Measures of a simulation study, each with its Monte-Carlo standard error.
 
-Everything here is NumPy on finished rows, without jax, so that a table of a running study takes no
-time. The formulas are those of Morris, White and Crowther, "Using simulation studies to evaluate
+Everything here is NumPy on finished rows, without jax, so that a table of a running study is quick. The formulas are those of Morris, White and Crowther, "Using simulation studies to evaluate
 statistical methods", Statistics in Medicine 38 (2019), Table 6; the standard error of a root mean
 square follows from that of the mean square by the delta method.
 """
@@ -28,9 +27,8 @@ from jaxlsgd.analysis.moments import (
     wilson,
 )
 from jaxlsgd.analysis.pairs import differences, paired_difference
-from jaxlsgd.core import display
 from jaxlsgd.core.causes import FAILURES
-from jaxlsgd.core.display import WIDTH, Shown, align, percent, with_error
+from jaxlsgd.core.display import WIDTH, Shown, Table, align, percent, with_error
 from jaxlsgd.core.rows import CellRows, MethodRows
 
 __all__ = ["coverage_table", "differences", "paired_difference", "summarise", "wilson"]
@@ -48,10 +46,10 @@ IDENTITY = (
     "coordinate",
 )
 NUMBERS = ("num_steps", "num_rounds", "save_round", "save_steps", "level")
-LOCAL_SGD = "local_sgd"  # what a reader takes for granted where no algorithm is named
+LOCAL_SGD = "local_sgd"  # assumed by readers if no algorithm is named
 CAUSES = tuple(cause.count for cause in FAILURES)
 COUNTS = ("replications", "n_ok", "n_failed", *CAUSES, "n_floored")
-SHARE = ("", "_mcse", "_low", "_high")  # what follows the name of a proportion
+SHARE = ("", "_mcse", "_low", "_high")  # suffixes of the name of a proportion
 DIFFERENT = "Methods of a cell failed in different replications, so they report on different ones."
 BRACKETS = "In brackets: 95 % Wilson intervals, where the standard error is 0 by its formula."
 TRUTH = ("truth_error", "truth_error_share", "coverage_truth_error")
@@ -84,7 +82,7 @@ EXACT = ("acf", "numbers_sent", "sent_over_c1")  # measures without a Monte-Carl
 
 
 def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
-    """Every measure of a cell, one row per method, saved round, level and coordinate.
+    """Return every measure of a cell, one row per method, saved round, level and coordinate.
 
     With n completed replications, estimates θ̂_i, scales s_i, half-widths w_i and truth θ, a row has
 
@@ -98,7 +96,7 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
       of the method that judges (`one_step`; see `analysis.verdict`), which is `coverage` if that law is
       right; and `coverage_trusted` and `coverage_doubted`, the coverage among the runs whose chance is at
       most 5 points below the level, on average over coordinates, and among the others. None for the judge
-      itself, and where the verdict is withheld: `withheld` then says why, in words;
+      itself, and if the verdict is withheld: `withheld` then has the reason, in words;
     - `length`, the mean of 2 w_i, and `length_sd`, their standard deviation;
     - `l2_error`, the mean of ‖θ̂ − θ‖ over all coordinates of the method;
     - `acf`, communication rounds per observation; `numbers_sent`, how many numbers a client has sent, with the
@@ -106,17 +104,17 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
       that communicates after every step. These are exact;
     - `<measure>_mcse`, the Monte-Carlo standard error; the count behind it is `n_ok`, and
       `replications` for `coverage_all`. `n_floored` counts completed ones where a floor acted;
-    - `truth_error`, the standard error of θ where that was estimated, as `problems.solve` does, and 0 where it
+    - `truth_error`, the standard error of θ if that was estimated, as `problems.solve` does, and 0 if it
       is exact; `truth_error_share`, the same over the interval's standard error s = mean(w_i)/z, z being the
       normal quantile of the level; `coverage_truth_error`, how far `coverage` may be off for that reason: with
       C(b) = Φ(z − b) − Φ(−z − b), the coverage of a normal interval with a bias of b standard errors, the larger
-      of |C(b) − C(b ± δ)| at b = bias/s and δ = 1.96 `truth_error_share`, which 19 of 20 truths keep to;
+      of |C(b) − C(b ± δ)| at b = bias/s and δ = 1.96 `truth_error_share`, which holds for 19 of 20 truths;
     - `n_failed`, and of those `n_non_finite`, `n_exploded`, `n_loss`, `n_undefined` and `n_correction`, by
       `Cause`;
       `same_replications`, whether all methods of the cell completed in the same ones;
     - `label`, the method's name as people write it, and `cost`, what it costs beyond the run, in words.
 
-    What cannot be known is None: bias and coverage without a truth, anything with no completed
+    What is unknown is None: bias and coverage without a truth, anything with no completed
     replication, a standard deviation or a standard error of one.
 
     Args:
@@ -144,7 +142,7 @@ def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
     trusted = verdict.trusted(chance, cell.levels)
     arrays = _columns(rows, cell.truth[name], saves, cell.standard_error[name])
     arrays |= _truth_columns(arrays, cell.truth_error.get(name), cell.levels)
-    if np.isnan(chance).all():  # nobody judges, which is quick to say
+    if np.isnan(chance).all():  # no verdicts: skip the computation
         arrays |= dict.fromkeys(_JUDGED, np.full(arrays["coverage"].shape, np.nan))
     else:
         arrays |= _judged(rows, cell.truth[name], saves, chance, trusted)
@@ -172,7 +170,7 @@ def _counts(rows: MethodRows, save: int) -> Row:
 
 
 def _plain(array: FloatArray) -> Any:
-    """Nested lists of Python numbers, None for what is not finite."""
+    """Return nested lists of Python numbers, None for what is not finite."""
     values = array.astype(object)
     values[~np.isfinite(array)] = None
     return values.tolist()
@@ -181,7 +179,7 @@ def _plain(array: FloatArray) -> Any:
 def _columns(
     rows: MethodRows, truth: Any, saves: range, standard_error: bool
 ) -> dict[str, FloatArray]:
-    """All measures as arrays (saves, levels, coordinates), NaN where there is none."""
+    """Return all measures as arrays (saves, levels, coordinates), NaN for missing ones."""
     keep = slice(saves.start, saves.stop)
     ok = rows.ok[keep, None, :, None]
     # A failed row may hold infinities, whose differences would warn.
@@ -205,7 +203,7 @@ def _columns(
 def _truth_columns(
     arrays: dict[str, FloatArray], error: Any, levels: Sequence[float]
 ) -> dict[str, FloatArray]:
-    """The truth's own error, beside the interval's and as an effect on coverage."""
+    """Return the truth's own error, relative to the interval's, and its effect on coverage."""
     z = scipy.special.ndtri((1 + np.array(levels)) / 2)[:, None]
     bias = arrays["bias"]
     off = np.where(np.isnan(bias), np.nan, 0.0 if error is None else np.asarray(error))
@@ -223,7 +221,7 @@ def _truth_columns(
 def _judged(
     rows: MethodRows, truth: Any, saves: range, chance: FloatArray, trusted: BoolArray
 ) -> dict[str, FloatArray]:
-    """The mean chance of the runs, and the coverage of those that were trusted and of the others."""
+    """Return the mean chance of the runs, and the coverage of the trusted and of the doubted ones."""
     keep = slice(saves.start, saves.stop)
     chance, trusted = chance[keep], trusted[keep][..., None]
     known = ~np.isnan(chance)
@@ -292,17 +290,17 @@ def _lengths(length: FloatArray, ok: BoolArray) -> dict[str, FloatArray]:
 
 
 def coverage_table(cells: CellRows | Sequence[CellRows]) -> Shown:
-    """Coverage and length of every method at the last round, as a short table to print.
+    """Return coverage and length of every method at the last round, as a short table to print.
 
     Args:
       cells: one cell, or several.
 
     Returns:
       Text: coverage in per cent and mean length, each with its Monte-Carlo standard error in
-      parentheses (the 95 % Wilson interval in brackets where that is 0), and how many replications
-      completed. The algorithm is shown where it is not Local SGD. Where replications failed, coverage
-      is also given with failures as misses, and lines below say how many failed, and why. The last
-      lines say what the methods cost. A notebook shows it as a table.
+      parentheses (the 95 % Wilson interval in brackets if that is 0), and how many replications
+      completed. The algorithm is shown if it is not Local SGD. If replications failed, coverage
+      is also given with failures as misses, and lines below count the failures by cause. The last
+      lines have the cost of the methods. A notebook shows it as a table.
 
     Example::
 
@@ -320,15 +318,15 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> Shown:
         lines.append([*(str(row[key]) for key in shown), *shares, length, _share_text(row)])
     left = [i for i, key in enumerate(shown) if key not in NUMBERS]
     notes = list(_table_notes(cells, rows))
-    told = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes]
-    text = "\n".join([align(lines, left), *([""] if notes else []), *told])
-    return Shown.of(text, display.table(lines[0], lines[1:], left, notes=notes))
+    filled = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes]
+    text = "\n".join([align(lines, left), *([""] if notes else []), *filled])
+    return Shown.of(text, Table("", lines[0], lines[1:], left, notes).html())
 
 
 def _table_notes(cells: Sequence[CellRows], rows: Sequence[Row]) -> Iterator[str]:
     for cell in cells:
-        if told := failures.summary(cell):
-            yield f"{cell.problem}, {cell.schedule}, {cell.num_steps:,} steps: {told}"
+        if failed := failures.summary(cell):
+            yield f"{cell.problem}, {cell.schedule}, {cell.num_steps:,} steps: {failed}"
     if any(row["n_failed"] for row in rows):
         yield "Coverage of all runs counts failures as misses; the rest is of those that completed."
     if not all(row["same_replications"] for row in rows):
@@ -342,7 +340,7 @@ def _table_notes(cells: Sequence[CellRows], rows: Sequence[Row]) -> Iterator[str
 
 
 def _sent(cell: CellRows, name: str, save: int) -> Row:
-    """What a client has sent by a saved round; None in cells that do not tell."""
+    """Return what a client has sent by a saved round; None if the cell does not have it."""
     if name not in cell.numbers_sent:
         return {"numbers_sent": None, "sent_over_c1": None}
     sent = cell.numbers_sent[name][save]
@@ -350,7 +348,7 @@ def _sent(cell: CellRows, name: str, save: int) -> Row:
 
 
 def truth_notes(rows: Iterable[Row]) -> list[str]:
-    """How well the truths are known that were estimated, a line per problem, and a warning where that counts."""
+    """Return the errors of estimated truths, a line per problem, with a warning if they matter."""
     problems: dict[str, list[Row]] = {}
     for row in rows:
         if row.get("truth_error"):
@@ -359,12 +357,12 @@ def truth_notes(rows: Iterable[Row]) -> list[str]:
 
 
 def warns_of_truth(row: Row) -> bool:
-    """Whether the truth's standard error is above a tenth of the interval's."""
+    """Return whether the truth's standard error is above a tenth of the interval's."""
     return (row.get("truth_error_share") or 0.0) > NOTABLE
 
 
 def _truth_note(problem: str, rows: Sequence[Row]) -> str:
-    """What to say of the row whose truth is known worst, measured by its interval."""
+    """Describe the row whose truth has the largest error relative to its interval."""
     row = max(rows, key=lambda row: row["truth_error_share"] or 0.0)
     share = row["truth_error_share"]
     start = f"the truth of {row['coordinate']} is known to ±{row['truth_error']:.2g}"
@@ -385,7 +383,7 @@ def _truth_note(problem: str, rows: Sequence[Row]) -> str:
 
 
 def cost_notes(rows: Iterable[Row]) -> list[str]:
-    """What methods cost beyond the run itself, a line for all that cost the same."""
+    """Return the cost of methods beyond the run itself, a line per cost."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if cost := row.get("cost"):
@@ -405,7 +403,7 @@ def _sent_note(rows: Iterable[Row]) -> str:
 
 
 def withheld_notes(rows: Iterable[Row]) -> list[str]:
-    """Why no verdict is given, a line for all methods of which the same is said."""
+    """Return why no verdict is given, a line per reason."""
     methods: dict[str, dict[str, None]] = {}
     for row in rows:
         if why := row.get("withheld"):
@@ -414,12 +412,12 @@ def withheld_notes(rows: Iterable[Row]) -> list[str]:
 
 
 def no_truth(rows: Iterable[Row]) -> bool:
-    """Whether a coverage is missing though runs completed."""
+    """Return whether a coverage is missing though runs completed."""
     return any(row["coverage"] is None and row["n_ok"] for row in rows)
 
 
 def columns_for_people(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Columns that identify a row at the last round; the algorithm where it is not Local SGD."""
+    """Return the columns that identify a row at the last round; the algorithm if it is not Local SGD."""
     plain = all(row["algorithm"] == LOCAL_SGD for row in rows)
     hidden = {"save_round", "save_steps", *(["algorithm"] if plain else [])}
     return tuple(name for name in IDENTITY if name not in hidden)

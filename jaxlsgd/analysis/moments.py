@@ -1,7 +1,7 @@
 """Means, variances and proportions over the completed replications, with their standard errors.
 
 x is (..., replications, coordinates); `ok` marks the completed ones and broadcasts to it. The
-replications are summed out. Where nothing is known the result is NaN, without a warning.
+replications are summed out. The result is NaN, without a warning, if there are too few replications.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ WILSON_LEVEL = 0.95
 
 
 def normal_quantile(level: float) -> float:
-    """z with P(|Z| <= z) = level."""
+    """Return the z with P(|Z| ≤ z) = level."""
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
 def mean(x: FloatArray, ok: BoolArray) -> FloatArray:
-    """Mean of the completed; NaN if there is none."""
+    """Return the mean of the completed; NaN if there is none."""
     n = ok.sum(-2)
     return np.where(n > 0, np.where(ok, x, 0.0).sum(-2) / np.maximum(n, 1), np.nan)
 
 
 def variance(x: FloatArray, ok: BoolArray) -> FloatArray:
-    """Variance of the completed, over n - 1; NaN if there are fewer than two."""
+    """Return the variance of the completed, over n − 1; NaN if there are fewer than two."""
     n = ok.sum(-2)
     squares = np.where(ok, (x - mean(x, ok)[..., None, :]) ** 2, 0.0).sum(-2)
     return np.where(n > 1, squares / np.maximum(n - 1, 1), np.nan)
 
 
 def mean_error(x: FloatArray, ok: BoolArray) -> FloatArray:
-    """Standard error of the mean."""
+    """Return the standard error of the mean."""
     return np.sqrt(variance(x, ok) / np.maximum(ok.sum(-2), 1))
 
 
 def mean_measure(name: str, x: FloatArray, ok: BoolArray) -> dict[str, FloatArray]:
-    """The mean and its standard error, as columns."""
+    """Return the mean and its standard error, as columns."""
     return {name: mean(x, ok), f"{name}_mcse": mean_error(x, ok)}
 
 
 def share(name: str, hits: FloatArray, n: NDArray[np.integer]) -> dict[str, FloatArray]:
-    """A proportion, its standard error and its Wilson interval, as columns."""
+    """Return a proportion, its standard error and its Wilson interval, as columns."""
     p = hits / n
     low, high = wilson(hits, n)
     error = np.where(n > 1, np.sqrt(p * (1 - p) / n), np.nan)  # one replication has none
@@ -56,7 +56,7 @@ def share(name: str, hits: FloatArray, n: NDArray[np.integer]) -> dict[str, Floa
 
 
 def wilson(hits: ArrayLike, n: ArrayLike, level: float = WILSON_LEVEL) -> tuple[Any, Any]:
-    """Wilson's score interval for a proportion, (p̂ + z²/2n ± z √(p̂(1−p̂)/n + z²/4n²)) / (1 + z²/n).
+    """Return Wilson's score interval for a proportion, (p̂ + z²/2n ± z √(p̂(1−p̂)/n + z²/4n²)) / (1 + z²/n).
 
     Args:
       hits: successes, a number or an array.

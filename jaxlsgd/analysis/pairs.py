@@ -1,4 +1,4 @@
-"""Differences between cells that saw the same data, each with its Monte-Carlo standard error."""
+"""Differences between cells with the same data, each with its Monte-Carlo standard error."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def paired_difference(
     level: float | None = None,
     coordinate: str | None = None,
 ) -> Row:
-    """How much a method in one cell differs from a method in another, at their last rounds.
+    """Compare a method in one cell with a method in another, at their last rounds.
 
-    Replication i sees the same data in both cells (common random numbers), so the standard error is
+    Replication i has the same data in both cells (common random numbers), so the standard error is
     that of the mean of the differences d_i = a_i − b_i: much smaller than for two separate studies.
 
     Args:
@@ -74,7 +74,7 @@ def paired_difference(
 def _last(
     cell: CellRows, method: str, level: float, coordinate: str
 ) -> tuple[BoolArray, FloatArray, FloatArray]:
-    """Completed, covered (NaN if the truth is unknown) and length of every replication."""
+    """Return completed, covered (NaN if the truth is unknown) and length of every replication."""
     checks.choice("method", method, tuple(cell.methods))
     names, truth, rows = cell.coordinates[method], cell.truth[method], cell.methods[method]
     checks.choice("coordinate", coordinate, names)
@@ -105,7 +105,7 @@ def _ratio_row(name: str, a: FloatArray, b: FloatArray) -> Row:
 
 
 def differences(cells: Sequence[CellRows], reference: tuple[str, str] | None = None) -> list[Row]:
-    """Paired differences of every schedule and method from one of them.
+    """Return paired differences of every schedule and method from one of them.
 
     Cells are compared within their problem, algorithm and horizon.
 

@@ -5,12 +5,12 @@ With the judge's estimate x̂ and standard error se, and the truth taken to be N
 
     Φ((hi − x̂)/se) − Φ((lo − x̂)/se).
 
-This is a conditional probability and not the method's coverage: an interval that covers as often as it says has a
+This is a conditional probability and not the method's coverage: an interval with correct coverage has a
 lower chance in some runs and a higher one in others. Their mean over runs is the coverage if the judge's law is right.
 
-The judge is not tested by this, so nothing is said of it, nor of methods that are made of the same statistics. It
-is known to be right only where it was measured (`MEASURED`; `benchmarks.stress` and `benchmarks.verdict`), so the
-verdict is withheld elsewhere. How often a verdict is wrong is in benchmarks/results/verdict.md.
+The judge itself is not tested, so there is no verdict on it, nor on methods made of the same statistics. Its
+coverage was measured in the range `MEASURED` (`benchmarks.stress` and `benchmarks.verdict`), so verdicts are
+withheld elsewhere. How often a verdict is wrong is in benchmarks/results/verdict.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IS_JUDGE = "it is the judge, and is not judged by itself"
 
 
 class Measured(NamedTuple):
-    """Where verdicts were compared with the coverage, within the paper's theory; both ends included."""
+    """The range in which verdicts were compared with coverage, both ends included."""
 
     local_steps: int  # most in a round, E_m
     clients: int  # most
@@ -47,15 +47,15 @@ class Measured(NamedTuple):
     alpha: tuple[float, float]  # of step sizes γ_m = γ_0 m^−α
 
 
-# What the cells of `benchmarks.stress` and `benchmarks.verdict` span; a test compares.
+# The range of the cells of `benchmarks.stress` and `benchmarks.verdict`; a test compares them.
 MEASURED = Measured(20, 50, 20, (500, 20_000), (0.505, 0.8))
 
 
 def outside(algorithm: Algorithm, problem: Problem, plan: Plan) -> str:
-    """Why a run is outside what the verdict was measured on, in words; "" if it is inside.
+    """Return in words why a run is outside the range in which verdicts were measured; "" if it is inside.
 
-    Clients that are unlike pull local steps away from x̄, and the judge with them. That cannot be seen from
-    its sums, and grows with the length of a round.
+    Heterogeneous clients pull local steps away from x̄, and bias the judge. That is not visible in its sums, and
+    grows with the length of a round.
 
     Args:
       algorithm: declares whether it is within the paper's theory.
@@ -99,7 +99,7 @@ def outside(algorithm: Algorithm, problem: Problem, plan: Plan) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The chance of one method's interval in one run; `print(verdict)` says it in a line."""
+    """The chance of one method's interval in one run; `print(verdict)` shows it in a line."""
 
     method: str
     level: float
@@ -108,11 +108,11 @@ class Verdict:
     width: FloatArray  # (coordinates,) its half-width over the judge's standard error times z
     coordinates: tuple[str, ...]
     judge: str
-    notes: tuple[str, ...] = ()  # what else there is to say of the run
+    notes: tuple[str, ...] = ()  # further remarks on the run
 
     @property
     def doubted(self) -> bool:
-        """Whether the mean chance over coordinates is below the level by more than `DOUBT`."""
+        """Whether the mean chance over coordinates is more than `DOUBT` below the level."""
         return bool(np.mean(self.chance) < self.level - DOUBT)
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class Verdict:
     def _reasons(self, j: int) -> list[str]:
         if self.chance[j] >= self.level - DOUBT:
             return []
-        # What the same interval would do around the judge's estimate.
+        # The chance of the same interval around the judge's estimate.
         centred = 2 * scipy.special.ndtr(self.width[j] * _z(self.level)) - 1
         reasons = []
         if centred < self.level - DOUBT:
@@ -142,7 +142,7 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Verdicts:
-    """The verdicts on a run, to iterate over; `print(verdicts)` says them, or why they are withheld."""
+    """The verdicts on a run, an iterable; `print(verdicts)` shows them, or why they are withheld."""
 
     given: tuple[Verdict, ...] = ()
     judge: str = ""  # the method by whose law they are; "" if none of the run judges
@@ -164,11 +164,11 @@ class Verdicts:
         raise KeyError(method)
 
     def lines(self) -> list[str]:
-        """A heading, and a line for each method of which there is something to say."""
+        """Return a heading, and a line for each method with a verdict or a note."""
         rest = [
-            f"{name}: {'; '.join(told)}"
+            f"{name}: {'; '.join(remarks)}"
             for name in dict.fromkeys([*self.unjudged, *self.notes])
-            if (told := self._told(name))
+            if (remarks := self._remarks(name))
         ]
         if not self.judge:
             return ["Notes on these intervals:", *rest] if rest else []
@@ -182,7 +182,7 @@ class Verdicts:
         )
         return [heading, *map(str, self.given), *rest, _NOT_COVERAGE]
 
-    def _told(self, name: str) -> list[str]:
+    def _remarks(self, name: str) -> list[str]:
         if name in {one.method for one in self.given}:
             return []  # its own line has the notes
         why = "" if self.withheld else self.unjudged.get(name, "")
@@ -193,16 +193,16 @@ class Verdicts:
 
 
 def chances(cell: CellRows, name: str) -> FloatArray:
-    """Probability that each interval of a method holds the truth, given its run.
+    """Return the probability that each interval of a method holds the truth, given its run.
 
     Args:
       cell: rows with a method that judges.
       name: the method to judge.
 
     Returns:
-      (saves, levels, replications, coordinates); NaN without a judge of these coordinates, and if the
-      verdict is withheld: see `CellRows.withheld`. Saved rounds before the fewest observations that
-      it was measured on are NaN too.
+      (saves, levels, replications, coordinates); NaN without a judge of these coordinates, if the
+      verdict is withheld (see `CellRows.withheld`), and at saved rounds with fewer observations than
+      it was measured on.
     """
     rows = cell.methods[name]
     withheld = not cell.judge or name in cell.withheld
@@ -221,14 +221,14 @@ def chances(cell: CellRows, name: str) -> FloatArray:
 def verdicts(
     cell: CellRows, notes: Mapping[str, tuple[str, ...]] | None = None, withheld: str = ""
 ) -> Verdicts:
-    """The verdicts on the methods of a run, at its first level and last saved round.
+    """Return the verdicts on the methods of a run, at its first level and last saved round.
 
     Args:
       cell: rows of one replication.
-      notes: by method, what else there is to say of it.
+      notes: by method, further remarks.
       withheld: why none is given, from `outside`.
     """
-    notes = {name: told for name, told in (notes or {}).items() if told}
+    notes = {name: remarks for name, remarks in (notes or {}).items() if remarks}
     level, found, unjudged = cell.levels[0], [], dict(cell.withheld)
     if cell.judge and not withheld and not cell.methods[cell.judge].ok[-1, 0]:
         withheld = f"{cell.judge}, which judges, has no interval"
@@ -258,7 +258,7 @@ def verdicts(
 
 
 def trusted(chance: FloatArray, levels: Any) -> NDArray[np.bool_]:
-    """(saves, levels, replications): runs whose mean chance is below the level by `DOUBT` at most."""
+    """Return the runs whose mean chance is at most `DOUBT` below the level, (saves, levels, replications)."""
     limit = np.asarray(levels, np.float64)[:, None] - DOUBT
     return np.sum(chance, axis=-1) / max(1, chance.shape[-1]) >= limit
 

@@ -1,22 +1,23 @@
-"""The command line: verbs only, no mathematics. Starts without jax where it can."""
+"""The command line: verbs, no mathematics; `studies` makes and runs studies, `results` reads them.
+
+`main` is the entry point. It starts without importing jax, which only some verbs need.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
 
 import jaxlsgd
 from jaxlsgd.cli import critical_value, fit, results, studies
-from jaxlsgd.core.checks import note_of, told
+from jaxlsgd.cli._common import USAGE, Parser
+from jaxlsgd.core.checks import describe, nearest, user_code_note
 from jaxlsgd.core.display import printable
 
-USAGE = 2
 _GROUPS = (studies, results, fit, critical_value)
 _EPILOG = """\
 a first study:
@@ -34,18 +35,9 @@ exit codes: 0 done, 1 failed, 2 refused (usage, study file), 3 partial (stopped 
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose error messages are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Says what is wrong and where to read more, and exits with code 2."""
-        sys.stderr.write(f"jaxlsgd: error: {message} (see {self.prog} --help)\n")
-        raise SystemExit(USAGE)
-
-
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all verbs."""
-    parser = _Parser(
+    """Return the parser of all verbs."""
+    parser = Parser(
         prog="jaxlsgd",
         description="How sure can we be of parameters learnt by Local SGD? Studies of confidence intervals.",
         epilog=_EPILOG,
@@ -61,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit code.
+    """Run one verb, and return the exit code.
 
     Args:
       argv: arguments, those of the process if None.
@@ -75,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RuntimeError, ImportError, MemoryError) as error:
         return _report(error, 1)
     except BrokenPipeError:
-        # The reader of our output has left; what Python still holds for it must not be flushed.
+        # The reader of our output has gone; Python must not flush what is left for it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -83,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if not note_of(error):
+        if not user_code_note(error):
             raise
         return _report(error, USAGE)
 
@@ -96,37 +88,35 @@ def _run(arguments: list[str]) -> int:
 
 
 def _check_verb(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Refuses an unknown verb and suggests the nearest known one instead of listing them all."""
+    """Refuse an unknown verb, and suggest the nearest known one."""
     known = [verb for group in _GROUPS for verb in group.VERBS]
     if not arguments:
         parser.error("a verb is needed")
     verb = arguments[0]
     if not verb.startswith("-") and verb not in known:
-        near = difflib.get_close_matches(verb, known, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        parser.error(f"unknown verb {verb!r}{hint}")
+        parser.error(f"unknown verb {verb!r}{nearest(verb, known)}")
 
 
 def _report(error: BaseException, code: int) -> int:
     if os.environ.get("JAXLSGD_DEBUG") == "1":
         raise error
-    sys.stderr.write(f"jaxlsgd: error: {printable(_words(error))}\n")
+    sys.stderr.write(f"jaxlsgd: error: {printable(_message(error))}\n")
     return code
 
 
-def _words(error: BaseException) -> str:
-    """What an error says, with the path where the operating system gives none of ours."""
+def _message(error: BaseException) -> str:
+    """Return the message of an error, with the path if it comes from the operating system."""
     if isinstance(error, MemoryError):
         return f"out of memory: {error}" if str(error) else "out of memory"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    if note_of(error):  # it was raised in a function of the user's own
-        return told(error).strip().partition("\n")[0]
+    if user_code_note(error):
+        return describe(error).strip().partition("\n")[0]
     return str(error) or type(error).__name__
 
 
 class _OnStderr(logging.Handler):
-    """Warnings as lines on stderr, such as that a manifest was rebuilt."""
+    """Write warnings, such as that a manifest was rebuilt, to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(f"jaxlsgd: {printable(record.getMessage())}\n")

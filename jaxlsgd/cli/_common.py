@@ -1,19 +1,47 @@
-"""What the verbs share: how a verb is declared, and how arguments are read."""
+"""Declarations of verbs, and types of arguments, that the verbs share."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
+USAGE = 2  # exit code
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose error messages are one line, and whose options may be declared when it is used."""
+
+    when_used: Callable[[argparse.ArgumentParser], None] | None = None  # adds the options
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Declare what is left to declare, and parse."""
+        declare, self.when_used = self.when_used, None
+        if declare is not None:
+            declare(self)
+        return super().parse_known_args(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and where to read more, and exit with code 2."""
+        sys.stderr.write(f"jaxlsgd: error: {message} (see {self.prog} --help)\n")
+        raise SystemExit(USAGE)
+
+
+class Verbs(Protocol):
+    """The subparsers of the command line."""
+
+    def add_parser(self, name: str, **options: Any) -> Parser:
+        """Add the parser of a verb."""
+        ...
+
+
 def add_verb(
-    verbs: Any, name: str, function: Callable[[argparse.Namespace], int], text: str, examples: str
-) -> argparse.ArgumentParser:
-    """Declares a verb with its help and examples."""
+    verbs: Verbs, name: str, function: Callable[[argparse.Namespace], int], text: str, examples: str
+) -> Parser:
+    """Declare a verb with its help and examples."""
     parser = verbs.add_parser(
         name,
         help=text.split("\n")[0],
@@ -27,7 +55,7 @@ def add_verb(
 
 
 def add_import(parser: argparse.ArgumentParser) -> None:
-    """Adds --import, without which no code is run: a study file alone never runs any."""
+    """Add --import, the only way to run code of the user's: a study file alone runs none."""
     parser.add_argument(
         "--import",
         dest="imports",
@@ -39,7 +67,7 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def add_other_code(parser: argparse.ArgumentParser) -> None:
-    """Lets a verb add to rows that other code of this package made."""
+    """Add --allow-other-code, to extend rows that another version of this package made."""
     parser.add_argument(
         "--allow-other-code",
         action="store_true",
@@ -48,7 +76,7 @@ def add_other_code(parser: argparse.ArgumentParser) -> None:
 
 
 def load_imports(arguments: argparse.Namespace) -> None:
-    """Runs the files that `--import` names."""
+    """Run the files that `--import` names."""
     if arguments.imports:
         from jaxlsgd.study import imports
 
@@ -57,22 +85,30 @@ def load_imports(arguments: argparse.Namespace) -> None:
 
 
 def seconds(text: str) -> float:
-    """Reads 90, 90s, 15m, 8h or 1h30m."""
+    """Return the seconds of 90, 90s, 15m, 8h or 1h30m."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise argparse.ArgumentTypeError(f"must be a time such as 90, 15m or 1h30m, got {text!r}")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-def positive(text: str) -> int:
-    """Reads an integer of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
+def integer(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the type of an argument that is an integer between two bounds."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            raise argparse.ArgumentTypeError(f"must be an integer {bounds}, got {text!r}")
+        return int(text)
+
+    return read
+
+
+positive = integer(1)
 
 
 def share(text: str) -> float:
-    """Reads a number strictly between 0 and 1."""
+    """Return a number strictly between 0 and 1."""
     try:
         value = float(text)
     except ValueError:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from jaxlsgd.cli._common import add_verb, positive, share
+from jaxlsgd.cli._common import Verbs, add_verb, positive, share
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import fraction
@@ -15,8 +14,8 @@ VERBS = ("critical-value",)
 _MOST_STEPS = 10**7
 
 
-def add_verbs(verbs: Any) -> None:
-    """Declares the verb."""
+def add_verbs(verbs: Verbs) -> None:
+    """Declare the verb."""
     text = (
         "print the exact critical value of random scaling\n\n"
         "Either of the limit under E_m ~ m^beta, or of a schedule as it is actually run; with a\n"
@@ -37,7 +36,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def critical_value(arguments: argparse.Namespace) -> int:
-    """Prints one value per level."""
+    """Print one value per level."""
     if arguments.schedule is None and arguments.num_steps is not None:
         raise ValueError("--num-steps: must be given only with --schedule")
     if arguments.schedule is None and arguments.beta is None:
@@ -60,7 +59,7 @@ def _value(arguments: argparse.Namespace, level: float) -> float:
 
     checks.count("--num-steps", arguments.num_steps, 1, _MOST_STEPS)
     schedule = schedules.paper(arguments.schedule).with_warmup(arguments.warmup)
-    step = schedules.power_decay(0.5)  # the step size does not matter here
+    step = schedules.power_decay(0.5)  # any step size gives the same value
     plan = schedule.plan(step, num_steps=arguments.num_steps)
     return critical_values.for_plan(plan, level)
 

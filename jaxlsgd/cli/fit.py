@@ -1,27 +1,27 @@
-"""The verb fit: a regression on a table."""
+"""The verb fit: a regression on a table. Its options are those of `jaxlsgd.fit_table`."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import re
 import sys
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxlsgd.cli._common import add_verb, positive, share
+from jaxlsgd.cli._common import Verbs, add_verb
 from jaxlsgd.core.storage import check_output
 
 VERBS = ("fit",)
-FAMILIES = ("gaussian", "logistic", "poisson", "huber", "quantile")
 FORMATS = ("text", "csv", "json", "latex")
-_PASSED_ON = (
-    *("response", "client", "family", "formula", "features", "intercept", "missing", "target"),
-    *("rows", "variance", "weights", "ridge", "level", "methods", "local_steps", "share"),
-    *("max_passes", "seed", "tau", "delta", "bandwidth", "stream"),
-)
+# Where each group of options begins, in the order of `fit_table`.
+_GROUPS = {"response": "the model", "target": "the intervals", "rows": "the run"}
 
 
-def add_verbs(verbs: Any) -> None:
-    """Declares the verb."""
+def add_verbs(verbs: Verbs) -> None:
+    """Declare the verb."""
     text = (
         "fit a regression to a CSV or Parquet file whose rows belong to clients\n\n"
         "By Local SGD, with steps and length from a pilot. Columns are standardised inside; coefficients,\n"
@@ -38,69 +38,56 @@ def add_verbs(verbs: Any) -> None:
     )
     parser = add_verb(verbs, "fit", fit, text, examples)
     parser.add_argument("file", metavar="FILE", help="CSV (.csv, .tsv, .csv.gz) or .parquet")
-    _add_model(parser)
-    _add_inference(parser)
-    _add_run(parser)
-    _add_output(parser)
+    parser.when_used = add_options  # importing `fit_table` takes as long as importing JAX
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the model")
-    group.add_argument("--response", metavar="COLUMN", help="what is explained")
-    group.add_argument("--client", metavar="COLUMN", help="whose row it is; one client without it")
-    group.add_argument("--family", choices=FAMILIES, default="gaussian", help="default: gaussian")
-    group.add_argument(
-        "--formula", help="as in 'y ~ x + C(z)', instead of --response and --features"
-    )
-    group.add_argument("--features", metavar="COLUMN", nargs="+", help="default: all others")
-    group.add_argument("--no-intercept", dest="intercept", action="store_false")
-    group.add_argument("--missing", choices=("refuse", "drop"), default="refuse")
-    group.add_argument("--ridge", type=float, default=0.0, help="on standardised slopes")
-    group.add_argument("--tau", type=share, default=0.5, help="which quantile (default: 0.5)")
-    group.add_argument("--delta", type=float, help="where Huber's loss becomes linear")
-    group.add_argument("--bandwidth", type=float, help="of the smoothed quantile")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `fit_table`, with the defaults of its signature and the words of its docstring."""
+    from jaxlsgd.regression.fit_table import DEFAULTS, fit_table
+    from jaxlsgd.regression.options import CHOICES
 
-
-def _add_inference(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the intervals")
-    group.add_argument("--target", choices=("population", "sample"), default="population")
-    help = "each client's own spread, or that of all rows (heteroskedasticity-robust)"
-    group.add_argument("--variance", choices=("clients", "pooled"), default="clients", help=help)
-    group.add_argument("--weights", choices=("size", "equal"), default="size", help="of clients")
-    group.add_argument("--level", type=share, default=0.95, help="default: 0.95")
-    group.add_argument("--methods", nargs="+", default=["one_step"], help="default: one_step")
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the run")
-    group.add_argument("--rows", choices=("reshuffled", "one pass"), default="reshuffled")
-    group.add_argument("--local-steps", type=positive, help="default: from the pilot, 5 at most")
-    group.add_argument("--share", type=share, default=0.05, help="of the sample's variance")
-    group.add_argument("--max-passes", type=positive, default=60, help="default: 60")
-    group.add_argument("--seed", type=int, default=0)
-    group.add_argument(
-        "--stream",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="read the file once, a block at a time (default: where it is large)",
-    )
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
+    types, text = typing.get_type_hints(fit_table), inspect.getdoc(fit_table) or ""
+    meanings = dict(re.findall(r"^  (\w+): (.+(?:\n    .+)*)", text, re.MULTILINE))
+    group: Any = parser
+    for name, default in DEFAULTS.items():
+        if name == "progress":
+            continue
+        group = parser.add_argument_group(_GROUPS[name]) if name in _GROUPS else group
+        given: dict[str, Any] = {"default": default, "help": _help(meanings[name], default)}
+        kinds = (types[name], *typing.get_args(types[name]))
+        if bool in kinds:
+            given["action"] = argparse.BooleanOptionalAction
+        elif name in CHOICES:
+            given["choices"] = CHOICES[name]
+        elif any(typing.get_origin(kind) is Sequence for kind in kinds):
+            given["nargs"] = "+"
+        else:
+            given["type"] = next((kind for kind in (int, float) if kind in kinds), str)
+        group.add_argument("--" + name.replace("_", "-"), **given)
     group = parser.add_argument_group("what comes out")
     group.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     group.add_argument("--plot", metavar="FILE", type=Path, help="forest plot (extra 'plots')")
 
 
+def _help(meaning: str, default: Any) -> str:
+    """Returns an entry of a docstring as the help of an option."""
+    words = " ".join(meaning.split()).rstrip(".").replace("%", "%%")
+    words = words.replace("if None", "if left out").replace("None for", "left out for")
+    if default is None or isinstance(default, bool):
+        return words
+    shown = " ".join(default) if isinstance(default, tuple) else default
+    return f"{words} (default: {shown})"
+
+
 def fit(arguments: argparse.Namespace) -> int:
     """Fits, and prints the table."""
-    from jaxlsgd.regression.fit_table import fit_table
+    from jaxlsgd.regression.fit_table import DEFAULTS, fit_table
 
     if arguments.plot is not None:
         check_output(arguments.plot)  # before the fit, which takes longer
-    asked = {name: getattr(arguments, name) for name in _PASSED_ON}
+    options = {name: getattr(arguments, name) for name in DEFAULTS if name != "progress"}
     progress = _progress if sys.stderr.isatty() else None
-    result = fit_table(Path(arguments.file), progress=progress, **asked)
+    result = fit_table(Path(arguments.file), progress=progress, **options)
     written = {
         "text": lambda: f"{result}\n",
         "csv": result.to_csv,
@@ -114,6 +101,6 @@ def fit(arguments: argparse.Namespace) -> int:
 
 
 def _progress(text: str) -> None:
-    """One line on the terminal, written over."""
+    """Writes one line on the terminal, over the last one."""
     sys.stderr.write(f"\r\x1b[K{text}" if text else "\r\x1b[K")
     sys.stderr.flush()

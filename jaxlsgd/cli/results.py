@@ -1,13 +1,14 @@
-"""Verbs that answer with numbers: table, compare, failures, export."""
+"""Verbs that read the results of a study: status, table, compare, failures, export, plot, report, replay."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.cli._common import add_import, add_verb, load_imports, share
+from jaxlsgd.cli._common import Verbs, add_import, add_verb, load_imports, share
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.storage import check_output
 
@@ -16,12 +17,52 @@ if TYPE_CHECKING:
     from jaxlsgd.study.cells import CellSpec
     from jaxlsgd.study.store.reader import Results
 
-
 VERBS = ("status", "table", "compare", "failures", "export", "plot", "report", "replay")
 _ENDINGS = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}
+FIGURES = ("coverage", "tradeoff")
 
 
-def _add_table(verbs: Any) -> None:
+def add_verbs(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    parser = add_verb(
+        verbs,
+        "status",
+        status,
+        "show how much of a study is done, even while it runs",
+        "jaxlsgd status results",
+    )
+    parser.add_argument("directory", metavar="DIR")
+    _add_table(verbs)
+    _add_compare(verbs)
+    _add_failures(verbs)
+    _add_export(verbs)
+    _add_plot(verbs)
+    _add_report(verbs)
+    _add_replay(verbs)
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Print how much of each cell is done."""
+    from jaxlsgd.study.store.reader import Results
+
+    results = Results(arguments.directory)
+    counts = results.counts()
+    width = max(len(cell) for cell in counts)
+    for cell, count in counts.items():
+        print(f"{cell:<{width}}  {count.replications:>9,} / {count.wanted:,}")
+    tiles = sum(count.tiles for count in counts.values())
+    wanted = sum(count.tiles_wanted for count in counts.values())
+    complete = sum(count.tiles == count.tiles_wanted for count in counts.values())
+    if accepted := results.manifest.get("accepted"):
+        print(
+            f"rows of {len(accepted) + 1} versions of the code, as accepted with --allow-other-code"
+        )
+    now = "a run is writing" if results.running() else "no run is writing"
+    print(f"cells {complete}/{len(counts)}, tiles {tiles}/{wanted} ({tiles / wanted:.0%}); {now}")
+    return 0
+
+
+def _add_table(verbs: Verbs) -> None:
     text = (
         "print coverage and length with their standard errors, also of an unfinished study\n\n"
         "For people, the last round and the first coordinate, in 100 columns unless measures are named.\n"
@@ -67,55 +108,8 @@ def _add_table(verbs: Any) -> None:
     parser.add_argument("--descending", action="store_true", help="with --sort: largest first")
 
 
-def _add_compare(verbs: Any) -> None:
-    text = (
-        "compare two studies cell by cell\n\n"
-        "Coverage and length at the last round of the cells that both have, farthest apart first, with\n"
-        "combined standard errors: those of paired differences where both saw the same draws."
-    )
-    examples = "jaxlsgd compare new old\njaxlsgd compare new old --format csv > differences.csv"
-    parser = add_verb(verbs, "compare", compare, text, examples)
-    parser.add_argument("directory", metavar="DIR")
-    parser.add_argument("other", metavar="OTHER")
-    formats = ("text", "markdown", "csv")
-    parser.add_argument("--format", choices=formats, default="text", help="default: text")
-
-
-def _add_failures(verbs: Any) -> None:
-    text = (
-        "list the replications that failed, with cause and number\n\n"
-        "One line per cell, method and cause, at the last round. 'jaxlsgd replay' shows the path of a\n"
-        "replication. A failed replication counts as an outcome: it is never drawn again."
-    )
-    examples = "jaxlsgd failures results\njaxlsgd failures results --cell linear-c5"
-    parser = add_verb(verbs, "failures", failures, text, examples)
-    parser.add_argument("directory", metavar="DIR")
-    parser.add_argument("--cell", metavar="PART", help="only cells with this in their id")
-
-
-def _add_export(verbs: Any) -> None:
-    text = (
-        "write the rows of all replications for another program\n\n"
-        "Parquet and CSV have one line per cell, method, saved round, level, coordinate and replication;\n"
-        "netCDF has arrays with these dimensions. The file is written whole or not at all. Parquet and\n"
-        "netCDF need the extra 'tables'."
-    )
-    examples = (
-        "jaxlsgd export results --format parquet\n"
-        "jaxlsgd export results --format netcdf -o rows.nc --force"
-    )
-    parser = add_verb(verbs, "export", export, text, examples)
-    parser.add_argument("directory", metavar="DIR")
-    parser.add_argument(
-        "--format", choices=tuple(_ENDINGS), default="parquet", help="default: parquet"
-    )
-    parser.add_argument("-o", "--out", metavar="FILE", help="default: DIR/rows.FORMAT")
-    parser.add_argument("--cell", metavar="PART", help="only cells with this in their id")
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
-
-
 def table(arguments: argparse.Namespace) -> int:
-    """Prints a table of all cells, or of those that are named."""
+    """Print a table of all cells, or of the chosen ones."""
     from jaxlsgd.report import tables
     from jaxlsgd.report.tables import Selection
 
@@ -143,8 +137,22 @@ def table(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _add_compare(verbs: Verbs) -> None:
+    text = (
+        "compare two studies cell by cell\n\n"
+        "Coverage and length at the last round of the cells that both have, farthest apart first, with\n"
+        "combined standard errors: those of paired differences if both have the same draws."
+    )
+    examples = "jaxlsgd compare new old\njaxlsgd compare new old --format csv > differences.csv"
+    parser = add_verb(verbs, "compare", compare, text, examples)
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("other", metavar="OTHER")
+    formats = ("text", "markdown", "csv")
+    parser.add_argument("--format", choices=formats, default="text", help="default: text")
+
+
 def compare(arguments: argparse.Namespace) -> int:
-    """Prints where two studies differ."""
+    """Print where two studies differ."""
     from jaxlsgd.report import comparison
     from jaxlsgd.study.store.reader import Results
 
@@ -154,8 +162,20 @@ def compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _add_failures(verbs: Verbs) -> None:
+    text = (
+        "list the replications that failed, with cause and number\n\n"
+        "One line per cell, method and cause, at the last round. 'jaxlsgd replay' shows the path of a\n"
+        "replication. A failed replication counts as an outcome: it is never drawn again."
+    )
+    examples = "jaxlsgd failures results\njaxlsgd failures results --cell linear-c5"
+    parser = add_verb(verbs, "failures", failures, text, examples)
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("--cell", metavar="PART", help="only cells with this in their id")
+
+
 def failures(arguments: argparse.Namespace) -> int:
-    """Lists failed replications."""
+    """List failed replications."""
     from jaxlsgd.analysis import failures as analysis
     from jaxlsgd.study.store.reader import Results
 
@@ -171,23 +191,42 @@ def failures(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def export(arguments: argparse.Namespace) -> int:
-    """Writes all rows to one file."""
-    from pathlib import Path
+def _add_export(verbs: Verbs) -> None:
+    text = (
+        "write the rows of all replications for another program\n\n"
+        "Parquet and CSV have one line per cell, method, saved round, level, coordinate and replication;\n"
+        "netCDF has arrays with these dimensions. The file is written whole or not at all. Parquet and\n"
+        "netCDF need the extra 'tables'."
+    )
+    examples = (
+        "jaxlsgd export results --format parquet\n"
+        "jaxlsgd export results --format netcdf -o rows.nc --force"
+    )
+    parser = add_verb(verbs, "export", export, text, examples)
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument(
+        "--format", choices=tuple(_ENDINGS), default="parquet", help="default: parquet"
+    )
+    parser.add_argument("-o", "--out", metavar="FILE", help="default: DIR/rows.FORMAT")
+    parser.add_argument("--cell", metavar="PART", help="only cells with this in their id")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
 
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write all rows to one file."""
     from jaxlsgd.report import export as report
 
     default = Path(arguments.directory) / f"rows.{_ENDINGS[arguments.format]}"
     out = Path(arguments.out or default)
     if arguments.out:
-        check_output(out)  # before all rows are read
+        check_output(out)  # before reading all rows
     rows = read_rows(arguments.directory, arguments.cell)
     print(report.write(rows, out, arguments.format, force=arguments.force))
     return 0
 
 
 def read_rows(directory: str, part: str | None = None) -> list[CellRows]:
-    """The rows of every cell with this in its id, with a note on stderr if some are missing."""
+    """Return the rows of every cell with this part in its id; note on stderr if replications are missing."""
     from jaxlsgd.study.store.files import StoreError
     from jaxlsgd.study.store.reader import Results
 
@@ -207,7 +246,7 @@ def read_rows(directory: str, part: str | None = None) -> list[CellRows]:
 
 
 def _chosen(results: Results, part: str | None) -> list[str]:
-    """The ids of the cells that have this in them."""
+    """Return the ids of cells with this part in them."""
     chosen = [cell for cell in results.cells() if (part or "") in cell]
     if not chosen:
         cells = ", ".join(results.cells()[:10])
@@ -215,29 +254,7 @@ def _chosen(results: Results, part: str | None) -> list[str]:
     return chosen
 
 
-FIGURES = ("coverage", "tradeoff")
-
-
-def add_verbs(verbs: Any) -> None:
-    """Declares the verbs."""
-    parser = add_verb(
-        verbs,
-        "status",
-        status,
-        "show how much of a study is done, even while it runs",
-        "jaxlsgd status results",
-    )
-    parser.add_argument("directory", metavar="DIR")
-    _add_table(verbs)
-    _add_compare(verbs)
-    _add_failures(verbs)
-    _add_export(verbs)
-    _add_plot(verbs)
-    _add_report(verbs)
-    _add_replay(verbs)
-
-
-def _add_plot(verbs: Any) -> None:
+def _add_plot(verbs: Verbs) -> None:
     text = "plot coverage, length and error against rounds (needs the extra 'plots')"
     examples = (
         "jaxlsgd plot results --out figures\n"
@@ -259,10 +276,49 @@ def _add_plot(verbs: Any) -> None:
     )
 
 
-def _add_report(verbs: Any) -> None:
+def plot(arguments: argparse.Namespace) -> int:
+    """Draw all cells."""
+    rows = read_rows(arguments.directory, arguments.cell)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("figures need matplotlib: pip install 'jaxlsgd[plots]'") from error
+    from jaxlsgd.report import figures
+    from jaxlsgd.study.store.files import refuse_link
+
+    out = Path(arguments.out or Path(arguments.directory) / "figures")
+    if not arguments.out:
+        refuse_link(out)
+    if arguments.figure:
+        look = {"format": arguments.format, "width": arguments.width}
+        print(figures.save_for_print(rows, out, arguments.figure, **look))
+        return 0
+    for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory)):
+        print(path)
+    return 0
+
+
+def _warmup(directory: str) -> Callable[[dict[str, Any]], int]:
+    """Return a function from a row to the warm-up rounds of its cell."""
+    from jaxlsgd.study.store.reader import Results
+
+    names = ("problem", "algorithm", "schedule")
+    cells: dict[Any, list[CellSpec]] = {}
+    for cell in Results(directory).study.cells:
+        cells.setdefault(tuple(getattr(cell, name).name for name in names), []).append(cell)
+
+    def rounds(row: dict[str, Any]) -> int:
+        plans = [cell.plan() for cell in cells[tuple(row[name] for name in names)]]
+        found = [plan for plan in plans if plan.num_steps == row["num_steps"]]
+        return found[0].warmup_rounds
+
+    return rounds
+
+
+def _add_report(verbs: Verbs) -> None:
     text = (
         "write one HTML file with findings, figures and numbers\n\nIt needs no network and nothing "
-        "beside it, so that it can be sent or archived. A study that runs or was stopped says so."
+        "beside it, so that it can be sent or archived. It states whether the study is complete."
     )
     examples = "jaxlsgd report results\njaxlsgd report new old -o report.html"
     parser = add_verb(verbs, "report", report, text, examples)
@@ -271,7 +327,18 @@ def _add_report(verbs: Any) -> None:
     parser.add_argument("-o", "--out", metavar="FILE", help="default: DIR/report.html")
 
 
-def _add_replay(verbs: Any) -> None:
+def report(arguments: argparse.Namespace) -> int:
+    """Write the page of a study."""
+    from jaxlsgd.report import page
+    from jaxlsgd.study.store.reader import Results
+
+    out = Path(arguments.out or Path(arguments.directory) / "report.html")
+    other = Results(arguments.other) if arguments.other else None
+    print(page.write(Results(arguments.directory), out, other))
+    return 0
+
+
+def _add_replay(verbs: Verbs) -> None:
     text = (
         "run one replication again and show its path\n\nIts last round is compared with the stored "
         "row; the exit code is 1 if they disagree."
@@ -295,83 +362,8 @@ def _add_replay(verbs: Any) -> None:
     add_import(parser)
 
 
-def status(arguments: argparse.Namespace) -> int:
-    """Prints how much of each cell is done."""
-    from jaxlsgd.study.store.reader import Results
-
-    results = Results(arguments.directory)
-    counts = results.counts()
-    width = max(len(cell) for cell in counts)
-    for cell, count in counts.items():
-        print(f"{cell:<{width}}  {count.replications:>9,} / {count.wanted:,}")
-    tiles = sum(count.tiles for count in counts.values())
-    wanted = sum(count.tiles_wanted for count in counts.values())
-    complete = sum(count.tiles == count.tiles_wanted for count in counts.values())
-    if accepted := results.manifest.get("accepted"):
-        print(
-            f"rows of {len(accepted) + 1} versions of the code, as accepted with --allow-other-code"
-        )
-    now = "a run is writing" if results.running() else "no run is writing"
-    print(f"cells {complete}/{len(counts)}, tiles {tiles}/{wanted} ({tiles / wanted:.0%}); {now}")
-    return 0
-
-
-def plot(arguments: argparse.Namespace) -> int:
-    """Draws all cells."""
-    from pathlib import Path
-
-    rows = read_rows(arguments.directory, arguments.cell)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'jaxlsgd[plots]'") from error
-    from jaxlsgd.report import figures, publication
-    from jaxlsgd.study.store.files import refuse_link
-
-    out = Path(arguments.out or Path(arguments.directory) / "figures")
-    if not arguments.out:
-        refuse_link(out)
-    if arguments.figure:
-        look = {"format": arguments.format, "width": arguments.width}
-        print(publication.save(rows, out, arguments.figure, **look))
-        return 0
-    for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory)):
-        print(path)
-    return 0
-
-
-def _warmup(directory: str) -> Callable[[dict[str, Any]], int]:
-    """Rounds of warm-up of the cell that a row is from."""
-    from jaxlsgd.study.store.reader import Results
-
-    names = ("problem", "algorithm", "schedule")
-    cells: dict[Any, list[CellSpec]] = {}
-    for cell in Results(directory).study.cells:
-        cells.setdefault(tuple(getattr(cell, name).name for name in names), []).append(cell)
-
-    def rounds(row: dict[str, Any]) -> int:
-        plans = [cell.plan() for cell in cells[tuple(row[name] for name in names)]]
-        found = [plan for plan in plans if plan.num_steps == row["num_steps"]]
-        return found[0].warmup_rounds
-
-    return rounds
-
-
-def report(arguments: argparse.Namespace) -> int:
-    """Writes the page of a study."""
-    from pathlib import Path
-
-    from jaxlsgd.report import page
-    from jaxlsgd.study.store.reader import Results
-
-    out = Path(arguments.out or Path(arguments.directory) / "report.html")
-    other = Results(arguments.other) if arguments.other else None
-    print(page.write(Results(arguments.directory), out, other))
-    return 0
-
-
 def replay(arguments: argparse.Namespace) -> int:
-    """Runs one replication again."""
+    """Run one replication again, and compare it with the stored row."""
     from jaxlsgd.study.store.reader import Results
 
     results = Results(arguments.directory)

@@ -1,93 +1,55 @@
-"""The arguments of `jaxlsgd reproduce`, without the modules that do it."""
+"""Verbs that make or run a study: init, kinds, plan, run, reproduce.
+
+Modules that import JAX are imported by the functions that need them, so that `--help` does not wait for it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import (
+    Verbs,
     add_import,
     add_other_code,
     add_verb,
+    integer,
     load_imports,
     positive,
     seconds,
     share,
 )
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import plural
 from jaxlsgd.core.storage import check_output
 from jaxlsgd.report.paper.printed import HORIZONS, TARGETS
 
 if TYPE_CHECKING:
+    from jaxlsgd.study.forecast import Times
     from jaxlsgd.study.progress import Stop
     from jaxlsgd.study.runner import Outcome
-
-
-_LARGEST_SEED = 2**32 - 1
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `jaxlsgd reproduce` to a parser."""
-    parser.add_argument("target", choices=(*TARGETS, "all"), help="what to reproduce")
-    parser.add_argument(
-        "--replications",
-        type=_several,
-        default=1_000,
-        metavar="N",
-        help="runs per cell (paper: 1000)",
-    )
-    parser.add_argument(
-        "--horizons",
-        type=_several,
-        nargs="+",
-        default=HORIZONS,
-        metavar="STEPS",
-        help="observations per client t_T; figures use at most the largest (default: the paper's)",
-    )
-    parser.add_argument("--seed", type=_seed, default=0, help="seed of all draws (default 0)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("reproduction"),
-        metavar="DIR",
-        help="where to write (default: reproduction)",
-    )
-    add_other_code(parser)
-    parser.add_argument(
-        "--quiet", action="store_true", help="print no progress and no counts of tiles"
-    )
-
-
-def _several(text: str) -> int:
-    if (value := positive(text)) < 2:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 2, got {text!r}")
-    return value
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) > _LARGEST_SEED:
-        rule = f"must be an integer from 0 to {_LARGEST_SEED}"
-        raise argparse.ArgumentTypeError(f"{rule}, got {text!r}")
-    return int(text)
-
+    from jaxlsgd.study.study import Study
 
 VERBS = ("init", "kinds", "plan", "run", "reproduce")
 _HOW_TO_NAME = """
 In a study file, give a name alone, or a table with arguments:
   problems = ["paper-linear", {kind = "linear", dim = 5, num_clients = 10, gamma0 = 0.5}]
   schedules = ["C5", {family = "power", beta = "1/4"}]"""
-# Ctrl-C, a batch system's end, a closed terminal, and the warning that SLURM can send before the end.
+# Ctrl-C, the end of a batch job, a closed terminal, and SLURM's optional warning before the end.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _TEMPLATES = {False: "template.toml", True: "paper.toml"}
 
 
-def add_verbs(verbs: Any) -> None:
-    """Declares the verbs."""
+def add_verbs(verbs: Verbs) -> None:
+    """Declare the verbs."""
     _add_init(verbs)
     _add_kinds(verbs)
     _add_plan(verbs)
@@ -95,7 +57,7 @@ def add_verbs(verbs: Any) -> None:
     _add_reproduce(verbs)
 
 
-def _add_init(verbs: Any) -> None:
+def _add_init(verbs: Verbs) -> None:
     text = "write a commented study file to edit\n\nAn existing file is never overwritten."
     examples = "jaxlsgd init study.toml\njaxlsgd init --paper paper.toml"
     parser = add_verb(verbs, "init", init, text, examples)
@@ -105,7 +67,49 @@ def _add_init(verbs: Any) -> None:
     )
 
 
-def _add_plan(verbs: Any) -> None:
+def init(arguments: argparse.Namespace) -> int:
+    """Write a study file to start from."""
+    import jaxlsgd.study
+
+    folder, path = Path(jaxlsgd.study.__file__).parent, Path(arguments.path)
+    check_output(path)
+    content = (folder / _TEMPLATES[arguments.paper]).read_text(encoding="utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(content)
+    except FileExistsError:
+        raise ValueError(f"{path} already exists; choose another name") from None
+    print(f"wrote {path}; next: jaxlsgd plan {path}")
+    return 0
+
+
+def _add_kinds(verbs: Verbs) -> None:
+    text = (
+        "list the problems, methods, algorithms and schedules that a study file can name\n\n"
+        "Each comes with the arguments of its builder. To add kinds of your own, register them with\n"
+        "@jaxlsgd.register in a Python file, and load it with --import."
+    )
+    parser = add_verb(verbs, "kinds", kinds, text, "jaxlsgd kinds\njaxlsgd kinds --import mine.py")
+    add_import(parser)
+
+
+def kinds(arguments: argparse.Namespace) -> int:
+    """Print what a study file can name."""
+    load_imports(arguments)
+    from jaxlsgd.core import registry
+    from jaxlsgd.study import imports  # noqa: F401  registers the kinds of the package
+
+    for role in registry.ROLES:
+        print(f"{role}s")
+        for kind in registry.kinds(role).values():
+            print(f"  {kind.name}: {kind.summary}")
+            if takes := kind.signature():
+                print(textwrap.indent(textwrap.fill(takes, 94), " " * 6))
+    print(_HOW_TO_NAME)
+    return 0
+
+
+def _add_plan(verbs: Verbs) -> None:
     text = (
         "estimate what a study will cost before it runs\n\n"
         "Prints cells, tiles, compiled programs, memory, time and the Monte-Carlo standard error of\n"
@@ -122,12 +126,113 @@ def _add_plan(verbs: Any) -> None:
         "--devices", type=positive, help="number of devices to plan for (default: cores here)"
     )
     parser.add_argument(
-        "--rate", type=positive, help="client-steps per second per device: believed, not measured"
+        "--rate",
+        type=positive,
+        help="client-steps per second per device, instead of measuring them",
     )
     add_import(parser)
 
 
-def _add_run(verbs: Any) -> None:
+def plan(arguments: argparse.Namespace) -> int:
+    """Print a forecast of what a study costs."""
+    import jax
+
+    from jaxlsgd.engine import machine
+
+    machine.prepare()  # before anything can create an array
+    load_imports(arguments)
+    from jaxlsgd.study import forecast
+    from jaxlsgd.study.study import Study
+
+    study = Study.from_toml(arguments.study)
+    with _naming(arguments.study):
+        if arguments.mcse is not None:
+            forecast.replications_for(0.95, arguments.mcse)  # refuse it before anything is measured
+        devices = arguments.devices or len(jax.local_devices())
+        times, how = _times(study, arguments.rate, devices)
+        lines = list(_plan_lines(study, times, how, devices, arguments.mcse))
+    print("\n".join(f"{name:<24}{value}" for name, value in lines))
+    return 0
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Add the name of the study file to refusals."""
+    from jaxlsgd.study.executors.dask import ClusterError
+
+    try:
+        yield
+    except ClusterError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _plan_lines(
+    study: Study, times: Times | None, how: str, devices: int, error: float | None
+) -> Iterator[tuple[str, str]]:
+    from jaxlsgd.study import forecast
+    from jaxlsgd.study.progress import duration
+
+    found = forecast.forecast(study)
+    yield "cells", f"{found.cells:,}"
+    yield "replications", f"{study.replications:,} per cell"
+    yield "tiles", f"{found.tiles:,} of {study.tile_size} replications each"
+    if found.idle_share > 0.1:
+        full = study.tiles_per_cell * study.tile_size
+        yield "", f"({full:,} replications would take no longer, as every tile runs at full width)"
+    yield "compiled programs", f"about {found.programs}"
+    yield from _memory_lines(study, devices)
+    yield "work", f"{found.work:.3g} client-steps"
+    if times is None:
+        yield "time", f"not measured: {how}"
+    else:
+        yield "time", f"about {duration(times.total)} {how}"
+        parts = times._asdict().items()
+        yield "", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts if seconds >= 0.5)
+    for level in study.levels:
+        got = forecast.standard_error(level, study.replications)
+        yield f"MC error at {level:g}", f"{got:.4f} with {study.replications:,} replications"
+        if error is not None:
+            yield "", f"{error:g} needs {forecast.replications_for(level, error):,} replications"
+
+
+def _memory_lines(study: Study, devices: int) -> Iterator[tuple[str, str]]:
+    """Yield how much memory a study needs, what for, and whether it fits."""
+    import jax
+
+    from jaxlsgd.study import forecast
+
+    device = jax.local_devices()[0]
+    need, room = forecast.memory(study, devices, device.platform), forecast.Room.of(device)
+    has = "" if room.host is None else f"; this machine has {room.host / 1e6:,.0f} MB"
+    yield "memory", f"about {need.host / 1e6:,.0f} MB{has}"
+    yield "", str(need)
+    if lack := room.lacks(need):
+        sure = room.lacks(need, slack=forecast.FORECAST_ERROR)
+        yield "", f"{'does' if sure else 'may'} not fit: {lack}"
+        yield "", forecast.what_fits(study, room, devices, device.platform)
+
+
+def _times(study: Study, rate: int | None, devices: int) -> tuple[Times | None, str]:
+    """Return the forecast times, or None if a trial does not fit in memory, and where they come from."""
+    from jaxlsgd.study import forecast, jobs
+
+    if rate is not None:
+        jobs.check(study)
+        speed = f"{rate / 1e6:.3g} million client-steps per second per device"
+        return forecast.forecast(study).times(rate, devices), f"at {speed} (given)"
+    import jax
+
+    local = jax.local_devices()[:devices]
+    need = forecast.memory(study, len(local), local[0].platform)
+    if forecast.Room.of(local[0]).lacks(need):
+        jobs.check(study)
+        return None, "a trial does not fit in memory"
+    return forecast.measured(study, local, devices), f"on {devices} devices (measured)"
+
+
+def _add_run(verbs: Verbs) -> None:
     text = (
         "run a study, or what is missing of it\n\n"
         "Every finished tile of replications is kept: the same command resumes a study, and more\n"
@@ -167,7 +272,9 @@ def _add_run(verbs: Any) -> None:
         "JAX_NUM_PROCESSES and JAX_PROCESS_ID); the first of them writes",
     )
     parser.add_argument(
-        "--replications", type=positive, help="use this many, whatever the study file says"
+        "--replications",
+        type=positive,
+        help="use this many, instead of the number in the study file",
     )
     parser.add_argument(
         "--fresh", action="store_true", help="refuse a DIR that already holds a study"
@@ -179,169 +286,9 @@ def _add_run(verbs: Any) -> None:
     add_import(parser)
 
 
-def _add_kinds(verbs: Any) -> None:
-    text = (
-        "list the problems, methods, algorithms and schedules that a study file can name\n\n"
-        "Each comes with the arguments of its builder. To add kinds of your own, register them with\n"
-        "@jaxlsgd.register in a Python file, and load it with --import."
-    )
-    parser = add_verb(verbs, "kinds", kinds, text, "jaxlsgd kinds\njaxlsgd kinds --import mine.py")
-    add_import(parser)
-
-
-def _add_reproduce(verbs: Any) -> None:
-    text = (
-        "reproduce the paper's tables and figures, next to the printed ones\n\n"
-        "Tables 3 and 4 are made from one study, and Figures 1 to 3 from another. Both are kept as\n"
-        "ordinary studies in DIR/study-tables and DIR/study-figures: the same command again resumes,\n"
-        "more replications extend them, and 'jaxlsgd status' and 'jaxlsgd table' read them. Other\n"
-        "horizons or another seed need another DIR. DIR/reproduction.md holds all that was made there."
-    )
-    examples = "jaxlsgd reproduce all --out paper\njaxlsgd reproduce table4 --replications 200"
-    parser = add_verb(verbs, "reproduce", reproduce, text, examples)
-    add_arguments(parser)
-
-
-def init(arguments: argparse.Namespace) -> int:
-    """Writes a study file to start from."""
-    import jaxlsgd.study
-
-    folder, path = Path(jaxlsgd.study.__file__).parent, Path(arguments.path)
-    check_output(path)
-    content = (folder / _TEMPLATES[arguments.paper]).read_text(encoding="utf-8")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(content)
-    except FileExistsError:
-        raise ValueError(f"{path} already exists; choose another name") from None
-    print(f"wrote {path}; next: jaxlsgd plan {path}")
-    return 0
-
-
-def kinds(arguments: argparse.Namespace) -> int:
-    """Prints what a study file can name."""
-    import textwrap
-
-    load_imports(arguments)
-    from jaxlsgd.core import registry
-    from jaxlsgd.study import imports as known  # noqa: F401  registers those of the package
-
-    for role in registry.ROLES:
-        print(f"{role}s")
-        for kind in registry.kinds(role).values():
-            print(f"  {kind.name}: {kind.summary}")
-            if takes := kind.signature():
-                print(
-                    textwrap.fill(takes, 100, initial_indent="      ", subsequent_indent="      ")
-                )
-    print(_HOW_TO_NAME)
-    return 0
-
-
-def plan(arguments: argparse.Namespace) -> int:
-    """Prints a forecast."""
-    import jax
-
-    from jaxlsgd.engine import machine
-
-    machine.prepare()  # before anything can create an array
-    load_imports(arguments)
-    from jaxlsgd.study import forecast
-    from jaxlsgd.study.study import Study
-
-    study = Study.from_toml(arguments.study)
-    with _naming(arguments.study):
-        if arguments.mcse is not None:
-            forecast.replications_for(0.95, arguments.mcse)  # refused before anything is measured
-        devices = arguments.devices or len(jax.local_devices())
-        times, how = _times(study, arguments.rate, devices)
-        lines = list(_plan_lines(study, times, how, devices, arguments.mcse))
-    print("\n".join(f"{name:<24}{value}" for name, value in lines))
-    return 0
-
-
-@contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Adds the name of the study file to what is refused."""
-    from jaxlsgd.study.executors.dask import ClusterError
-
-    try:
-        yield
-    except ClusterError:
-        raise
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _plan_lines(
-    study: Any, times: Any, how: str, devices: int, error: float | None
-) -> Iterator[tuple[str, str]]:
-    from jaxlsgd.study import forecast
-    from jaxlsgd.study.progress import duration
-
-    found = forecast.forecast(study)
-    yield "cells", f"{found.cells:,}"
-    yield "replications", f"{study.replications:,} per cell"
-    yield "tiles", f"{found.tiles:,} of {study.tile_size} replications each"
-    if found.idle_share > 0.1:
-        full = study.tiles_per_cell * study.tile_size
-        yield "", f"({full:,} replications would take no longer, as every tile runs at full width)"
-    yield "compiled programs", f"about {found.programs}"
-    yield from _memory_lines(study, devices)
-    yield "work", f"{found.work:.3g} client-steps"
-    if times is None:
-        yield "time", f"not measured: {how}"
-    else:
-        yield "time", f"about {duration(times.total)} {how}"
-        parts = times._asdict().items()
-        yield "", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts if seconds >= 0.5)
-    for level in study.levels:
-        got = forecast.standard_error(level, study.replications)
-        yield f"MC error at {level:g}", f"{got:.4f} with {study.replications:,} replications"
-        if error is not None:
-            yield "", f"{error:g} needs {forecast.replications_for(level, error):,} replications"
-
-
-def _memory_lines(study: Any, devices: int) -> Iterator[tuple[str, str]]:
-    """What a study needs in memory, of what that consists, and whether it is there."""
-    import jax
-
-    from jaxlsgd.study import forecast
-
-    device = jax.local_devices()[0]
-    need, room = forecast.memory(study, devices, device.platform), forecast.Room.of(device)
-    has = "" if room.host is None else f"; this machine has {room.host / 1e6:,.0f} MB"
-    yield "memory", f"about {need.host / 1e6:,.0f} MB{has}"
-    yield "", str(need)
-    if lack := room.lacks(need):
-        sure = room.lacks(need, slack=forecast.FORECAST_ERROR)
-        yield "", f"{'does' if sure else 'may'} not fit: {lack}"
-        yield "", forecast.what_fits(study, room, devices, device.platform)
-
-
-def _times(study: Any, rate: int | None, devices: int) -> tuple[Any, str]:
-    """What a study will take, or None if a trial does not fit in memory, and how that is known."""
-    from jaxlsgd.study import forecast, jobs
-
-    if rate is not None:
-        jobs.check(study)
-        speed = f"{rate / 1e6:.3g} million client-steps per second per device"
-        return forecast.forecast(study).times(rate, devices), f"at {speed} (given)"
-    import jax
-
-    local = jax.local_devices()[:devices]
-    need = forecast.memory(study, len(local), local[0].platform)
-    if forecast.Room.of(local[0]).lacks(need):
-        jobs.check(study)
-        return None, "a trial does not fit in memory"
-    return forecast.measured(study, local, devices), f"on {devices} devices (measured)"
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Runs a study."""
-    import dataclasses
-
-    _start_jax(arguments)  # before anything can create an array: own kinds, the problems
+    """Run a study."""
+    _start_jax(arguments)  # before kinds of the user's own or problems can create an array
     load_imports(arguments)
     from jaxlsgd.study import progress
     from jaxlsgd.study.progress import Stop
@@ -360,25 +307,46 @@ def run(arguments: argparse.Namespace) -> int:
             fresh=arguments.fresh,
             allow_other_code=arguments.allow_other_code,
         )
-    if not arguments.distributed or _leads():
+    if not arguments.distributed or _is_first_process():
         _print_outcome(outcome, arguments.out, arguments.quiet)
     return outcome.exit_code
 
 
 def _print_outcome(outcome: Outcome, directory: str, quiet: bool) -> None:
-    """Prints how a run ended; with --quiet only if rows are missing."""
+    """Print how a run ended; with --quiet only if rows are missing."""
     if not quiet or outcome.exit_code:
         print(_outcome(outcome, directory))
 
 
-def _leads() -> bool:
+def _outcome(outcome: Outcome, directory: str) -> str:
+    from jaxlsgd.study.progress import duration
+
+    made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
+    if total := outcome.tally.total():
+        made += f"; {total}"
+    if outcome.lost:
+        gone = plural(len(outcome.lost), "tile")
+        which = ", ".join(outcome.lost[:5]) + (", …" if len(outcome.lost) > 5 else "")
+        return (
+            f"failed: {gone} committed before or by this run are missing from {directory} ({which}); "
+            f"run the same command again, which computes them; {made}"
+        )
+    if outcome.errors:
+        cells = plural(len(outcome.errors), "cell")
+        return f"failed: {cells}; {made}, all other rows are in {directory}"
+    if outcome.tiles_left:
+        return f"partial: {made}, {outcome.tiles_left} left; the same command resumes"
+    return f"done: {made}; next: jaxlsgd table {directory}"
+
+
+def _is_first_process() -> bool:
     import jax
 
     return jax.process_index() == 0
 
 
 def _start_jax(arguments: argparse.Namespace) -> None:
-    """Sets up JAX, which reads its settings once, when it creates its first array."""
+    """Set up JAX, which reads its settings once, when it creates its first array."""
     import jax
 
     from jaxlsgd.engine import distributed, machine
@@ -387,7 +355,7 @@ def _start_jax(arguments: argparse.Namespace) -> None:
         if arguments.distributed:
             raise ValueError("--distributed: must not be given with --dask")
         if not os.environ.get("JAX_PLATFORMS"):
-            jax.config.update("jax_platforms", "cpu")  # a GPU's memory is for the workers
+            jax.config.update("jax_platforms", "cpu")  # leave a GPU's memory to the workers
         return
     machine.prepare(arguments.devices and min(arguments.devices, machine.most_cpu_devices()))
     if arguments.distributed:
@@ -396,7 +364,7 @@ def _start_jax(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Where to run: devices of this process or of several joined ones, or a Dask cluster."""
+    """Yield where to run: on devices of this process or of joined processes, or on a Dask cluster."""
     if arguments.dask is None:
         import jax
 
@@ -414,19 +382,18 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _check_devices(wanted: int | None) -> None:
-    """Refuses far more devices than cores: each takes memory and time to compile, and none is faster."""
-    from jaxlsgd.core import checks
+    """Refuse far more devices than cores: each costs memory and compile time, and none is faster."""
     from jaxlsgd.engine import machine
 
     most = machine.most_cpu_devices()
     if wanted is not None and wanted > most:
         hint = f"; there are {machine.cores()} cores here"
-        raise checks.refusal("--devices", f"be at most {most}", wanted, hint)
+        raise refusal("--devices", f"be at most {most}", wanted, hint)
 
 
 @contextlib.contextmanager
 def _signals(stop: Stop) -> Iterator[None]:
-    """Lets a run end in an orderly way at any of these signals."""
+    """Let signals that end a process stop a run in an orderly way."""
     before = {number: signal.signal(number, stop) for number in _ENDING}
     try:
         yield
@@ -435,43 +402,66 @@ def _signals(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _outcome(outcome: Outcome, directory: str) -> str:
-    from jaxlsgd.core.display import plural
-    from jaxlsgd.study.progress import duration
-
-    made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
-    if told := outcome.tally.total():
-        made += f"; {told}"
-    if outcome.lost:
-        gone = plural(len(outcome.lost), "tile")
-        which = ", ".join(outcome.lost[:5]) + (", …" if len(outcome.lost) > 5 else "")
-        return (
-            f"failed: {gone} committed before or by this run are missing from {directory} ({which}); "
-            f"run the same command again, which computes them; {made}"
-        )
-    if outcome.errors:
-        cells = plural(len(outcome.errors), "cell")
-        return f"failed: {cells}; {made}, all other rows are in {directory}"
-    if outcome.tiles_left:
-        return f"partial: {made}, {outcome.tiles_left} left; the same command resumes"
-    return f"done: {made}; next: jaxlsgd table {directory}"
+def _add_reproduce(verbs: Verbs) -> None:
+    text = (
+        "reproduce the paper's tables and figures, next to the printed ones\n\n"
+        "Tables 3 and 4 are made from one study, and Figures 1 to 3 from another. Both are kept as\n"
+        "ordinary studies in DIR/study-tables and DIR/study-figures: the same command again resumes,\n"
+        "more replications extend them, and 'jaxlsgd status' and 'jaxlsgd table' read them. Other\n"
+        "horizons or another seed need another DIR. DIR/reproduction.md holds all that was made there."
+    )
+    examples = "jaxlsgd reproduce all --out paper\njaxlsgd reproduce table4 --replications 200"
+    parser = add_verb(verbs, "reproduce", reproduce, text, examples)
+    parser.add_argument("target", choices=(*TARGETS, "all"), help="what to reproduce")
+    parser.add_argument(
+        "--replications",
+        type=integer(2),
+        default=1_000,
+        metavar="N",
+        help="runs per cell (paper: 1000)",
+    )
+    parser.add_argument(
+        "--horizons",
+        type=integer(2),
+        nargs="+",
+        default=HORIZONS,
+        metavar="STEPS",
+        help="observations per client t_T; figures use at most the largest (default: the paper's)",
+    )
+    parser.add_argument(
+        "--seed", type=integer(0, 2**32 - 1), default=0, help="seed of all draws (default 0)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("reproduction"),
+        metavar="DIR",
+        help="where to write (default: reproduction)",
+    )
+    add_other_code(parser)
+    parser.add_argument(
+        "--quiet", action="store_true", help="print no progress and no counts of tiles"
+    )
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
-    """Reproduces the paper."""
+    """Reproduce the paper's tables and figures."""
     from jaxlsgd.engine import machine
     from jaxlsgd.report.paper import reproduce as paper
     from jaxlsgd.report.paper.reproduce import Size
     from jaxlsgd.study import progress
     from jaxlsgd.study.progress import Stop
 
-    stop = Stop()  # of all studies: who has asked one to end wants no other to begin
+    stop = Stop()  # shared by all studies, so that a signal during one starts no other
 
-    def run_study(study: Any, directory: Path) -> int:
-        told = progress.for_stream(sys.stderr, arguments.quiet)
+    def run_study(study: Study, directory: Path) -> int:
         with _signals(stop):
-            other = arguments.allow_other_code
-            outcome = study.run(directory, stop=stop, progress=told, allow_other_code=other)
+            outcome = study.run(
+                directory,
+                stop=stop,
+                progress=progress.for_stream(sys.stderr, arguments.quiet),
+                allow_other_code=arguments.allow_other_code,
+            )
         _print_outcome(outcome, str(directory), arguments.quiet)
         return outcome.exit_code
 

@@ -1,1 +1,4 @@
-"""Contracts and what every room uses: problems, algorithms, estimators, rows, checks."""
+"""The contracts, and what every room uses: checks of arguments, kinds by name, files, random words, text.
+
+Start with `problem`, `algorithm` and `estimator`; `rows` is what comes out of a run.
+"""

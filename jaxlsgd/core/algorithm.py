@@ -1,15 +1,14 @@
 """The contract of a federated algorithm, written for one client and one replication.
 
-Local SGD is the algorithm that adds nothing. In round m, from the server's x̄ on, client k repeats
+In round m, client k starts from the server's x̄ and repeats
 
-    x_k ← x_k − η_m d_k,     d_k = direction(g_k, ...),     g_k = ∇f_k(x_k; ξ_k)
+    x_k ← x_k − η_m d_k,     d_k = direction(g_k, ...),     g_k = ∇f_k(x_k; ξ_k).
 
-and the server makes the next x̄ of how far the clients moved on average, Σ_k p_k (x_k − x̄), and of what
-else they send. As steps add up, Σ_k p_k x_k can be carried along with one sum over clients per step: that
-holds for every algorithm of this form, and no algorithm has to say so.
+The server then computes the next x̄ from the clients' mean movement, Σ_k p_k (x_k − x̄), and from whatever
+else they send. Local SGD is the algorithm without any additions.
 
-Where an algorithm declares a `Participation`, only n clients take part in a round, chosen anew each time, with
-weights that make every Σ right on average. The others do nothing, and nothing is computed for them.
+If an algorithm declares a `Participation`, only n clients take part in a round, chosen anew each time and
+weighted so that every Σ is unbiased. Nothing is computed for the others.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Participation:
     """How many clients take part in a round, and how they are chosen.
 
     Attributes:
-      clients: n. The chosen ones are `core.cohort.Cohort`.
-      by_weight: if so, n are drawn by p_k, with replacement, and each counts for 1/n. If not, n different
-        ones, all sets equally likely, and client k counts for p_k K/n.
+      clients: n. The chosen ones are `core.random.Cohort`.
+      by_weight: if True, n clients are drawn by p_k, with replacement, and each has weight 1/n. If False, n
+        different clients are chosen, all sets equally likely, and client k has weight p_k K/n.
     """
 
     clients: int
@@ -47,28 +46,28 @@ class Participation:
 
 
 class Round(NamedTuple):
-    """What everybody knows in round m."""
+    """What the server and all clients have in round m."""
 
-    params: Any  # (d,) x̄ where the round began
+    params: Any  # (d,) x̄ at the start of the round
     server: Any  # what the server keeps
     E: Any  # () E_m
     eta: Any  # () η_m
 
 
 class Client(NamedTuple):
-    """What client k knows."""
+    """What client k has."""
 
     x: Array  # (d,) x_k
-    local: Any  # made anew when a round begins
-    memory: Any  # lasts from round to round; changes only where a round ends
+    local: Any  # made at the start of every round
+    memory: Any  # kept between rounds; changes only at the end of a round
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
     """A federated algorithm as pure functions on flat parameter vectors (d,).
 
-    A part that is None does what Local SGD does, and costs nothing. Builders are cached
-    (`functools.cache`), because two objects with equal functions would be compiled twice.
+    A part that is None does what Local SGD does, and costs nothing. Cache builders (`functools.cache`):
+    JAX compares functions by identity, and would compile two equal algorithms twice.
 
     Example, FedProx, whose clients minimise f_k(x) + μ/2 ‖x − x̄‖²::
 
@@ -81,26 +80,25 @@ class Algorithm:
 
     Attributes:
       name: short, for tables and studies.
-      init_server: `x_0 → server`, what the server keeps; nothing if None.
+      init_server: `x_0 → server`, the server's state; nothing if None.
       init_client: `x_0 → memory`, what a client keeps from round to round; nothing if None.
-      begin: `(memory, round) → local`, what a client makes when a round begins; nothing if None.
+      begin: `(memory, round) → local`, a client's state at the start of a round; nothing if None.
       direction: `(gradient, client, round) → (d_k, local)`, one local step; the gradient if None.
       send: `(client, round) → (message, memory)`, what a client sends when a round ends; the server
         receives Σ_k p_k message. Nothing if None.
-      receive: `(moved, message, round) → (x̄, server)`, how the server takes in the mean movement
+      receive: `(moved, message, round) → (x̄, server)`, the server's update from the mean movement
         Σ_k p_k (x_k − x̄) and the mean message; x̄ + moved if None.
-      within_theory: whether the paper's theory covers it. Where it does not, intervals are measured,
-        not promised.
-      random: whether it draws. `init_server` is then called as `(x_0, key, weights)`, with the two words of a
-        threefry2x32 key of the replication's own, (2,) uint32, and with p_k, (K,); `init_client` as
+      within_theory: whether the paper's theory covers it. If not, how often intervals cover is only measured.
+      random: whether it draws random numbers. `init_server` is then called as `(x_0, key, weights)`, with the
+        two words of the replication's own threefry2x32 key, (2,) uint32, and p_k, (K,); `init_client` as
         `(x_0, k)`, with the client's number, () uint32. `algorithms.client_dropout` is an example.
       least_clients: how many clients a problem must have.
-      participation: who takes part in a round; all clients if None. Clients that are asked now and then
-        keep nothing between rounds: there is no `init_client` then.
-      sends: `d → numbers` that a client sends when a round ends, its model included. If None, d and the size of
-        its message.
+      participation: who takes part in a round; all clients if None. If only some do, clients keep nothing
+        between rounds, and `init_client` must be None.
+      sends: `d → numbers` that a client sends when a round ends, its model included. If None, d plus the size
+        of its message.
       moves_by_gradients: whether Σ_k p_k (x_k − x̄) is −η_m times the sum of the round's mean gradients, so that
-        the server has that sum without being sent it. If None, whether there is no `direction`.
+        the server can compute that sum. If None, this is so without a `direction`.
     """
 
     name: str
@@ -122,41 +120,41 @@ class Algorithm:
 
     @property
     def gradient_sum_known(self) -> bool:
-        """Whether the server can compute the sum of a round's mean gradients from how the clients moved."""
+        """Return whether the mean movement gives the sum of the round's mean gradients."""
         declared = self.moves_by_gradients
         return self.direction is None if declared is None else declared
 
     @property
     def averages(self) -> bool:
-        """Whether a round ends as in Local SGD: every client goes to Σ_k p_k x_k, and that is all."""
+        """Return whether a round ends as in Local SGD, with x̄ = Σ_k p_k x_k and nothing else."""
         return self.send is None and self.receive is None
 
     def among(self, num_clients: int) -> Algorithm:
-        """The algorithm for K clients: to ask K different ones is to ask all of them, in their order."""
+        """Return the algorithm for K clients: a choice of K different ones is no choice."""
         how = self.participation
-        everybody = how is not None and how.clients == num_clients and not how.by_weight
-        return dataclasses.replace(self, participation=None) if everybody else self
+        all_take_part = how is not None and how.clients == num_clients and not how.by_weight
+        return dataclasses.replace(self, participation=None) if all_take_part else self
 
     def stepping(self, num_clients: int) -> int:
-        """How many of K clients step in a round."""
+        """Return how many of K clients step in a round."""
         how = self.participation
         return num_clients if how is None else how.clients
 
 
 def an_algorithm(value: Any) -> Algorithm:
-    """The value, if it is an algorithm."""
+    """Return an algorithm; refuse anything else."""
     if not isinstance(value, Algorithm):
         raise refusal("algorithm", "be an algorithm such as algorithms.fedprox(mu=0.1)", value)
     return value
 
 
 def check_algorithm(algorithm: Any, dim: int, dtype: Any, num_clients: int) -> None:
-    """Refuses an algorithm whose functions do not fit together, and names the one that does not.
+    """Refuse an algorithm whose functions do not fit together, and name the function that does not.
 
-    To be called under the precision of the run.
+    Call it under the precision of the run.
 
     Args:
-      algorithm: what is checked.
+      algorithm: the algorithm.
       dim: d.
       dtype: of the parameters.
       num_clients: K.
@@ -189,7 +187,7 @@ def check_algorithm(algorithm: Any, dim: int, dtype: Any, num_clients: int) -> N
 
 
 def message_size(algorithm: Algorithm, dim: int, num_clients: int) -> int:
-    """Return how many numbers a client's message has, from the shapes that `send` returns; 0 without one."""
+    """Return how many numbers a client's message has; 0 without `send`."""
     if algorithm.send is None:
         return 0
     x, number, server, memory = _abstract(algorithm, dim, jnp.float32, num_clients)
@@ -207,14 +205,14 @@ def _check_clients(algorithm: Algorithm, num_clients: int) -> None:
         rule = f"have at least {least} clients for {algorithm.name}"
         raise refusal("problem", rule, num_clients)
     if how is not None and algorithm.init_client is not None:
-        rule = "be None where only some clients take part in a round"
+        rule = "be None if only some clients take part in a round"
         raise refusal(f"algorithm ({algorithm.name}).init_client", rule, algorithm.init_client)
 
 
 def _abstract(
     algorithm: Algorithm, dim: int, dtype: Any, num_clients: int
 ) -> tuple[Any, Any, Any, Any]:
-    """x_0, a number, what the server keeps and what a client keeps, as shapes."""
+    """Return x_0, a scalar, the server's state and a client's memory, as shapes."""
     abstract: Any = jax.ShapeDtypeStruct
     x, number = abstract((dim,), jnp.dtype(dtype)), abstract((), jnp.dtype(dtype))
     key, weights = abstract((2,), jnp.uint32), abstract((num_clients,), jnp.dtype(dtype))
@@ -225,20 +223,20 @@ def _abstract(
 
 
 def _made(algorithm: Algorithm, part: str, *arguments: Any) -> Any:
-    """Return the shapes that a function of the algorithm returns; None if it has no such function."""
+    """Return the result of a function of the algorithm as shapes; None if it has no such function."""
     function = getattr(algorithm, part)
     with blaming(function, f"`{part}` of algorithm {algorithm.name!r}"):
         return None if function is None else jax.eval_shape(function, *arguments)
 
 
 def check_same(where: str, what: str, before: Any, after: Any) -> None:
-    """Refuses a function that returns a state of another structure, or of other shapes or dtypes.
+    """Refuse a function that returns a state of another structure, or of other shapes or dtypes.
 
     Args:
-      where: which function.
+      where: name of the function.
       what: what it must return.
-      before: the state that it is given, abstract.
-      after: the state that it returns, abstract.
+      before: its argument, abstract.
+      after: its result, abstract.
     """
     structures = jax.tree.structure(before), jax.tree.structure(after)
     if structures[0] != structures[1]:
@@ -253,15 +251,7 @@ def check_same(where: str, what: str, before: Any, after: Any) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def check_measure(method: Estimator, dim: int, dtype: str) -> None:
-    """Refuses a `measure` or a `matrix` whose result has another shape, or is no result at all.
-
-    From shapes alone: otherwise this would come to light after the run.
-
-    Args:
-      method: that is checked.
-      dim: d.
-      dtype: of the run.
-    """
+    """Refuse a method whose `measure` or `matrix` returns a wrong shape or type, before it runs."""
     count = len(method.contrasts) or dim
     length = 64  # rounds of the shortest `Horizon`
 
@@ -290,19 +280,19 @@ def check_measure(method: Estimator, dim: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         x = jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype))
         plan = jax.ShapeDtypeStruct((length,), x.dtype), jax.ShapeDtypeStruct((), jnp.int32)
-        made: list[Any] = []
+        states: list[Any] = []
         for part in method.accumulators:
             with blaming(part.init, f"`init` of method {method.name!r}"):
-                made.append(jax.eval_shape(part.init, x))
-        jax.eval_shape(measure, tuple(made), *plan)
+                states.append(jax.eval_shape(part.init, x))
+        jax.eval_shape(measure, tuple(states), *plan)
         if method.matrix is not None and not method.reads_numpy:
-            jax.eval_shape(matrix, tuple(made), *plan)
+            jax.eval_shape(matrix, tuple(states), *plan)
 
 
 def _check_result(
     where: str, what: str, found: Any, shape: tuple[int, ...], truth: bool = False
 ) -> None:
-    """Refuses what is no array of real numbers of a shape; of truth values, if `truth` says so."""
+    """Refuse anything but an array of real numbers of a shape, or also of truth values if `truth`."""
     if shape == () and isinstance(found, (bool, int, float)):
         return
     if not hasattr(found, "shape") or not hasattr(found, "dtype"):

@@ -1,4 +1,4 @@
-"""What became of a replication: it completed, or it failed and there is a cause.
+"""The outcome of a replication: it completed, or it failed for a cause.
 
 Failures are outcomes: they are kept, counted and listed, and never drawn again.
 """
@@ -10,20 +10,20 @@ import enum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Healthy runs end below the loss they began with, up to noise, from however far they start.
+# A sound run ends below the loss that it began with, up to noise, however far off it starts.
 MOST_GROWTH = 100.0
 
 
 class Cause(enum.IntEnum):
-    """The outcome of a replication under one method; the first that applies, in this order.
+    """The outcome of a replication under one method.
 
-    `EXPLODED` needs no truth and no scale of the parameters: the loss at the estimate is worse than at
-    x_0 by more than `MOST_GROWTH` times the mean absolute loss at x_0, all of it on 32 observations that
-    belong to the problem (see `engine.probe`). A method that leaves the wild part of a path out, as
-    `one_step` does, is judged by its own estimate, and may complete where the others have exploded.
+    `EXPLODED` needs neither the truth nor a scale of the parameters: the loss at the estimate exceeds that at
+    x_0 by more than `MOST_GROWTH` times the mean absolute loss at x_0, both on 32 fixed observations of the
+    problem (see `engine.probe`). A method that discards the wild part of a path, as `one_step` does, is
+    judged by its own estimate, and may complete when others have exploded.
 
     `CORRECTION` is a failure of the method and not of the run: the estimate is not finite or has exploded,
-    though the path's average, which it corrects (`Measurement.path`), has not. The path has probably not arrived.
+    but the path's average, which it corrects (`Measurement.path`), has not. Usually the path has not converged.
     """
 
     COMPLETED = 0
@@ -36,12 +36,12 @@ class Cause(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """As people read it."""
+        """Return the cause in words."""
         return _TEXTS[self]
 
     @property
     def count(self) -> str:
-        """Name of the column that counts it."""
+        """Return the name of the column that counts it."""
         return f"n_{self.name.lower()}"
 
 
@@ -65,14 +65,14 @@ def causes(
     growth: ArrayLike = 0.0,
     path_growth: ArrayLike = np.nan,
 ) -> NDArray[np.uint8]:
-    """The `Cause` of every replication.
+    """Return the `Cause` of every replication.
 
     Args:
       estimate: (..., replications, coordinates).
       half_width: (..., levels, replications, coordinates).
       floored: (..., replications).
-      growth: (..., replications), how much worse the loss is than at x_0, in units of the loss there; NaN
-        where it is not a number.
+      growth: (..., replications), increase of the loss since x_0, in units of the loss there; NaN if the loss
+        is not a number.
       path_growth: (..., replications), the same at the path's average, for a method whose estimate is a
         correction of it; NaN for others.
     """

@@ -1,4 +1,4 @@
-"""The rows of a cell in one file, and what is known of them as JSON."""
+"""The rows of a cell in one file, with their description as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.core.storage import replacing
 
 FORMAT = 1
-# What a method's rows are made of, and as which numbers they are kept.
+# The arrays of a method's rows, and their types in a file.
 ARRAYS = {
     "estimate": "<f8",
     "scale": "<f8",
@@ -24,8 +24,8 @@ ARRAYS = {
     "cause": "|u1",
 }
 
-_UNSAID = (
-    "the rows were written by a version that did not say whether the verdict was measured here"
+_NOT_RECORDED = (
+    "the version that wrote the rows did not record whether the verdict was measured here"
 )
 
 
@@ -34,16 +34,7 @@ class Unfit(ValueError):
 
 
 def save(cell: CellRows, path: str | Path, *, force: bool = False) -> Path:
-    """Writes a cell whole or not at all; `load_cell` reads the same bits.
-
-    Args:
-      cell: the rows.
-      path: the file.
-      force: whether to replace a file that is there.
-
-    Returns:
-      The path.
-    """
+    """Write a cell whole or not at all, and return the path; see `CellRows.save`."""
     path = Path(path)
     about = {"format": FORMAT, "cell": about_to_json(cell)}
     header = json.dumps(about, sort_keys=True, allow_nan=False).encode()
@@ -57,10 +48,10 @@ def save(cell: CellRows, path: str | Path, *, force: bool = False) -> Path:
 
 
 def load_cell(path: str | Path) -> CellRows:
-    """The rows that `CellRows.save` wrote, to the last bit.
+    """Return the rows that `CellRows.save` wrote, to the last bit.
 
-    Nothing in the file is run or unpickled. A file that was altered or cut short is refused, and one of
-    another format.
+    Nothing in the file is run or unpickled. A file of another format, or one that was altered or cut short, is
+    refused.
 
     Args:
       path: the file.
@@ -117,7 +108,7 @@ def _rows(parts: list[Any], cell: CellRows, name: str) -> MethodRows:
 
 
 def fits(parts: list[Any], saves: int, levels: int, count: int, coordinates: int) -> bool:
-    """Whether arrays are those of a method: kinds of numbers, shapes, and causes that there are."""
+    """Return whether arrays have the types and shapes of a method's rows, and valid causes."""
     place = (saves, count, coordinates)
     shapes = [place, place, (saves, levels, count, coordinates), place[:2], place[:2]]
     found = [part.shape for part in parts], [part.dtype.str for part in parts]
@@ -125,70 +116,70 @@ def fits(parts: list[Any], saves: int, levels: int, count: int, coordinates: int
 
 
 def about_to_json(about: CellRows) -> dict[str, Any]:
-    """What a reader must know besides the rows."""
+    """Return the description of a cell: everything but its rows."""
     fields = [field.name for field in dataclasses.fields(about) if field.name != "methods"]
     content = {name: getattr(about, name) for name in fields}
     truth = {name: None if x is None else x.tolist() for name, x in about.truth.items()}
     content |= {"truth": truth}
-    # Left out if it says nothing, so that the file is what earlier versions wrote and read.
+    # Left out if empty, so that files are the same as those of earlier versions.
     errors = {name: x.tolist() for name, x in content.pop("truth_error").items()}
     return content | ({"truth_error": errors} if errors else {})
 
 
 def about_from_json(content: Any, methods: list[str]) -> CellRows:
-    """What `about_to_json` made. A checksum shows no intent, so every value is looked at."""
-    names = [field.name for field in dataclasses.fields(CellRows) if field.name != "methods"]
+    """Return what `about_to_json` described. Every value is checked, as a checksum can be forged."""
+    names = {field.name for field in dataclasses.fields(CellRows) if field.name != "methods"}
     if isinstance(content, dict):
-        # Cells of version 0.1 do not state costs, numbers sent or why a verdict is withheld, and exact
-        # truths have no error.
-        unsaid = dict.fromkeys(methods, _UNSAID) if content.get("judge") else {}
+        # Cells of version 0.1 have no costs, numbers sent or withheld verdicts, and exact truths no error.
+        withheld = dict.fromkeys(methods, _NOT_RECORDED) if content.get("judge") else {}
         absent = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], "truth_error": {}}
-        content = {**absent, "withheld": unsaid, **content}
-    if not isinstance(content, dict) or set(content) != set(names):
-        raise Unfit("it has other fields than a cell")
-    if not all(_name(content[key]) for key in ("problem", "algorithm", "schedule")):
-        raise Unfit("its names are not printable")
+        content = {**absent, "withheld": withheld, **content}
+    _require(isinstance(content, dict) and set(content) == names, "it has other fields than a cell")
+    texts = [content[key] for key in ("problem", "algorithm", "schedule")]
+    _require(all(map(_is_name, texts)), "its names are not printable")
     lengths = [content["num_steps"], content["num_rounds"]]
-    saves, steps = content["save_at"], content["steps_at"]
-    if not _whole(lengths) or not _whole(saves) or not _whole(steps) or len(saves) != len(steps):
-        raise Unfit("its rounds and steps are not whole numbers")
-    levels = content["levels"]
-    if not isinstance(levels, list) or not levels or not all(type(x) is float for x in levels):
-        raise Unfit("its levels are not numbers")
+    saves, steps, levels = content["save_at"], content["steps_at"], content["levels"]
+    whole = all(_is_list_of(values, int) for values in (lengths, saves, steps))
+    _require(whole and len(saves) == len(steps), "its rounds and steps are not whole numbers")
+    _require(_is_list_of(levels, float), "its levels are not numbers")
     labels, truth = content["coordinates"], content["truth"]
-    if not (isinstance(labels, dict) and list(labels) == methods and _all_labels(labels)):
-        raise Unfit("its coordinates are not names, method by method")
-    if not (isinstance(truth, dict) and set(truth) == set(methods)):
-        raise Unfit("its truth is not given method by method")
+    named = isinstance(labels, dict) and list(labels) == methods
+    named = named and all(
+        isinstance(x, list) and x and all(map(_is_name, x)) for x in labels.values()
+    )
+    _require(named, "its coordinates are not names, method by method")
+    by_method = isinstance(truth, dict) and set(truth) == set(methods)
+    _require(by_method, "its truth is not given method by method")
     known = {name: _truth(truth[name], len(labels[name])) for name in methods}
-    off = {
-        name: _error(x, known.get(name))
-        for name, x in _as_dict(content["truth_error"], "truth_error").items()
-    }
-    if content["judge"] not in ("", *methods):
-        raise Unfit("its judge is none of its methods")
-    errors, shown = content["standard_error"], content["labels"]
-    if not (_by_method(errors, methods, bool) and _by_method(shown, methods, str)):
-        raise Unfit("it does not say of each method what it is")
-    costs, withheld = content["costs"], content["withheld"]
-    if not _by_some(costs, methods):
-        raise Unfit("it does not say of its methods what they cost")
-    if not _by_some(withheld, methods):
-        raise Unfit("it does not say of its methods why they are not judged")
-    if not all(map(str.isprintable, (*shown.values(), *costs.values(), *withheld.values()))):
-        raise Unfit("its methods' names are not printable")
-    if not _counted(content["numbers_sent"], content["sent_under_c1"], methods, len(saves)):
-        raise Unfit("it does not say how many numbers a client sends")
-    sent = {name: tuple(counts) for name, counts in content["numbers_sent"].items()}
-    lists = {key: tuple(content[key]) for key in ("save_at", "steps_at", "levels", "sent_under_c1")}
-    named = {name: tuple(x) for name, x in labels.items()}
-    arrays = {"truth": known, "truth_error": off}
-    rest = {"coordinates": named, "numbers_sent": sent, "methods": {}}
-    return CellRows(**{**content, **lists, **arrays, **rest})
+    errors = content["truth_error"]
+    _require(isinstance(errors, dict), "its truth_error is not given method by method")
+    errors = {name: _truth_error(x, known.get(name)) for name, x in errors.items()}
+    _require(content["judge"] in ("", *methods), "its judge is none of its methods")
+    shown, costs, withheld = content["labels"], content["costs"], content["withheld"]
+    complete = _is_by_method(content["standard_error"], methods, bool)
+    complete = complete and _is_by_method(shown, methods, str)
+    _require(complete, "its methods do not all have a label and a kind of scale")
+    _require(_is_by_some(costs, methods), "its costs are not texts by method")
+    _require(_is_by_some(withheld, methods), "its withheld verdicts are not texts by method")
+    texts = [*shown.values(), *costs.values(), *withheld.values()]
+    _require(all(map(str.isprintable, texts)), "its methods' names are not printable")
+    sent, under_c1 = content["numbers_sent"], content["sent_under_c1"]
+    counted = _is_counted(sent, under_c1, methods, len(saves))
+    _require(counted, "its numbers sent are not given for every method and saved round")
+    tuples = ("save_at", "steps_at", "levels", "sent_under_c1")
+    lists: dict[str, Any] = {key: tuple(content[key]) for key in tuples}
+    lists["coordinates"] = {name: tuple(x) for name, x in labels.items()}
+    lists["numbers_sent"] = {name: tuple(x) for name, x in sent.items()}
+    return CellRows(**{**content, **lists, "truth": known, "truth_error": errors, "methods": {}})
 
 
-def _counted(sent: Any, under_c1: Any, methods: list[str], saves: int) -> bool:
-    """Whether numbers sent are given for every method and saved round, or not at all."""
+def _require(holds: object, otherwise: str) -> None:
+    if not holds:
+        raise Unfit(otherwise)
+
+
+def _is_counted(sent: Any, under_c1: Any, methods: list[str], saves: int) -> bool:
+    """Return whether numbers sent are given for every method and saved round, or not at all."""
     if sent == {} and under_c1 == []:
         return True
     if not (isinstance(sent, dict) and set(sent) == set(methods)):
@@ -202,49 +193,36 @@ def _counted(sent: Any, under_c1: Any, methods: list[str], saves: int) -> bool:
     )
 
 
-def _name(value: Any) -> bool:
+def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _by_method(values: Any, methods: list[str], kind: type) -> bool:
-    return (
-        isinstance(values, dict)
-        and set(values) == set(methods)
-        and all(type(value) is kind for value in values.values())
-    )
+def _is_list_of(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(x) is kind for x in values)
 
 
-def _by_some(values: Any, methods: list[str]) -> bool:
-    """Whether some of the methods, or none, have a text each."""
-    return isinstance(values, dict) and _by_method(values, [x for x in methods if x in values], str)
+def _is_by_method(values: Any, methods: list[str], kind: type) -> bool:
+    complete = isinstance(values, dict) and set(values) == set(methods)
+    return complete and all(type(value) is kind for value in values.values())
 
 
-def _whole(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(type(x) is int for x in values)
-
-
-def _all_labels(labels: dict[str, Any]) -> bool:
-    return all(isinstance(x, list) and x and all(map(_name, x)) for x in labels.values())
+def _is_by_some(values: Any, methods: list[str]) -> bool:
+    """Return whether the values are texts of some of the methods."""
+    some = isinstance(values, dict) and set(values) <= set(methods)
+    return some and all(type(value) is str for value in values.values())
 
 
 def _truth(values: Any, count: int) -> np.ndarray | None:
     if values is None:
         return None
-    if not isinstance(values, list) or not all(type(x) in (int, float) for x in values):
-        raise Unfit("its truth is not a list of numbers")
-    if len(values) != count:
-        raise Unfit("its truth has another length than its coordinates")
+    numbers = isinstance(values, list) and all(type(x) in (int, float) for x in values)
+    _require(numbers, "its truth is not a list of numbers")
+    _require(len(values) == count, "its truth has another length than its coordinates")
     return np.array(values, np.float64)
 
 
-def _as_dict(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Unfit(f"its {name} is not given method by method")
-    return value
-
-
-def _error(values: Any, truth: np.ndarray | None) -> np.ndarray:
-    """The standard errors of a truth."""
+def _truth_error(values: Any, truth: np.ndarray | None) -> np.ndarray:
+    """Return the standard errors of a truth."""
     if truth is None or values is None:
         raise Unfit("it has the error of a truth that it does not have")
     error = _truth(values, len(truth))

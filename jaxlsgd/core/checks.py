@@ -1,6 +1,6 @@
-"""Arguments that come from people. Every refusal reads `argument: must rule, got value`.
+"""Checks of arguments from users. Every refusal reads `argument: must rule, got value`.
 
-Nothing here imports jax, so that a study file is refused in a moment.
+Nothing here imports jax, so that a study file with a mistake is refused at once.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ LARGEST_INTERVAL = 2**31 - 1  # an interval is an int32 on the device
 MOST_REPLICATIONS = 10**8  # of a simulation or a cell: a coverage to 0.00005
 LARGEST_COUNT = 2**53
 MOST_ENTRIES = 100_000  # of a list of problems, schedules, horizons, methods or levels
-_SHOWN = 80  # characters of a refused value that a message repeats
-_DEEPEST = 8  # nesting of lists in an argument; a covariance needs 2
+_SHOWN = 80  # characters of a refused value in a message
+_DEEPEST = 8  # levels of nested lists in an argument; a covariance needs 2
 
 
 def refusal(argument: str, rule: str, value: object, hint: str = "") -> ValueError:
-    """The error for a value that breaks a rule: `raise refusal("E", "be at least 1", 0)`."""
+    """Return the error for a value that breaks a rule: `raise refusal("E", "be at least 1", 0)`."""
     return ValueError(f"{argument}: must {rule}, got {shown(value)}{hint}")
 
 
 def shown(value: object) -> str:
-    """Returns a value for a message, cut if it is long; never raises, whatever the value's `repr` does."""
+    """Return a value as text for a message, cut if it is long; never raises, even if its `repr` does."""
     try:
         text = str.__str__(value) if isinstance(value, str) else repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
         text = f"({type(value).__name__} that is too large to show)"
-    except Exception as error:  # repr is the value's own function
+    except Exception as error:  # raised by a user's `__repr__`
         text = f"({type(value).__name__} whose repr raises {type(error).__name__})"
     text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
     return repr(text) if isinstance(value, str) else text
 
 
 def nearest(value: object, known: Iterable[str]) -> str:
-    """'; did you mean …?' where a known name is near, or ''."""
+    """Return "; did you mean …?" if a known name is similar, else ""."""
     folded = {name.casefold(): name for name in known}
     text = value[:_SHOWN].casefold() if isinstance(value, str) else ""
     near = difflib.get_close_matches(text, folded, n=1, cutoff=0.5)
@@ -55,7 +55,7 @@ def nearest(value: object, known: Iterable[str]) -> str:
 def number(
     argument: str, value: Any, rule: str = "be a finite number", above: float = -math.inf
 ) -> float:
-    """A finite real number greater than `above`."""
+    """Return a finite real number greater than `above`."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
         found = float(value) if real else math.nan
@@ -67,12 +67,12 @@ def number(
 
 
 def positive(argument: str, value: Any) -> float:
-    """A finite number greater than 0."""
+    """Return a finite number greater than 0."""
     return number(argument, value, "be a finite number greater than 0", 0.0)
 
 
 def scale(argument: str, value: Any) -> float:
-    """A finite number of at least 0."""
+    """Return a finite number of at least 0."""
     found = number(argument, value, rule := "be a finite number of at least 0")
     if found < 0:
         raise refusal(argument, rule, value)
@@ -80,7 +80,7 @@ def scale(argument: str, value: Any) -> float:
 
 
 def count(argument: str, value: Any, least: int = 1, most: int = LARGEST_COUNT) -> int:
-    """An integer between two bounds."""
+    """Return an integer between two bounds."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or not least <= int(value) <= most:
         bounds = f"of at least {least}" if most == LARGEST_COUNT else f"from {least} to {most}"
@@ -89,7 +89,7 @@ def count(argument: str, value: Any, least: int = 1, most: int = LARGEST_COUNT) 
 
 
 def level(value: Any, argument: str = "level") -> float:
-    """A confidence level strictly between 0 and 1."""
+    """Return a confidence level strictly between 0 and 1."""
     found = number(argument, value, rule := "be a number strictly between 0 and 1")
     if not 0 < found < 1:
         hint = f"; did you mean {found / 100:g}?" if 1 < found < 100 else ""
@@ -98,14 +98,14 @@ def level(value: Any, argument: str = "level") -> float:
 
 
 def choice(argument: str, value: Any, known: Collection[str]) -> str:
-    """One of the known names."""
+    """Return one of the known names."""
     if not isinstance(value, str) or value not in known:
         raise refusal(argument, f"be one of {', '.join(known)}", value, nearest(value, known))
     return value
 
 
 def label(argument: str, value: Any) -> str:
-    """A name that fits in a table: printable, not blank, at most 60 characters."""
+    """Return a name that fits in a table: printable, not blank, at most 60 characters."""
     fits = isinstance(value, str) and re.fullmatch(r"\S(?:.{0,58}\S)?", value)
     if not fits or not value.isprintable():
         raise refusal(argument, "be a name of 1 to 60 printable characters", value)
@@ -113,7 +113,7 @@ def label(argument: str, value: Any) -> str:
 
 
 def distinct(argument: str, names: Iterable[Any]) -> None:
-    """Refuses a name that is given twice."""
+    """Refuse a name that is given twice."""
     seen = set()
     for i, name in enumerate(names):
         if name in seen:
@@ -123,7 +123,7 @@ def distinct(argument: str, names: Iterable[Any]) -> None:
 
 
 def known_keys(argument: str, table: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuses a table with a key that nothing reads."""
+    """Refuse a table with an unknown key."""
     for key in table:
         if key not in known:
             hint = nearest(key, known) or f"; known keys: {', '.join(sorted(known))}"
@@ -132,14 +132,14 @@ def known_keys(argument: str, table: Mapping[str, Any], known: Collection[str]) 
 
 
 def table(argument: str, value: Any, what: str) -> dict[str, Any]:
-    """A table with string keys."""
+    """Return a table with string keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise refusal(argument, f"be {what}", value)
     return dict(value)
 
 
 def sequence(argument: str, value: Any, what: str) -> list[Any]:
-    """A list or tuple that is neither empty nor absurdly long."""
+    """Return a list or tuple that has from 1 to `MOST_ENTRIES` entries."""
     if not isinstance(value, (list, tuple)) or not value:
         raise refusal(argument, f"be a list of at least one {what}", value)
     if len(value) > MOST_ENTRIES:
@@ -148,7 +148,7 @@ def sequence(argument: str, value: Any, what: str) -> list[Any]:
 
 
 def numeric(argument: str, value: Any, depth: int = 0) -> Any:
-    """A finite number, or nested lists of them as tuples."""
+    """Return a finite number, or nested lists of numbers as tuples."""
     if not isinstance(value, (list, tuple)):
         return value if type(value) is int else number(argument, value)
     if depth == _DEEPEST or not value:
@@ -157,7 +157,7 @@ def numeric(argument: str, value: Any, depth: int = 0) -> Any:
 
 
 def array(argument: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Finite numbers of the given shape, as a float64 copy."""
+    """Return finite numbers of the given shape, as a float64 copy."""
     try:
         found = np.array(value, np.float64)
     except (TypeError, ValueError) as error:
@@ -169,7 +169,7 @@ def array(argument: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float
 
 
 def finite(argument: str, value: Any) -> None:
-    """Refuses an array with a NaN or an infinity in it, and says where the first one is."""
+    """Refuse an array with a NaN or an infinity, and name the place of the first one."""
     found = np.asarray(value, np.float64)
     bad = ~np.isfinite(found)
     if bad.any():
@@ -179,7 +179,7 @@ def finite(argument: str, value: Any) -> None:
 
 
 def weights(value: Any, num_clients: int) -> NDArray[np.float64]:
-    """A distribution over the clients; uniform if None."""
+    """Return a distribution over the clients; uniform if None."""
     if value is None:
         return np.full(num_clients, 1.0 / num_clients)
     found = array("weights", value, (num_clients,))
@@ -192,7 +192,7 @@ def weights(value: Any, num_clients: int) -> NDArray[np.float64]:
 
 
 def positive_array(argument: str, values: ArrayLike) -> NDArray[Any]:
-    """A non-empty vector of finite numbers greater than 0, whatever its dtype."""
+    """Return a non-empty vector of finite numbers greater than 0, of any dtype."""
     found = np.asarray(values)
     if found.ndim != 1 or found.size == 0:
         raise refusal(argument, "be a sequence that is not empty", values)
@@ -208,7 +208,7 @@ def positive_array(argument: str, values: ArrayLike) -> NDArray[Any]:
 
 
 def interval_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
-    """A non-empty vector of integers from 1 to the largest interval."""
+    """Return a non-empty vector of integers from 1 to `LARGEST_INTERVAL`."""
     found = positive_array(argument, values)
     good = found <= LARGEST_INTERVAL
     if found.dtype.kind == "f":
@@ -220,7 +220,7 @@ def interval_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
 
 
 def contrasts(value: ArrayLike) -> tuple[tuple[float, ...], ...]:
-    """A finite matrix of full row rank, (number, d), as rows."""
+    """Return a finite matrix of full row rank, (number, d), as rows."""
     matrix = np.asarray(value, np.float64)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"contrasts: must be a matrix (number, d), got shape {matrix.shape}")
@@ -233,58 +233,57 @@ def contrasts(value: ArrayLike) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, matrix.tolist()))
 
 
-_BEGINS = "in your "
+_NOTE_START = "in your "
 
 
 @contextlib.contextmanager
 def blaming(
     function: Callable[..., Any] | None, what: str, arguments: Collection[str] = ()
 ) -> Iterator[None]:
-    """Adds a note to an error inside a user's function; its type, text and traceback stay.
+    """Add a note that names a user's function to an error raised in it; keep its type, text and traceback.
 
-    Nothing is added for functions of this package, nor to an error that has such a note already: that of the
-    innermost function is the one to read.
+    Errors in functions of this package get no note. With nested functions, the innermost one is named.
 
     Args:
-      function: that runs inside.
-      what: it is, such as "`loss` of problem 'x'".
-      arguments: names of its arguments, a refusal of one of which is no error of the function.
+      function: the function that runs in this context.
+      what: its description, such as "`loss` of problem 'x'".
+      arguments: names of its arguments; an error that refuses one of them gets no note.
     """
     try:
         yield
     except Exception as error:
-        if is_yours(function) and not note_of(error) and not refuses(error, arguments):
-            error.add_note(f"{_BEGINS}{what}{_place(error, function)}")
+        if _is_users(function) and not user_code_note(error) and not refuses(error, arguments):
+            error.add_note(f"{_NOTE_START}{what}{_place(error, function)}")
         raise
 
 
-def is_yours(function: Any) -> bool:
-    """Returns whether a function comes from outside this package."""
-    function = _plain(function)
+def _is_users(function: Any) -> bool:
+    """Return whether a function comes from outside this package."""
+    function = _unwrapped(function)
     module = getattr(function, "__module__", None) or type(function).__module__
     return function is not None and module.partition(".")[0] != __name__.partition(".")[0]
 
 
 def refuses(error: BaseException, arguments: Collection[str]) -> bool:
-    """Returns whether an error is a refusal of one of some arguments, as in `noise: must ..., got ...`."""
+    """Return whether an error refuses one of these arguments, as in `noise: must ..., got ...`."""
     first = re.split(r"[:\[]", str(error), maxsplit=1)[0]
     return isinstance(error, (ValueError, OverflowError)) and first in arguments
 
 
-def note_of(error: BaseException) -> str:
-    """Returns the note that names the user's function in which an error was raised, or ""."""
+def user_code_note(error: BaseException) -> str:
+    """Return the note by `blaming` that names the user's function in which an error was raised, or ""."""
     notes = getattr(error, "__notes__", ())
-    return next((note for note in notes if str(note).startswith(_BEGINS)), "")
+    return next((note for note in notes if str(note).startswith(_NOTE_START)), "")
 
 
-def told(error: BaseException) -> str:
-    """Returns an error in words: its type and text, behind the user's function if it was raised in one."""
-    text, note = f"{type(error).__name__}: {error}", note_of(error)
+def describe(error: BaseException) -> str:
+    """Return an error's type and text, preceded by the user's function in which it was raised."""
+    text, note = f"{type(error).__name__}: {error}", user_code_note(error)
     return f"{note}: {text}" if note else text
 
 
-def _plain(function: Any) -> Any:
-    """Returns what was written: without partial, cache, jit and self."""
+def _unwrapped(function: Any) -> Any:
+    """Return the function itself: without partial, cache, jit and self."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -297,12 +296,13 @@ def _plain(function: Any) -> Any:
 
 
 def _place(error: BaseException, function: Any) -> str:
-    """Returns the file and line: the last in the function's file on the way to the error, or where it begins."""
-    plain = _plain(function)
-    code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
+    """Return file and line: the last frame in the function's file, or else where the function begins."""
+    function = _unwrapped(function)
+    code = getattr(function, "__code__", None)
+    code = code or getattr(type(function).__call__, "__code__", None)
     if code is None:
         return ""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == code.co_filename]
-    file = code.co_filename.removeprefix("<import ").removesuffix(">")  # see study.kinds
+    file = code.co_filename.removeprefix("<import ").removesuffix(">")  # see study.imports
     return f" ({Path(file).name}, line {lines[-1] if lines else code.co_firstlineno})"

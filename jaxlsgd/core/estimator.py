@@ -1,6 +1,6 @@
-"""The contract of an interval method: statistics that it streams, and the interval they become.
+"""The contract of an interval method: the statistics that it streams, and the interval made of them.
 
-Written for one replication; the engine alone adds that dimension.
+Methods are written for one replication; only the engine adds that dimension.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Sync(NamedTuple):
-    """What the server knows when round m ends.
+    """What the server has when round m ends.
 
     `gradient` is Σ_k p_k ∇f_k(x̄; ξ^k) and `hessian` Σ_k p_k ∇²f_k(x̄; ξ^k) at the average x̄, with
-    the sample of the first local step of the next round; None unless an estimator asks for it.
+    the sample of the first local step of the next round; None unless an estimator needs it.
     """
 
     params: Params  # x̄_{t_m}
@@ -65,35 +65,34 @@ class Interval(NamedTuple):
 
     @classmethod
     def around(cls, estimate: Any, half: Any, side: str = "both") -> Interval:
-        """estimate ± half; a bound that was not asked for is infinite."""
+        """Return estimate ± half; with one side only, the other bound is infinite."""
         lower = estimate - half if side != "upper" else estimate - np.inf
         upper = estimate + half if side != "lower" else estimate + np.inf
         return cls(estimate, lower, upper)
 
 
 class Measurement(NamedTuple):
-    """What an estimator has found: the interval is `estimate ± multiplier(level) · scale`."""
+    """The result of an estimator: the interval is `estimate ± multiplier(level) · scale`."""
 
     estimate: Array  # (d,)
-    scale: Array  # (d,); infinite where there is too little data for one
+    scale: Array  # (d,); infinite if there is too little data for one
     floored: Any = False  # () bool: a numerical floor acted, so that `scale` is regularised
     detail: Any = ()  # what a law that depends on the data needs: (d,) or (1,) per leaf
-    path: Any = (
-        None  # (d,) the path's average, if `estimate` is a correction of it; see `Cause.CORRECTION`
-    )
+    # (d,) the path's average, if `estimate` is a correction of it; see `Cause.CORRECTION`
+    path: Array | None = None
 
 
 class Accumulator(NamedTuple):
     """A streaming statistic: `init(params) → state`, `update(state, sync) → state`, both pure.
 
     Every leaf of the state belongs to one replication, except those in `shared`: fields of a
-    NamedTuple state (round counter, Σ1/E_m) that are functions of the schedule alone, of which the
-    engine then keeps one copy for all replications. `any_width` says that on a CPU it is the same to the last
-    bit whether a cell runs alone in a program or beside others, as its tests have shown. `on_host` is the same in
+    NamedTuple state (round counter, Σ1/E_m) that depend on the schedule alone, of which the
+    engine keeps one copy for all replications. `any_width` declares that on a CPU its results are the same to
+    the last bit whether a cell runs alone in a program or beside others. `on_host` is the same statistic in
     NumPy and float64, for one run whose loop would take longer to compile than to run.
 
-    What it needs is also what a client has to send for it, see `engine.cost.numbers_sent`. `hessian_every` is s if
-    it reads the Hessians of rounds s, 2s, … alone: a client then sends no others.
+    Clients send what a statistic needs, see `engine.cost.numbers_sent`. `hessian_every` is s if it reads only
+    the Hessians of rounds s, 2s, …: a client then sends no others.
     """
 
     init: Callable[[Params], Any]
@@ -140,24 +139,24 @@ BLOCK_STEPS = 64  # consecutive local steps that the engine runs as one block
 
 
 class Rolling(NamedTuple):
-    """An update in two parts, for statistics that seldom move what they have to another place.
+    """An update in two parts, for statistics that seldom move their contents to another place.
 
-    `update(state, sync)` is then `add(state, sync)` after `roll(state)` where one is due. The engine leaves
-    the rolling out of its loops: `roll_before(E, eta, dim)` says for a plan before which blocks of
-    `BLOCK_STEPS` steps it is due (a round belongs to the block of step t_m), and the engine rolls between blocks.
+    `update(state, sync)` is then `add(state, sync)`, after `roll(state)` when that is due. To keep `roll` out of
+    the engine's loops, `roll_before(E, eta, dim)` gives for a plan the blocks of `BLOCK_STEPS` steps before which it
+    is due (a round belongs to the block of step t_m), and the engine rolls between blocks.
     """
 
     add: Callable[[Any, Sync], Any]
     roll: Callable[[Any], Any]
     roll_before: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
-    store: tuple[str, ...] = ()  # fields of the state that `add` leaves as they are
+    store: tuple[str, ...] = ()  # fields of the state that `add` does not change
 
 
 class JointLaw(NamedTuple):
     """The law of W = (Rx̂ − r)ᵀ (R M Rᵀ)⁻¹ (Rx̂ − r) under Rx* = r, for q contrasts R.
 
-    `quantile(level, q) → c`, and `tail(statistic, q) → (p, Monte-Carlo standard error of p)`. Where the
-    law depends on R and not on q alone, `of(R) → JointLaw` gives that of R.
+    `quantile(level, q) → c`, and `tail(statistic, q) → (p, Monte-Carlo standard error of p)`. If the
+    law depends on R and not on q alone, `of(R) → JointLaw` gives the law for R.
     """
 
     quantile: Callable[[float, int], float]
@@ -171,11 +170,11 @@ class Law(NamedTuple):
 
     `multiplier(level, plan, detail) → q` with P(|statistic| ≤ q) = level, and
     `tail(statistic, plan, detail) → p`, two-sided. `plan` is the `Plan` up to the round that is read,
-    or None. `detail` is that of the measurement; replications, where there are many, come first, so
+    or None. `detail` is that of the measurement; its leading axes are replications, if there are many, so
     that q is a number or broadcasts to (..., d). `joint(plan, detail) → JointLaw`, for the
-    detail of one run, where that is known.
-    `one_sided(level, plan, detail) → q` with P(statistic ≤ q) = level; without it the law is taken to be
-    symmetric. `least_p`: the smallest p-value that `tail` can tell; it stands for all below it.
+    detail of one run, if that law is known.
+    `one_sided(level, plan, detail) → q` with P(statistic ≤ q) = level; without it the law is assumed to be
+    symmetric. `least_p`: the smallest p-value that `tail` can compute; it stands for all below it.
     `from_plan`: whether the multiplier ignores `detail`, so that a level without a critical value is
     refused before a run.
 
@@ -198,7 +197,7 @@ class Law(NamedTuple):
     least_p: float = 0.0
 
     def half(self, level: float, side: str, plan: Plan | None, detail: Any) -> Any:
-        """The multiplier of an interval with both bounds, or with one."""
+        """Return the multiplier of an interval with both bounds, or with one."""
         checks.level(level)
         checks.choice("side", side, SIDES)
         if side == "both":
@@ -210,7 +209,7 @@ class Law(NamedTuple):
         return self.multiplier(2 * level - 1, plan, detail)
 
     def check(self, levels: Iterable[float], plan: Plan) -> None:
-        """Raises ValueError where the law has no critical value for a level under a plan."""
+        """Raise ValueError if the law has no critical value for a level under a plan."""
         for level in levels if self.from_plan else ():
             self.multiplier(level, plan, ())
 
@@ -226,10 +225,10 @@ class Estimator:
         state = estimator.update(state, jaxlsgd.Sync(params=average, E=5, eta=0.01))
         lower, upper = estimator.interval(state, level=0.95)[1:]
 
-    What tables, studies, joint tests, forecasts and figures need to know of a method, it declares.
+    A method declares all that tables, studies, joint tests, forecasts and figures need.
 
-    Functions are compared by identity: a builder of accumulators is cached (`functools.cache`) and
-    `measure` is a function of its module, or every call of the builder would compile again.
+    Functions are compared by identity: cache builders of accumulators (`functools.cache`) and make
+    `measure` a function of its module, or every call of the builder compiles again.
 
     Attributes:
       name: short, unique among the methods of a run.
@@ -238,19 +237,19 @@ class Estimator:
         `horizon` is the plan as a `Horizon` of arrays; it may be None unless `needs_plan`.
       law: the law behind critical values and p-values, such as `jaxlsgd.inference.NORMAL`.
       matrix: `(states, horizon) → M`, the (d, d) matrix whose diagonal is the squared scale; joint
-        inference calls it in float64. None where there is none.
+        inference calls it in float64. None if there is none.
       standard_error: whether the scale estimates the standard error of the estimate.
-      judges: whether estimate and scale hold so widely that the intervals of methods that share none of its
-        accumulators can be judged by them, see `analysis.verdict`.
+      judges: whether its estimate and scale are reliable enough to judge the intervals of methods that share
+        none of its accumulators, see `analysis.verdict`.
       needs_plan: whether `measure` or `law` needs the plan.
-      contrasts: rows R where the interval is for Rx, or () where it is for x itself.
-      label: the name as people write it, for figures; the name itself if "".
-      notes: `detail → sentences`, what a person should know of a run, from the detail of its measurement.
-      reads_numpy: whether `measure` and `matrix` compute in NumPy where states and horizon are NumPy's, so that
+      contrasts: rows R if the interval is for Rx, or () if it is for x itself.
+      label: the name in figures; `name` if "".
+      notes: `detail → sentences` to print with a run, from the detail of its measurement.
+      reads_numpy: whether `measure` and `matrix` compute in NumPy if states and horizon are NumPy's, so that
         one run is read without compiling anything.
-      cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not told.
+      cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not stated.
       within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
-        for an algorithm outside the paper's theory.
+        for algorithms outside the paper's theory.
       least_rounds: how many rounds a plan must have.
     """
 
@@ -272,25 +271,24 @@ class Estimator:
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether it asks for the mean gradient at each synchronised average."""
+        """Return whether it needs the mean gradient at each synchronised average."""
         return any(part.needs_gradient for part in self.accumulators)
 
     @property
     def needs_gradient_sum(self) -> bool:
-        """Whether it asks for the sum of a round's mean gradients."""
+        """Return whether it needs the sum of a round's mean gradients."""
         return any(part.needs_gradient_sum for part in self.accumulators)
 
     @property
     def needs_hessian(self) -> bool:
-        """Whether it asks for the mean Hessian at each synchronised average."""
+        """Return whether it needs the mean Hessian at each synchronised average."""
         return any(part.needs_hessian for part in self.accumulators)
 
     @property
     def hessian_every(self) -> int:
-        """s if it needs the Hessians of rounds s, 2s, … and no others."""
-        return min(
-            (part.hessian_every for part in self.accumulators if part.needs_hessian), default=1
-        )
+        """Return s if it needs only the Hessians of rounds s, 2s, …."""
+        every = [part.hessian_every for part in self.accumulators if part.needs_hessian]
+        return min(every, default=1)
 
     @property
     def anchor(self) -> Anchor | None:
@@ -310,20 +308,20 @@ class Estimator:
         )
 
     def coordinates(self, problem: Problem) -> tuple[str, ...]:
-        """Names of what the interval is for."""
+        """Return the names of what the interval is for."""
         if self.contrasts:
             return tuple(f"contrast[{i}]" for i in range(len(self.contrasts)))
         return tuple(problem.parameter_names())
 
     def truth(self, problem: Problem) -> np.ndarray | None:
-        """True value of what the interval is for, where the problem knows it."""
+        """Return the true value of what the interval is for, or None."""
         x = problem.true_vector
         if x is None or not self.contrasts:
             return x
         return np.asarray(self.contrasts) @ x
 
     def truth_error(self, problem: Problem) -> np.ndarray | None:
-        """Standard error of `truth`, √diag(R Σ Rᵀ) for contrasts R; None if it is exact or not known."""
+        """Return the standard error of `truth`, √diag(R Σ Rᵀ) for contrasts R; None if it is exact or not known."""
         covariance = problem.truth_covariance
         if covariance is None or not self.contrasts:
             return problem.truth_error
@@ -331,16 +329,16 @@ class Estimator:
         return np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", R, np.asarray(covariance), R), 0.0))
 
     def init(self, params: Params) -> tuple[Any, ...]:
-        """Returns the state before the first round."""
+        """Return the state before the first round."""
         return tuple(part.init(params) for part in self.accumulators)
 
     def update(self, state: tuple[Any, ...], sync: Sync) -> tuple[Any, ...]:
-        """Returns the state after one more round."""
+        """Return the state after one more round."""
         pairs = zip(self.accumulators, state, strict=True)
         return tuple(part.update(old, sync) for part, old in pairs)
 
     def check_plan(self, plan: Plan | None) -> None:
-        """Refuses to do without a plan that the method needs, and one with too few rounds."""
+        """Refuse a missing plan if the method needs one, and a plan with too few rounds."""
         if self.needs_plan and plan is None:
             raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
         if plan is not None and plan.num_rounds < self.least_rounds:
@@ -348,7 +346,7 @@ class Estimator:
             raise refusal("plan", rule, plan.num_rounds)
 
     def measure_one(self, state: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
-        """`measure` of one run that has ended: in NumPy where that can do it, else as one program."""
+        """Measure one run that has ended: in NumPy if the method can, else as one program."""
         if self.reads_numpy:
             return self.measure(jax.tree.map(np.asarray, state), horizon)
         return _compiled(self.measure, state, horizon)
@@ -356,12 +354,12 @@ class Estimator:
     def interval(
         self, state: tuple[Any, ...], level: float, plan: Plan | None = None, side: str = "both"
     ) -> Interval:
-        """Returns the interval of the given level (0.95, not 95).
+        """Return the interval of the given level (0.95, not 95).
 
         Args:
           state: what `init` and `update` returned.
           level: how often the interval covers.
-          plan: the plan that was run, where the method needs it.
+          plan: the plan that was run, if the method needs it.
           side: "both", or the only bound that is finite: "lower" or "upper".
         """
         checks.level(level)
@@ -371,7 +369,7 @@ class Estimator:
         return Interval.around(measured.estimate, half, side)
 
 
-# Operation by operation, a measurement takes seconds to compile.
+# One program: compiled operation by operation, a measurement takes seconds.
 _compiled = functools.partial(jax.jit, static_argnums=0)(lambda measure, *given: measure(*given))
 
 
@@ -384,7 +382,7 @@ class Horizon(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, dtype: Any = None) -> Horizon:
-        """Pads a plan to the next power of two."""
+        """Pad a plan to the next power of two."""
         length = 1 << max(6, (plan.num_rounds - 1).bit_length())
         pad = (0, length - plan.num_rounds)
         dtype = dtype or jnp.result_type(float)

@@ -1,4 +1,4 @@
-"""Vectors and matrices of a special form, which the engine need not write out."""
+"""Vectors and matrices of a special form, which the engine stores by their factors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class Scaled(NamedTuple):
     """The vector scale · vector: the gradient of a generalised linear model's loss.
 
-    In this form the engine keeps one number per client between its passes instead of d.
+    The engine then keeps one number per client between its passes instead of d.
     """
 
     scale: Any  # ()
@@ -23,7 +23,7 @@ class OuterProduct(NamedTuple):
 
 
 def dense(value: Any) -> Any:
-    """The vector or matrix itself; anything else is returned as it is."""
+    """Return a form as a vector or matrix, and any other value unchanged."""
     if isinstance(value, Scaled):
         return value.scale * value.vector
     if isinstance(value, OuterProduct):

@@ -1,7 +1,7 @@
-"""What an object is made of, as a digest: its arrays, its constants and the code of its functions.
+"""The digest of an object: of its arrays, its constants and the code of its functions.
 
-Rows of a study belong to the code that made them. A study file names what comes with this package; a
-problem, method or algorithm of your own is known by this digest, which resuming compares.
+Rows of a study belong to the code that made them. A study file names what comes with this package; problems,
+methods and algorithms of a user's own are identified by this digest, which is compared when a study resumes.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ _LIBRARIES = tuple(
     str(Path(path).resolve())
     for path in {*_PATHS, *site.getsitepackages(), site.getusersitepackages()}
 )
-# Instructions that differ between two readings of the same source, or do nothing.
+# Instructions that do nothing, or may differ between two compilations of the same source.
 _IDLE = {"CACHE", "NOP", "RESUME", "EXTENDED_ARG"}
 _STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _WRAPPED = (staticmethod, classmethod, property, functools.cached_property)
 
-# Metadata of a dataclass's field that is part of an object's identity only if it is not its default: objects without it
-# keep the digest that they had before the field existed, and so do the studies that store it.
+# Metadata of a dataclass field that counts only if it differs from its default: other objects keep the digest
+# that they had before the field existed, and studies that store it stay valid.
 COUNTS_IF_SET = {"counts_if_set": True}
 
-Seen = dict[int, tuple[int, Any]]  # by id: a number, and the object, so that the id stays its own
+Seen = dict[
+    int, tuple[int, Any]
+]  # by id: a number, and the object, which is kept alive so that no other gets its id
 
 
 def digest(value: Any) -> str:
-    """16 hexadecimal digits of a SHA-256 over an object's arrays, constants and code.
+    """Return 16 hexadecimal digits of a SHA-256 over an object's arrays, constants and code.
 
-    Functions and classes of your own count by their bytecode, so that comments, formatting and docstrings
-    do not matter, and by the variables, functions and modules that they use. Those of installed libraries,
-    and of this package, count by their name and by what they enclose. Bytecode belongs to a version of
-    Python, which then stands behind the digits: "0123456789abcdef-py3.11".
+    A user's own functions and classes count by their bytecode, so that comments, formatting and docstrings
+    do not matter, and by the variables, functions and modules that they use. Those of installed libraries
+    and of this package count by their names and closures. Bytecode depends on the version of Python, which
+    is then appended: "0123456789abcdef-py3.11".
     """
     walk = _Walk()
     total = hashlib.sha256()
@@ -55,7 +57,7 @@ def digest(value: Any) -> str:
 
 
 def modules(value: Any) -> set[str]:
-    """The modules of the functions and classes of your own that an object is made of."""
+    """Return the modules of the user's own functions and classes in an object."""
     walk = _Walk()
     for _ in walk.parts(value):
         pass
@@ -63,7 +65,7 @@ def modules(value: Any) -> set[str]:
 
 
 class _Walk:
-    """A way through everything that an object refers to."""
+    """A traversal of everything that an object refers to."""
 
     def __init__(self) -> None:
         self.has_code = False
@@ -71,7 +73,7 @@ class _Walk:
         self._seen: Seen = {}
 
     def parts(self, value: Any) -> Iterator[str]:
-        """The parts of a value as text, in an order that is the same in every process."""
+        """Yield the parts of a value as text, in an order that is the same in every process."""
         if isinstance(value, (str, bytes, int, float, complex, type(None), type(...), np.dtype)):
             yield f"{type(value).__name__} {value!r}"
         elif isinstance(value, (np.ndarray, np.generic)) or _is_jax_array(value):
@@ -167,7 +169,7 @@ class _Walk:
                 yield from self.parts(value)
 
     def _module(self, module: types.ModuleType) -> Iterator[str]:
-        """All functions, classes and constants of a module: which of them are used is not known."""
+        """Yield all functions, classes and constants of a module: any of them may be used."""
         yield f"module {module.__name__}"
         if _is_library(module):
             return
@@ -179,7 +181,7 @@ class _Walk:
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    """The global variables that a function uses, also within functions and lambdas inside it."""
+    """Return the global variables that a function uses, also in functions and lambdas inside it."""
     loads = {"LOAD_GLOBAL", "LOAD_NAME"}
     names = {str(step.argval) for step in dis.get_instructions(code) if step.opname in loads}
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
@@ -194,7 +196,7 @@ def _contents(cell: types.CellType) -> list[Any]:
 
 
 def _state(value: Any) -> Any:
-    """What an object holds."""
+    """Return the attributes of an object."""
     if dataclasses.is_dataclass(value):
         fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
         return {
@@ -209,7 +211,7 @@ def _state(value: Any) -> Any:
         return held
     try:
         return value.__reduce_ex__(2)[1:3]
-    except Exception:  # a lock, a file, a device: known by its type alone
+    except Exception:  # a lock, a file, a device: identified by its type alone
         return None
 
 
@@ -220,7 +222,7 @@ def _slots(cls: type) -> tuple[str, ...]:
 
 
 def _is_library(value: Any) -> bool:
-    """Whether a function, class or module comes with Python, a library or this package."""
+    """Return whether a function, class or module comes with Python, a library or this package."""
     name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__ or ""
     package = name.partition(".")[0]
     if package == "jaxlsgd":

@@ -1,4 +1,4 @@
-"""Names that are loaded on first use, so that `jaxlsgd --help` and readers of results do not wait for JAX."""
+"""Names that are imported on first use, so that `jaxlsgd --help` and readers of results need not import JAX."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 def attach(
     package: str, where: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns a package's `__getattr__` and `__dir__`.
+    """Return a package's `__getattr__` and `__dir__`.
 
     Args:
       package: its `__name__`.
-      where: the module that each name is in; a name that equals the last part of its module's path and
-        ends in ":" is that module itself, as in {"joint": "jaxlsgd.inference.joint:"}.
+      where: the module of each name. A path that ends in ":" gives the module itself, as in
+        {"joint": "jaxlsgd.inference.joint:"}.
     """
 
     def load(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""The contract of a problem: a loss, where observations come from, and what is known of the truth.
+"""The contract of a problem: a loss, a source of observations, and what is known of the truth.
 
-Written for one client and one replication; the engine alone adds those dimensions.
+Problems are written for one client and one replication; only the engine adds those dimensions.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 from jax.flatten_util import ravel_pytree
 
 from jaxlsgd.core import checks, tracing
@@ -32,25 +32,25 @@ Client = Any
 
 
 class Draws(NamedTuple):
-    """Standard draws behind one observation; as a declaration, how many of each it needs."""
+    """The standard draws that one observation is made of; in a declaration, how many of each it needs."""
 
     normal: Any = 0  # (normals,) float, or the count
     uniform: Any = 0  # (uniforms,) float in (0, 1), or the count
 
 
 class Moment(NamedTuple):
-    """A client of a problem that drifts, at the time of an observation."""
+    """A client at the time of an observation, in a problem that drifts."""
 
     client: Any
-    t: Any  # () uint32, the number of the observation, from 0 on
+    t: Any  # () uint32, the number of the observation, from 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """A federated estimation problem: minimise Σ_k p_k E f(x; ξ_k) over x.
 
-    Say where observations come from in one of two ways: `sample(key, client)`, the easy one, or
-    `draws` and `observe(draws, client)`, the fast one, for which the engine makes the standard
+    Observations come from one of two sources: `sample(key, client)`, which is easier to write, or
+    `draws` and `observe(draws, client)`, which is faster, because the engine makes the standard
     draws of a whole block at once. `client` is the client's index, or its slice of `clients`.
 
     Example::
@@ -74,24 +74,20 @@ class Problem:
       draws: how many standard normals and uniforms an observation needs.
       observe: `(draws, client) → observation`.
       weights: p_k, (K,), non-negative with sum 1; uniform if None.
-      truth: x*, a pytree like `init` or one vector, where it is known.
-      truth_covariance: covariance of the error of `truth`, (d, d), if `truth` was estimated, as `problems.solve`
-        does; None if it is exact. If only standard errors are known, `np.diag(errors**2)`.
+      truth: x*, a pytree like `init` or one vector, if it is known.
+      truth_covariance: covariance of the error of `truth`, (d, d), if `truth` was estimated, as by
+        `problems.solve`; None if it is exact. If only standard errors are known, `np.diag(errors**2)`.
       clients: pytree with leading dimension K of what differs between clients.
-      gradient: `(params, observation) → pytree like params`, or a `Scaled` vector, where better than
-        `jax.grad(loss)`.
-      hessian: `(params, observation) → (d, d)`, or an `OuterProduct`, where better than
-        `jax.hessian(loss)`.
-      G: ∇²f(x*), (d, d), where it is known.
-      S: covariance of the averaged gradient at x*, (d, d), where it is known.
+      gradient: `(params, observation) → pytree like params`, or a `Scaled` vector; `jax.grad(loss)` if None.
+      hessian: `(params, observation) → (d, d)`, or an `OuterProduct`; `jax.hessian(loss)` if None.
+      G: ∇²f(x*), (d, d), if it is known.
+      S: covariance of the averaged gradient at x*, (d, d), if it is known.
       name: short name for tables; studies need one.
-      gamma0: γ_0 of the effective step γ_m = γ_0 m^(−α) that suits the problem, for studies that
-        give none.
-      about: what intervals are about, where that is not the population behind the observations; printed
-        with them.
-      drifts: whether observations depend on when they are made; what `sample` and `observe` get for a client is
-        then a `Moment`. `problems.drifting` is an example.
-      copies: how many copies of one model the parameters are, for methods that need several runs in one.
+      gamma0: γ_0 of an effective step γ_m = γ_0 m^(−α) that suits the problem, for studies that give none.
+      about: what intervals are about, if not the population of the observations; printed with them.
+      drifts: whether observations depend on time; `sample` and `observe` are then called with a `Moment`
+        instead of the client, as in `problems.drifting`.
+      copies: how many copies of one model the parameters hold, for methods that need several runs in one.
     """
 
     init: Params
@@ -145,12 +141,12 @@ class Problem:
 
     @property
     def dim(self) -> int:
-        """Number of parameters d."""
+        """Return d, the number of parameters."""
         return _flat_size(self.init)
 
     @property
     def true_vector(self) -> np.ndarray | None:
-        """x* as a flat float64 vector, or None."""
+        """Return x* as a flat float64 vector, or None."""
         if self.truth is None:
             return None
         leaves = jax.tree.leaves(self.truth)
@@ -158,13 +154,13 @@ class Problem:
 
     @property
     def truth_error(self) -> np.ndarray | None:
-        """Standard error of each coordinate of `true_vector`, (d,); None if the truth is exact or not known."""
+        """Return the standard errors of `true_vector`, (d,); None if the truth is exact or not known."""
         if self.truth_covariance is None:
             return None
         return np.sqrt(np.diagonal(np.asarray(self.truth_covariance, np.float64)))
 
     def parameter_names(self) -> list[str]:
-        """One name per coordinate of the flattened parameters: `x[0]`, or the pytree's path."""
+        """Return one name per coordinate of the flattened parameters: `x[0]`, or the pytree's path."""
         names = []
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.init):
             stem = jax.tree_util.keystr(path) or "x"
@@ -173,7 +169,7 @@ class Problem:
         return names
 
     def structure(self) -> Structure:
-        """What decides the compiled program, apart from array shapes: functions and counts."""
+        """Return what the compiled program depends on besides array shapes: functions and counts."""
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(self.init))
         functions = (self.loss, self.sample, self.observe, self.gradient, self.hessian)
         return Structure(functions, self.draws, jax.tree.structure(self.init), shapes, self.drifts)
@@ -189,21 +185,17 @@ class Structure(NamedTuple):
     drifts: bool = False
 
     def flat_functions(self) -> FlatFunctions:
-        """Returns the problem's functions on flat parameter vectors."""
+        """Return the problem's functions on flat parameter vectors."""
         loss, sample, observe, gradient, hessian = self.functions
-        template = self.treedef.unflatten([np.zeros(shape) for shape, _ in self.shapes])
+        like = self.treedef.unflatten([np.zeros(shape) for shape, _ in self.shapes])
 
-        def unravel(vector: Array) -> Params:
-            # A plain vector stays as it is: a reshape would cost the layout of the innermost loop.
-            if isinstance(template, np.ndarray) and template.ndim == 1:
-                return vector
-            like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, vector.dtype), template)
-            return ravel_pytree(like)[1](vector)
+        def shaped(vector: Array) -> Params:
+            return unravel(vector, like)
 
         def flat_loss(vector: Array, observation: Observation) -> Array:
             assert loss is not None
             with blaming(loss, "`loss`"):
-                return loss(unravel(vector), observation)
+                return loss(shaped(vector), observation)
 
         fast_loss = tracing.replaced(flat_loss, tracing.PRODUCTS)
 
@@ -212,7 +204,7 @@ class Structure(NamedTuple):
                 form = linear_form(flat_loss, vector, observation)
                 return (form.gradient if form else jax.grad(fast_loss))(vector, observation)
             with blaming(gradient, "`gradient`"):
-                found = gradient(unravel(vector), observation)
+                found = gradient(shaped(vector), observation)
             return found if isinstance(found, Scaled) else flatten(found)
 
         def flat_hessian(vector: Array, observation: Observation) -> Array | OuterProduct:
@@ -220,14 +212,14 @@ class Structure(NamedTuple):
                 form = linear_form(flat_loss, vector, observation)
                 return (form.hessian if form else jax.hessian(fast_loss))(vector, observation)
             with blaming(hessian, "`hessian`"):
-                return hessian(unravel(vector), observation)
+                return hessian(shaped(vector), observation)
 
         return FlatFunctions(
             flat_gradient if gradient is not None else tracing.Derived(flat_gradient),
             flat_hessian if hessian is not None else tracing.Derived(flat_hessian),
             sample,
             observe,
-            unravel,
+            shaped,
             flat_loss,
         )
 
@@ -244,14 +236,29 @@ class FlatFunctions(NamedTuple):
 
 
 def flatten(params: Params) -> Array:
-    """Flattens a pytree of parameters to a vector; a vector is returned as it is."""
+    """Return a pytree of parameters as one vector."""
     if isinstance(params, (jax.Array, np.ndarray)) and np.ndim(params) == 1:
         return jnp.asarray(params)
     return ravel_pytree(params)[0]
 
 
+def unravel(vector: Any, like: Params) -> Params:
+    """Return a vector, (d,), in the shapes of the pytree `like`, in the vector's own precision.
+
+    A NumPy vector gives NumPy arrays. Unlike `ravel_pytree`, this needs no arrays in `like`, only shapes.
+    """
+    leaves, treedef = jax.tree.flatten(like)
+    shapes = [np.shape(leaf) for leaf in leaves]
+    # A reshape of a plain vector would spoil the memory layout of the engine's innermost loop.
+    if jax.tree_util.treedef_is_leaf(treedef) and len(shapes[0]) == 1:
+        return vector
+    split = np.split if isinstance(vector, np.ndarray) else jnp.split
+    parts = split(vector, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+    return treedef.unflatten([part.reshape(x) for part, x in zip(parts, shapes, strict=True)])
+
+
 def check_finite(name: str, tree: Any) -> None:
-    """Refuses a pytree with a NaN or an infinity in it, and says where the first one is."""
+    """Refuse a pytree with a NaN or an infinity, and name the place of the first one."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         checks.finite(name + jax.tree_util.keystr(path), leaf)
 
@@ -267,7 +274,7 @@ def _flat_size(tree: Params) -> int:
 
 @contextlib.contextmanager
 def _refused(argument: str, rule: str, got: Any) -> Iterator[None]:
-    """Refuse a pytree in the grammar of all refusals, with its shapes, if chex finds it wrong."""
+    """Refuse a pytree, with its shapes, if chex finds it wrong."""
     try:
         yield
     except AssertionError as error:
@@ -275,7 +282,7 @@ def _refused(argument: str, rule: str, got: Any) -> Iterator[None]:
 
 
 def _abstract(tree: Any) -> Any:
-    """Return the pytree with shapes alone in the place of its arrays and numbers."""
+    """Return the pytree with shapes in place of its arrays and numbers."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.float32), tree)
 
 
@@ -283,7 +290,7 @@ def _check_shape(argument: str, verb: str, shape: tuple[int, ...], found: Any) -
     """Refuse what is not one array of this shape."""
     rule = f"{verb} shape {shape}" if shape else f"{verb} a scalar"
     with _refused(argument, rule, found):
-        # Not `assert_shape`, to which a pair of scalars is two that are right.
+        # Not `assert_shape`, which accepts a pair of scalars as two right shapes.
         one = jax.ShapeDtypeStruct(shape, jnp.float32)
         chex.assert_trees_all_equal_shapes(one, _abstract(found))
 
@@ -291,7 +298,7 @@ def _check_shape(argument: str, verb: str, shape: tuple[int, ...], found: Any) -
 def _check_parameters(argument: str, verb: str, init: Params, found: Any) -> None:
     """Refuse what is neither a pytree like the parameters nor one vector of all of them.
 
-    To count them would not do: under other names they may come in another order.
+    It is not enough to count them: under other names they may come in another order.
     """
     dim = _flat_size(init)
     if getattr(found, "shape", None) == (dim,):
@@ -303,9 +310,8 @@ def _check_parameters(argument: str, verb: str, init: Params, found: Any) -> Non
 
 def _listed(value: Any, init: Params) -> Any:
     """Return a list of numbers as an array, unless the parameters are such a list themselves."""
-    if not isinstance(value, (list, tuple)) or jax.tree.structure(value) == jax.tree.structure(
-        init
-    ):
+    alike = jax.tree.structure(value) == jax.tree.structure(init)
+    if alike or not isinstance(value, (list, tuple)):
         return value
     with contextlib.suppress(ValueError, TypeError):  # lists of several lengths, or of pytrees
         return np.asarray(value, np.float64)
@@ -330,7 +336,7 @@ def _check_clients(clients: Any, num_clients: int) -> None:
 
 
 def _check_source(problem: Problem) -> None:
-    """Refuses a problem whose observations have no source, two, or a shape that varies."""
+    """Refuse a problem whose observations have no source, two sources, or shapes that vary."""
     easy, fast = problem.sample is not None, problem.observe is not None
     if easy == fast:
         given = "both" if easy else "neither"
@@ -358,7 +364,7 @@ def _check_source(problem: Problem) -> None:
 
 
 def abstract_source(problem: Problem) -> tuple[Callable[..., Any], Any]:
-    """Returns the observation's source and the abstract value of its first argument."""
+    """Return the source of observations and the abstract value of its first argument."""
     if problem.sample is not None:
         source, argument = problem.sample, jax.eval_shape(lambda: jax.random.key(0))
     else:
@@ -369,7 +375,7 @@ def abstract_source(problem: Problem) -> tuple[Callable[..., Any], Any]:
 
 
 def at_time(source: Callable[..., Any], drifts: bool, t: Any) -> Callable[..., Any]:
-    """`sample` or `observe` as a function of the client alone, at observation t."""
+    """Return `sample` or `observe` at observation t, as a function of a client instead of a `Moment`."""
     return (lambda given, client: source(given, Moment(client, t))) if drifts else source
 
 
@@ -384,7 +390,7 @@ def _source_shape(source: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return jax.eval_shape(source, *arguments)
     except TypeError as error:
-        # A traced number as a shape is a plain TypeError in JAX.
+        # JAX raises a plain TypeError for a traced number as a shape.
         if not isinstance(error, jax.errors.JAXTypeError) and "concrete" not in str(error):
             raise
         raise ValueError(
@@ -394,7 +400,7 @@ def _source_shape(source: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _check_loss(problem: Problem) -> None:
-    """Refuses a loss (or gradient, or Hessian) whose result has the wrong shape."""
+    """Refuse a loss, gradient or Hessian whose result has the wrong shape."""
     source, argument = abstract_source(problem)
     client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
     with _blaming(problem, "sample" if problem.sample is not None else "observe"):
@@ -422,11 +428,11 @@ def _shape_at(function: Callable[[Any, Any], Any], problem: Problem, observation
 
 
 def has_curvature(problem: Problem) -> bool:
-    """Whether the Hessian of the loss is anything but 0 at all parameters and observations.
+    """Return whether the Hessian of the loss differs from 0 at some parameters and observation.
 
-    It is not for absolute and quantile losses, whose kinks no derivative sees. What is asked is whether JAX's
-    program for the Hessian ends in zeros that no argument enters; a loss that is refused is surely flat,
-    whatever its parameters, and Huber's, which is curved somewhere, is not.
+    It is 0 everywhere for absolute and quantile losses, whose kinks have no derivative. The test is whether
+    JAX's program for the Hessian returns zeros that depend on no argument. Huber's loss, which is curved
+    somewhere, passes.
     """
     source, argument = abstract_source(problem)
     client = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problem.clients))
@@ -447,17 +453,4 @@ def _has_curvature(structure: Structure, dim: int, treedef: Any, shapes: Any) ->
 
     abstract: Any = jax.ShapeDtypeStruct
     seen = treedef.unflatten([abstract(*shape) for shape in shapes])
-    closed = jax.make_jaxpr(curvature)(abstract((dim,), jnp.float32), seen)
-    if _depends(closed.jaxpr):
-        return True
-    zeros = [np.zeros(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.invars]
-    return bool(np.any([np.any(x) for x in core.jaxpr_as_fun(closed)(*zeros)]))
-
-
-def _depends(jaxpr: Any) -> bool:
-    """Whether an argument enters a result."""
-    reached = {id(var) for var in jaxpr.invars}
-    for equation in jaxpr.eqns:
-        if any(id(var) in reached for var in equation.invars):
-            reached |= {id(var) for var in equation.outvars}
-    return any(id(var) in reached for var in jaxpr.outvars)
+    return not tracing.is_zero(curvature, abstract((dim,), jnp.float32), seen)

@@ -1,4 +1,4 @@
-"""Progress of one long computation: a bar or one live line where somebody looks on, plain lines on request."""
+"""Progress of one long computation: a bar or a live line in a terminal or notebook, else plain lines on request."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import TextIO
 
 from jaxlsgd.core.checks import refusal
 
-Tell = Callable[[float], None]
-Progress = bool | Tell | None
+Report = Callable[[float], None]  # is called with the share that is done, from 0 to 1
+Progress = bool | Report | None
 _EVERY = {True: 0.2, False: 5.0}  # seconds between two lines, live and plain
 
 
 @contextlib.contextmanager
 def shown(
     progress: Progress, what: str, stream: TextIO | None = None, after: float = 0.0
-) -> Iterator[Tell | None]:
-    """Something to call with the share that is done, or None where nobody wants to know.
+) -> Iterator[Report | None]:
+    """Yield a function to call with the share that is done, or None if progress is not shown.
 
     Args:
-      progress: None shows it in a terminal or notebook and nowhere else; True shows it everywhere, as
-        plain lines where neither is; False never does; a function is called with the share, from 0 to 1.
-      what: what is going on.
+      progress: None shows progress in a terminal or notebook and nowhere else; True shows it everywhere, as
+        plain lines outside of both; False shows nothing; a function is called with the share, from 0 to 1.
+      what: name of the computation.
       stream: where to write, stderr if None.
-      after: seconds before anything is written, for what is often done sooner.
+      after: seconds before anything is written, so that short computations write nothing.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise refusal("progress", "be None, True, False or a function of the share", progress)
@@ -42,33 +42,33 @@ def shown(
         rich = terminal and importlib.util.find_spec("rich") is not None
         began = time.monotonic() if after > 0 else None
         display = _bar(what, out) if rich else _lines(what, out, live, began)
-        with display if began is None else _later(display, began + after) as tell:
-            yield tell
+        with display if began is None else _later(display, began + after) as report:
+            yield report
 
 
 @contextlib.contextmanager
-def _later(display: contextlib.AbstractContextManager[Tell], when: float) -> Iterator[Tell]:
-    """A display that is opened by the first call from some time on, or never."""
-    opened: list[Tell] = []
+def _later(display: contextlib.AbstractContextManager[Report], when: float) -> Iterator[Report]:
+    """Open a display at the first report after some time."""
+    opened: list[Report] = []
     with contextlib.ExitStack() as stack:
 
-        def tell(share: float) -> None:
+        def report(share: float) -> None:
             if not opened and share < 1 and time.monotonic() >= when:
                 opened.append(stack.enter_context(display))
             for each in opened:
                 each(share)
 
-        yield tell
+        yield report
 
 
 def _in_notebook() -> bool:
-    """Whether a kernel of Jupyter runs this; without one, IPython is not even imported."""
+    """Return whether this runs in a Jupyter kernel, without importing IPython."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 @contextlib.contextmanager
-def _bar(what: str, stream: TextIO) -> Iterator[Tell]:
+def _bar(what: str, stream: TextIO) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
@@ -78,10 +78,10 @@ def _bar(what: str, stream: TextIO) -> Iterator[Tell]:
 
 
 @contextlib.contextmanager
-def _lines(what: str, stream: TextIO, live: bool, since: float | None = None) -> Iterator[Tell]:
+def _lines(what: str, stream: TextIO, live: bool, since: float | None = None) -> Iterator[Report]:
     began = last = time.monotonic() if since is None else since
 
-    def tell(share: float) -> None:
+    def report(share: float) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last < _EVERY[live] and share < 1:
@@ -94,7 +94,7 @@ def _lines(what: str, stream: TextIO, live: bool, since: float | None = None) ->
             stream.flush()
 
     try:
-        yield tell
+        yield report
     finally:
         if live:
             with contextlib.suppress(OSError, ValueError):

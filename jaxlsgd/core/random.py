@@ -1,4 +1,7 @@
-"""Random words by counter: elementwise over keys and counters, so that it vectorises along any axis."""
+"""Random words by counter, the choice of clients that take part in a round, and keys of random algorithms.
+
+Words are computed elementwise over keys and counters, so that they vectorise along any axis.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class StreamKeys(NamedTuple):
 
 
 def threefry2x32(keys: StreamKeys, high: Array, low: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds, unrolled, elementwise over keys and counters.
+    """Return two words by Threefry-2x32 with 20 rounds, unrolled, elementwise over keys and counters.
 
     Reference: Salmon, Moraes, Dror, Shaw (2011), Parallel random numbers: as easy as 1, 2, 3.
     """
@@ -42,7 +45,7 @@ def threefry2x32(keys: StreamKeys, high: Array, low: Array) -> tuple[Array, Arra
 
 
 def check_key(key: Any) -> jax.Array:
-    """Refuses anything but one typed threefry2x32 key."""
+    """Refuse anything but one typed threefry2x32 key."""
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise refusal("key", "be a typed key such as jax.random.key(0)", key)
     if key.shape != ():
@@ -56,42 +59,42 @@ def check_key(key: Any) -> jax.Array:
 
 
 def algorithm_words(words: jax.Array) -> jax.Array:
-    """The key words that an algorithm draws from in a replication, (2,), from those of its data.
+    """Return the key words of a replication's algorithm, (2,), from those of its data.
 
-    The counter is one that no observation reaches, so that the two never meet.
+    The counter is one that no observation reaches, so that the two streams never overlap.
     """
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
     return jax.random.key_data(jax.random.fold_in(key, np.uint32(2**32 - 1)))
 
 
-# Up to so many clients are compared one by one, which vectorises over replications; of more, the words are sorted.
+# Up to so many clients are compared pair by pair, which vectorises over replications; more are sorted.
 FEW = 16
 _MOST = 2**32 - 1
 
 
 class Cohort(NamedTuple):
-    """Those who take part in a round, of one replication."""
+    """The clients that take part in a round of one replication."""
 
     words: Array  # (2,) uint32, the algorithm's key
-    round: Array  # () uint32, m from 1 on
-    clients: Array  # (n,) uint32, their numbers; by weight, one may come twice
-    weights: Array  # (n,) what takes the place of p_k: Σ_i weights_i v_i is Σ_k p_k v_k on average
+    round: Array  # () uint32, m from 1
+    clients: Array  # (n,) uint32, their numbers; if drawn by weight, a client may come twice
+    weights: Array  # (n,) instead of p_k: Σ_i weights_i v_i is Σ_k p_k v_k on average
 
 
 def first_cohort(how: Participation, words: Array, weights: Array, bounds: Any) -> Cohort:
-    """Those who take part in the first round.
+    """Choose the clients of the first round.
 
     Args:
-      how: how many they are, and how they are chosen.
+      how: how many clients, and how they are chosen.
       words: the algorithm's key of the replication, (2,) uint32.
       weights: p_k, (K,).
-      bounds: `weight_bounds` where clients are drawn by weight.
+      bounds: `weight_bounds`, used if clients are drawn by weight.
     """
     return _chosen(how, words, jnp.ones((), jnp.uint32), weights, bounds)
 
 
 def next_cohort(how: Participation, cohort: Cohort, weights: Array, bounds: Any) -> Cohort:
-    """Those who take part in the round after."""
+    """Choose the clients of the next round."""
     return _chosen(how, cohort.words, cohort.round + np.uint32(1), weights, bounds)
 
 
@@ -99,7 +102,7 @@ def _chosen(how: Participation, key: Array, round: Array, weights: Array, bounds
     n, K = how.clients, weights.shape[0]
     words, _ = threefry2x32(StreamKeys(key[0], key[1]), round, jnp.arange(n, dtype=jnp.uint32))
     if how.by_weight:
-        # Below the largest word, so that nobody is drawn behind the last client of positive weight.
+        # Below the largest word, so that no client after the last one of positive weight is drawn.
         drawn = jnp.searchsorted(bounds, jnp.minimum(words, np.uint32(_MOST - 1)), side="right")
         return Cohort(key, round, drawn.astype(jnp.uint32), jnp.full(n, 1 / n, weights.dtype))
     index = floyd(words, K)
@@ -107,16 +110,16 @@ def _chosen(how: Participation, key: Array, round: Array, weights: Array, bounds
 
 
 def weight_bounds(weights: NDArray[np.float64]) -> NDArray[np.uint32]:
-    """Client k is drawn by words from bound k − 1 to below bound k: Σ_{j≤k} p_j in units of 2⁻³²."""
+    """Return bounds Σ_{j≤k} p_j in units of 2⁻³²: words from bound k − 1 to below bound k draw client k."""
     bounds = np.minimum(np.floor(np.cumsum(weights) * 2.0**32), _MOST).astype(np.uint32)
     bounds[np.flatnonzero(weights)[-1] :] = _MOST
     return bounds
 
 
 def floyd(words: Array, num_clients: int) -> Array:
-    """n different clients of K, all sets equally likely (up to K/2³²), from n words, (n,) uint32.
+    """Return n different clients of K, all sets equally likely (up to K/2³²), from n words, (n,) uint32.
 
-    For j = K − n, …, K − 1 a number is drawn from 0, …, j, and j taken instead if it is there already.
+    For j = K − n, …, K − 1 a number is drawn from 0, …, j, and replaced by j if it is taken already.
 
     Reference: Bentley, Floyd (1987), Programming pearls: a sample of brilliance.
     """
@@ -137,10 +140,10 @@ def _taken_by_pairs(drawn: Array, last: NDArray[np.uint32]) -> Array:
 
 
 def taken_by_sorting(drawn: Array, num_clients: int) -> Array:
-    """Whether a number is there already, with no loop over clients, (n,) bool.
+    """Return whether each number is taken already, without a loop over clients, (n,) bool.
 
-    It is if it was drawn before, or if it is some j that was taken instead of another: which is so if that
-    other was there already. So one looks along a chain of earlier draws, in steps that double.
+    A number is taken if it was drawn before, or if it is a j that replaced an earlier draw, because that draw
+    was taken in turn. Following this chain of earlier draws takes log₂ n steps of doubling length.
     """
     n = drawn.shape[0]
     order = jnp.argsort(drawn, stable=True)
@@ -156,7 +159,7 @@ def taken_by_sorting(drawn: Array, num_clients: int) -> Array:
 
 
 def _scaled(words: Array, count: NDArray[np.uint32]) -> Array:
-    """⌊words · count / 2³²⌋ by halves, as there may be no integers of 64 bits."""
+    """Return ⌊words · count / 2³²⌋ by 16-bit halves, because 64-bit integers may be disabled."""
     half, low = np.uint32(16), np.uint32(0xFFFF)
     a, b, c, d = words >> half, words & low, count >> half, count & low
     middle = (a * d & low) + (b * c & low) + (b * d >> half)
@@ -164,41 +167,38 @@ def _scaled(words: Array, count: NDArray[np.uint32]) -> Array:
 
 
 class Luck(NamedTuple):
-    """What a server keeps of chance."""
+    """The random state that a server keeps."""
 
     words: Any  # (2,) uint32, of the replication
-    round: Any  # () uint32, rounds that are over
+    round: Any  # () uint32, completed rounds
 
 
 def init_luck(x: Array, words: Array, weights: Array) -> Luck:
-    """Before the first round; an `Algorithm.init_server`."""
+    """Return the state before the first round; an `Algorithm.init_server`."""
     del x, weights
     return Luck(words, jnp.zeros((), jnp.uint32))
 
 
 def init_number(x: Array, client: Array) -> Array:
-    """A client's number; an `Algorithm.init_client`."""
+    """Return a client's number; an `Algorithm.init_client`."""
     del x
     return client
 
 
 def after_round(luck: Luck) -> Luck:
-    """One round later."""
+    """Return the state one round later."""
     return luck._replace(round=luck.round + np.uint32(1))
 
 
-def round_key(luck: Luck) -> Array:
-    """The key of the round that runs."""
-    return jax.random.fold_in(jax.random.wrap_key_data(luck.words, impl="threefry2x32"), luck.round)
-
-
 def client_uniform(luck: Luck, client: Array) -> Array:
-    """The client's own number of the round, uniform on [0, 1); float32 whatever the run's precision."""
-    return jax.random.uniform(jax.random.fold_in(round_key(luck), client), (), jnp.float32)
+    """Return a client's uniform number on [0, 1) of the round; float32 in every precision."""
+    key = jax.random.wrap_key_data(luck.words, impl="threefry2x32")
+    key = jax.random.fold_in(jax.random.fold_in(key, luck.round), client)
+    return jax.random.uniform(key, (), jnp.float32)
 
 
 def probability(argument: str, value: Any) -> float:
-    """A probability that is not 1."""
+    """Return a probability below 1."""
     if not 0 <= number(argument, value) < 1:
         raise refusal(argument, "be in [0, 1)", value)
     return float(value)

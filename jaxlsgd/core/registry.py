@@ -1,6 +1,6 @@
-"""Kinds by name, so that a study file can ask for them: problems, methods, algorithms, schedules.
+"""Kinds that a study file can name: problems, methods, algorithms, schedules.
 
-What a kind accepts is the signature of its builder, and nothing else says it again.
+The arguments of a kind are declared once, by the signature of its builder.
 """
 
 from __future__ import annotations
@@ -25,32 +25,31 @@ class Kind:
     role: str
     name: str
     build: Callable[..., Any]
-    brief: str  # the argument that brackets stand for, as in "plug_in[finite]"; "" for none
+    brief: str  # the argument given in brackets, as in "plug_in[finite]"; "" for none
 
     @property
     def own(self) -> bool:
-        """Whether it was brought in from outside this package."""
+        """Return whether it comes from outside this package."""
         return self.build.__module__.partition(".")[0] != "jaxlsgd"
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """What it accepts; a name is given beside the arguments."""
+        """Return its parameters, except `name`, which a study file gives beside them."""
         found = inspect.signature(self.build).parameters
         return {name: parameter for name, parameter in found.items() if name != "name"}
 
     @property
     def required(self) -> list[str]:
-        """What it cannot do without."""
-        given = self.parameters.items()
-        return [name for name, parameter in given if parameter.default is parameter.empty]
+        """Return the parameters without a default."""
+        return [name for name, p in self.parameters.items() if p.default is p.empty]
 
     @property
     def summary(self) -> str:
-        """The first line of the builder's docstring."""
+        """Return the first line of the builder's docstring."""
         return (inspect.getdoc(self.build) or "").partition("\n")[0]
 
     def signature(self) -> str:
-        """The arguments as a person would write them: `dim, num_clients, noise = 1.0`."""
+        """Return the arguments as text: `dim, num_clients, noise = 1.0`."""
         return ", ".join(
             name if p.default is p.empty else f"{name} = {p.default!r}"
             for name, p in self.parameters.items()
@@ -60,12 +59,12 @@ class Kind:
 def register(
     role: str, name: str | None = None, *, brief: str = ""
 ) -> Callable[[Builder], Builder]:
-    """Makes a builder known to study files under a name.
+    """Register a builder, so that study files can name it.
 
     Args:
       role: "problem", "method", "algorithm" or "schedule": what the builder returns.
-      name: as it stands in a study file; the function's own name if None.
-      brief: the argument that a name in brackets stands for.
+      name: its name in a study file; the function's own name if None.
+      brief: the argument that may be given in brackets after the name.
 
     Example::
 
@@ -83,7 +82,7 @@ def register(
         if brief and brief not in kind.parameters:
             raise refusal("brief", f"be an argument of {kind.name}", brief)
         known = _KINDS[role].get(kind.name)
-        # From the same module, it is that module loaded anew.
+        # The same module may be loaded again.
         if known is not None and (not kind.own or known.build.__module__ != build.__module__):
             there = f"which is a {role} of {known.build.__module__}"
             raise ValueError(f"name: must be new, got {kind.name!r}, {there}")
@@ -94,12 +93,12 @@ def register(
 
 
 def kinds(role: str) -> dict[str, Kind]:
-    """The kinds of a role by name, those of this package first."""
+    """Return the kinds of a role by name, those of this package first."""
     return dict(_KINDS[role])
 
 
 def forget(module: str) -> None:
-    """Drops the kinds that a module has registered."""
+    """Drop the kinds that a module has registered."""
     for known in _KINDS.values():
         for name in [name for name, kind in known.items() if kind.build.__module__ == module]:
             del known[name]

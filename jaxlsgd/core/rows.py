@@ -1,4 +1,4 @@
-"""Rows: what every replication of a cell found, as plain NumPy arrays."""
+"""Rows: the results of every replication of a cell, as plain NumPy arrays."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxlsgd.core import display
 from jaxlsgd.core.causes import Cause, causes
+from jaxlsgd.core.display import Table
 from jaxlsgd.core.storage import npz
 
 
 @dataclasses.dataclass(frozen=True)
 class MethodRows:
-    """What one method found, for every saved round and replication."""
+    """The results of one method, for every saved round and replication."""
 
     estimate: NDArray[np.float64]  # (saves, replications, coordinates)
     scale: NDArray[np.float64]  # (saves, replications, coordinates)
@@ -26,20 +26,20 @@ class MethodRows:
     cause: NDArray[np.uint8] = None  # type: ignore[assignment]  # (saves, replications), of `Cause`
 
     def __post_init__(self) -> None:
-        if self.cause is None:  # type: ignore[redundant-expr]  # of rows alone, as if no loss were known
+        if self.cause is None:  # type: ignore[redundant-expr]  # from rows alone, without the loss
             found = causes(self.estimate, self.half_width, self.floored)
             object.__setattr__(self, "cause", found)
 
     @property
     def ok(self) -> NDArray[np.bool_]:
-        """(saves, replications): completed, with an estimate and half-widths that are finite."""
-        # Of the numbers too, as rows may come from a file.
+        """Return which replications completed, (saves, replications)."""
+        # The numbers count too, because rows may come from a file.
         finite = np.all(np.isfinite(self.estimate) & np.isfinite(self.half_width).all(1), axis=-1)
         return finite & (self.cause <= Cause.FLOORED)
 
     @classmethod
     def joined(cls, parts: Sequence[MethodRows], keep: int | None = None) -> MethodRows:
-        """Puts ranges of replications behind one another and keeps the first `keep`."""
+        """Join ranges of replications, and keep the first `keep`."""
 
         def join(name: str, axis: int) -> np.ndarray:
             whole = np.concatenate([getattr(part, name) for part in parts], axis=axis)
@@ -50,13 +50,13 @@ class MethodRows:
 
     @classmethod
     def stacked(cls, saves: Sequence[MethodRows]) -> MethodRows:
-        """Puts saved rounds, each without the leading axis, behind one another."""
+        """Stack saved rounds, each without the leading axis."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(*(np.stack([getattr(rows, name) for rows in saves]) for name in names))
 
 
 def pack(rows: dict[str, MethodRows]) -> bytes:
-    """Rows by method as bytes, for another process."""
+    """Return rows by method as bytes, for another process."""
     arrays = {
         f"{field.name}/{name}": getattr(part, field.name)
         for name, part in rows.items()
@@ -66,7 +66,7 @@ def pack(rows: dict[str, MethodRows]) -> bytes:
 
 
 def unpack(content: bytes) -> dict[str, MethodRows]:
-    """The rows that `pack` has packed."""
+    """Return the rows that `pack` packed."""
     found: dict[str, dict[str, np.ndarray]] = {}
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         for path in file.files:
@@ -77,7 +77,7 @@ def unpack(content: bytes) -> dict[str, MethodRows]:
 
 @dataclasses.dataclass(frozen=True)
 class CellRows:
-    """All rows of one cell (a problem under a plan), with what is needed to judge them."""
+    """All rows of one cell (a problem under a plan), with what their analysis needs."""
 
     problem: str
     algorithm: str
@@ -90,13 +90,13 @@ class CellRows:
     coordinates: dict[str, tuple[str, ...]]  # by method
     truth: dict[str, NDArray[np.float64] | None]  # by method, (coordinates,)
     standard_error: dict[str, bool]  # by method: its scale estimates a standard error
-    labels: dict[str, str]  # by method: as people write it
+    labels: dict[str, str]  # by method: its name in figures
     judge: str  # the method whose estimate and standard error judge the others, or ""
     methods: dict[str, MethodRows]
-    costs: dict[str, str] = dataclasses.field(default_factory=dict)  # by method, where it tells
-    # By method and saved round: numbers that a client has sent, see `engine.cost.numbers_sent`.
+    costs: dict[str, str] = dataclasses.field(default_factory=dict)  # by method, if stated
+    # By method and saved round: numbers sent per client, see `engine.cost.numbers_sent`.
     numbers_sent: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    # By saved round: what it would have sent for plain Local SGD that communicates after every step.
+    # By saved round: the same for plain Local SGD that communicates after every step.
     sent_under_c1: tuple[int, ...] = ()
     # By method, (coordinates,): the standard error of `truth`; no entry if that is exact or not known.
     truth_error: dict[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
@@ -104,20 +104,20 @@ class CellRows:
 
     @property
     def acf(self) -> float:
-        """Average communication frequency T/t_T."""
+        """Return the average communication frequency T/t_T."""
         return self.num_rounds / self.num_steps
 
     @property
     def replications(self) -> int:
-        """How many runs there are."""
+        """Return the number of replications."""
         return next(iter(self.methods.values())).estimate.shape[1]
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Writes the rows to a file with a checksum inside, whole or not at all; see `load_cell`.
+        """Write the rows to a file with a checksum inside, whole or not at all; see `load_cell`.
 
         Args:
           path: the file, such as "cell.npz".
-          force: whether to replace a file that is there.
+          force: whether to replace an existing file.
 
         Returns:
           The path.
@@ -136,10 +136,10 @@ class CellRows:
         header = ["method", "completed", "truth", "mean estimate", f"mean length, {level}"]
         lines = [self._line(name) for name in self.methods]
         note = "Coverage, with standard errors: jaxlsgd.measures.coverage_table(cell)."
-        return display.table(header, lines, title=title, notes=[note])
+        return Table(title, header, lines, (0,), (note,)).html()
 
     def _line(self, name: str) -> list[str]:
-        """A method's first coordinate at the last round, among the completed."""
+        """Return a line of the table: a method's first coordinate at the last round."""
         rows, truth = self.methods[name], self.truth[name]
         ok = rows.ok[-1]
         error = self.truth_error.get(name)

@@ -1,4 +1,4 @@
-"""Files that come from people."""
+"""Files: read with a limit, written whole or not at all, and arrays sealed by a checksum."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import numpy as np
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Up to `most` bytes of a regular file, and one more if it has more.
+    """Return up to `most` bytes of a regular file, and one more if it is longer.
 
-    Anything else could keep a reader waiting for ever: a pipe, a terminal, a device.
+    Other kinds (a pipe, a terminal, a device) are refused, because reading them might never end.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -39,11 +39,7 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def check_output(path: Path) -> None:
-    """Refuse a file that cannot be written because of its place, before anything is computed for it.
-
-    Args:
-      path: the file to write; its directory must be there, and it must not be a directory itself.
-    """
+    """Refuse a path that cannot be written: its directory is missing, or it is a directory itself."""
     folder = path.parent
     if not folder.is_dir():
         words = "it is not a directory" if os.path.lexists(folder) else "there is no such directory"
@@ -58,18 +54,13 @@ def check_output(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, force: bool = False) -> Iterator[Path]:
-    """A place to write a file to, which takes its name when all is written; else nothing changes.
-
-    Args:
-      path: the file.
-      force: whether to replace what has this name.
-    """
+    """Yield a temporary path, which replaces `path` once it is written; an existing file needs `force`."""
     check_output(path)
     if not force and os.path.lexists(path):
         raise FileExistsError(
             errno.EEXIST, "it exists already; another name, or --force", str(path)
         )
-    # In a directory of its own: nobody can have put a link there.
+    # In a new directory, in which nobody can have put a link.
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         temporary = folder / path.name
@@ -96,20 +87,20 @@ def seal(arrays: Mapping[str, np.ndarray]) -> bytes:
 def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Return what `numpy.savez` would write, byte for byte, for arrays of plain numbers with any names.
 
-    `savez` itself takes names as keywords: it has no place for an array called `file`, and before
-    NumPy 2.2 it stored `allow_pickle=False` as one more array.
+    `savez` itself takes names as keywords: it cannot store an array called `file`, and before
+    NumPy 2.2 it stored `allow_pickle=False` as another array.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
-            # A member that is opened by its name gets a fixed date.
+            # A member opened by its name gets a fixed date.
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
     return buffer.getvalue()
 
 
 def unseal(content: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of a file, which must have these names; raises `Broken` unless all is as written."""
+    """Return the arrays of a file, which must have these names; raise `Broken` if anything was altered."""
     arrays = _arrays(content, (*names, _SEAL))
     if arrays.pop(_SEAL).tobytes() != _checksum(arrays):
         raise Broken("its checksum does not match")
@@ -117,7 +108,7 @@ def unseal(content: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def first_array(content: bytes, name: str) -> np.ndarray:
-    """The first array of a file, not checked; it may say what the others are."""
+    """Return the first array of a file, unchecked; it may describe the others."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             member = archive.infolist()[0]
@@ -137,7 +128,7 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _arrays(content: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays, none larger than the bytes that it was read from."""
+    """Return the arrays; none may be larger than the file."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
@@ -156,16 +147,16 @@ def _arrays(content: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _array(raw: bytes) -> np.ndarray:
-    """One array of plain numbers; unlike `numpy.load`, nothing is made room for on its say-so."""
+    """Return one array of plain numbers; unlike `numpy.load`, allocate nothing that its header claims."""
     length = 10 + int.from_bytes(raw[8:10], "little")
     shape, by_column, dtype = _array_header(raw[:length])
     data = memoryview(raw)[length:]
     if by_column or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
-        raise ValueError("an array that is not what it says")
+        raise ValueError("an array whose header does not fit its data")
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-@functools.lru_cache(maxsize=256)  # few differ, and NumPy parses them as Python
+@functools.lru_cache(maxsize=256)  # few are different, and NumPy parses them as Python code
 def _array_header(raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     file = io.BytesIO(raw)
     if np.lib.format.read_magic(file) != (1, 0):

@@ -1,7 +1,8 @@
-"""Functions of users, traced and made again with some of their operations replaced.
+"""Functions of users, traced and evaluated with some of their operations replaced.
 
-A user writes `a @ x` and `jax.random.normal(key, (3,))` for one observation. Over many clients and
-replications the compiler makes slow programs of some of these, and the engine has better ones.
+A user writes `a @ x` and `jax.random.normal(key, (3,))` for one observation. XLA compiles some of these to
+slow programs when there are many clients and replications, and the engine has faster ones. This is the
+only module that imports `jax.extend`; others take `core` and `p` from here.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
-from jax.extend.core import primitives
 from jax.extend.core import primitives as p
 
 from jaxlsgd.core.forms import OuterProduct, Scaled
 
-# What takes an operation's place: of its parameters and its inputs makes its outputs, or declines by None.
+# Replaces an operation: (parameters, *inputs) → outputs, or None to keep the operation.
 Rule = Callable[..., Sequence[Any] | None]
 Rules = Mapping[core.Primitive, Rule]
-# Evaluates one operation: the equation, and its inputs.
+# Evaluates one operation: (equation, inputs) → outputs.
 Apply = Callable[[core.JaxprEqn, list[Any]], Sequence[Any]]
 
 _UNROLLED = 32
@@ -29,7 +30,7 @@ _UNROLLED = 32
 
 @dataclasses.dataclass(frozen=True)
 class Derived:
-    """A function that nobody has written: a derivative. How it is laid out in memory is the engine's affair."""
+    """A derivative made by JAX and not written by a user, whose memory layout the engine may choose."""
 
     function: Callable[..., Any]
 
@@ -38,10 +39,10 @@ class Derived:
 
 
 def dot(a: Any, b: Any) -> Any:
-    """Σ_i a_i b_i over the leading axis, as plain additions for few entries.
+    """Return Σ_i a_i b_i over the leading axis, as plain additions for few entries.
 
-    Not `@`: under vmap a dot product would move replications out of the innermost place in memory.
-    And not a sum over an axis, which XLA's CPU compiler does not vectorise along another one.
+    Under vmap, `@` would move replications out of the innermost place in memory, and XLA's CPU compiler does
+    not vectorise a sum over one axis along another.
     """
     if a.shape[0] > _UNROLLED:
         return jnp.sum(a * b, axis=0)
@@ -52,7 +53,7 @@ def dot(a: Any, b: Any) -> Any:
 
 
 def replaced(function: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
-    """The function, with other operations in the place of those that there are rules for."""
+    """Return the function with the operations replaced for which there are rules."""
 
     def run(*arguments: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
@@ -63,9 +64,8 @@ def replaced(function: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
 
 
 def evaluate(closed: core.ClosedJaxpr, arguments: Sequence[Any], rules: Rules) -> list[Any]:
-    """The results of a traced function; what it has jitted inside becomes a part of it."""
-    apply = lambda equation, given: apply_one(equation, given, rules)  # noqa: E731
-    return values(closed, arguments, apply)(closed.jaxpr.outvars)
+    """Return the results of a traced function; jitted functions inside it are inlined."""
+    return values(closed, arguments, _by(rules))(closed.jaxpr.outvars)
 
 
 def values(
@@ -74,7 +74,7 @@ def values(
     apply: Apply,
     fixed: Mapping[core.Var, Any] | None = None,
 ) -> Callable[[Sequence[Any]], list[Any]]:
-    """All variables of a traced function, to be looked up; `fixed` ones are what they are said to be."""
+    """Evaluate a traced function and return a look-up of its variables; `fixed` replaces values of some."""
     jaxpr = closed.jaxpr
     known: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known |= zip(jaxpr.invars, arguments, strict=True)
@@ -90,13 +90,13 @@ def values(
 
 
 def apply_one(equation: core.JaxprEqn, given: list[Any], rules: Rules) -> Sequence[Any]:
-    """The results of one operation, or of what takes its place."""
+    """Return the results of one operation, or of its replacement."""
     primitive = equation.primitive
     rule = rules.get(primitive)
     made = rule(equation.params, *given) if rule is not None else None
     if made is not None:
         return made
-    if primitive is primitives.jit_p:
+    if primitive is p.jit_p:
         return evaluate(equation.params["jaxpr"], given, rules)
     inside = {name: _below(value, rules) for name, value in equation.params.items()}
     found = primitive.bind(*given, **primitive.get_bind_params(inside))
@@ -104,7 +104,7 @@ def apply_one(equation: core.JaxprEqn, given: list[Any], rules: Rules) -> Sequen
 
 
 def _below(value: Any, rules: Rules) -> Any:
-    """A parameter of an operation; where it is a function (a loop's body, say), that one replaced."""
+    """Return a parameter of an operation; if it is a function, such as a loop's body, with its operations replaced."""
     if type(value) is tuple:
         return tuple(_below(each, rules) for each in value)
     if not isinstance(value, core.ClosedJaxpr):
@@ -118,7 +118,7 @@ def _below(value: Any, rules: Rules) -> Any:
 
 
 def product(parameters: Mapping[str, Any], a: Any, b: Any) -> Sequence[Any] | None:
-    """A product of vectors, or of a vector and a matrix, that keeps replications innermost."""
+    """Return a product of vectors, or of a vector and a matrix, that keeps replications innermost."""
     (left, right), batch = parameters["dimension_numbers"]
     if any(batch) or max(a.ndim, b.ndim) > 2 or a.ndim + b.ndim > 3:
         return None
@@ -130,10 +130,10 @@ def product(parameters: Mapping[str, Any], a: Any, b: Any) -> Sequence[Any] | No
     return [dot(a[:, None] if b.ndim > a.ndim else a, b[:, None] if a.ndim > b.ndim else b)]
 
 
-PRODUCTS: Rules = {primitives.dot_general_p: product}
+PRODUCTS: Rules = {p.dot_general_p: product}
 
 
-# Linear in all that depends on x.
+# Linear in all inputs that depend on x.
 _LINEAR = {
     *(p.neg_p, p.add_p, p.sub_p, p.copy_p, p.reduce_sum_p),
     *(p.reshape_p, p.squeeze_p, p.slice_p, p.broadcast_in_dim_p, p.transpose_p, p.concatenate_p),
@@ -142,18 +142,18 @@ _BILINEAR = {p.mul_p, p.dot_general_p}  # linear if one factor depends on x
 
 
 class LinearForm(NamedTuple):
-    """A loss ℓ(z, ξ) of z = aᵀx + c, where a and c are made of ξ alone."""
+    """A loss ℓ(z, ξ) of z = aᵀx + c, where a and c depend on ξ alone."""
 
     loss: core.ClosedJaxpr  # (x, *leaves of ξ) → ℓ
-    score: tuple[core.Var, ...]  # z, and whatever is the same again
+    score: tuple[core.Var, ...]  # z, and all variables equal to it
 
     def gradient(self, x: Any, observation: Any) -> Scaled:
-        """ℓ'(z)·a."""
+        """Return ℓ'(z)·a."""
         slope = jax.grad(self._outer(observation))
         return Scaled(slope(self._score(x, observation)), self._vector(x, observation))
 
     def hessian(self, x: Any, observation: Any) -> OuterProduct:
-        """ℓ''(z)·aaᵀ."""
+        """Return ℓ''(z)·aaᵀ."""
         curvature = jax.grad(jax.grad(self._outer(observation)))
         return OuterProduct(self._vector(x, observation), curvature(self._score(x, observation)))
 
@@ -162,7 +162,7 @@ class LinearForm(NamedTuple):
         return values(self.loss, arguments, _by(rules))(self.score[:1])[0]
 
     def _vector(self, x: Any, observation: Any) -> Any:
-        """a = ∇z, wherever it is taken."""
+        """Return a = ∇z, the same at every x."""
         form = jax.grad(lambda x: self._score(x, observation, {}))
         return replaced(form, PRODUCTS)(jnp.zeros_like(x))
 
@@ -182,20 +182,20 @@ def _by(rules: Rules) -> Apply:
 
 
 def linear_form(loss: Callable[[Any, Any], Any], x: Any, observation: Any) -> LinearForm | None:
-    """The loss as a function of one linear form of the parameters; None if it is not seen to be one.
+    """Return the loss as a function of one linear form of the parameters; None if no such form is found.
 
     Args:
       loss: `(x, observation) → scalar` of a flat vector x.
       x: a vector.
       observation: an observation.
     """
-    closed = jax.make_jaxpr(replaced(loss, {}))(x, observation)  # as one function
+    closed = jax.make_jaxpr(replaced(loss, {}))(x, observation)  # with jitted functions inlined
     score = _score(closed.jaxpr)
     return None if score is None else LinearForm(closed, score)
 
 
 def _score(jaxpr: core.Jaxpr) -> tuple[core.Var, ...] | None:
-    """The first number, linear in x, that all of the loss sees of x."""
+    """Return the first scalar, linear in x, through which alone the loss depends on x."""
     same = _equal_variables(jaxpr)
     linear, depends = {jaxpr.invars[0]}, {jaxpr.invars[0]}
     candidates = []
@@ -211,13 +211,13 @@ def _score(jaxpr: core.Jaxpr) -> tuple[core.Var, ...] | None:
                 candidates.append(same[equation.outvars[0]])
     for z in dict.fromkeys(candidates):
         group = tuple(v for v, first in same.items() if first is z)
-        if _hides(jaxpr, set(group)):
+        if not _depends(jaxpr, jaxpr.invars[:1], group):
             return group
     return None
 
 
 def _is_linear(equation: core.JaxprEqn, moving: list[core.Var]) -> bool:
-    """Whether an operation is linear in those of its inputs that depend on x."""
+    """Return whether an operation is linear in those of its inputs that depend on x."""
     primitive = equation.primitive
     if primitive is p.convert_element_type_p:
         return jnp.issubdtype(equation.params["new_dtype"], jnp.floating)
@@ -226,25 +226,34 @@ def _is_linear(equation: core.JaxprEqn, moving: list[core.Var]) -> bool:
     return primitive in _LINEAR or (primitive in _BILINEAR and len(moving) == 1)
 
 
-def _hides(jaxpr: core.Jaxpr, group: set[core.Var]) -> bool:
-    """Whether the results depend on x only through some variables."""
-    depends = {jaxpr.invars[0]}
+def _depends(
+    jaxpr: core.Jaxpr, inputs: Sequence[core.Var], except_through: Sequence[core.Var] = ()
+) -> bool:
+    """Return whether the results depend on some inputs, other than through certain variables."""
+    depends = set(inputs)
     for equation in jaxpr.eqns:
         if any(isinstance(v, core.Var) and v in depends for v in equation.invars):
-            depends.update(v for v in equation.outvars if v not in group)
-    return not any(v in depends for v in jaxpr.outvars if isinstance(v, core.Var))
+            depends.update(v for v in equation.outvars if v not in except_through)
+    return any(isinstance(v, core.Var) and v in depends for v in jaxpr.outvars)
+
+
+def is_zero(function: Callable[..., Any], *shapes: Any) -> bool:
+    """Return whether a function returns zeros that depend on none of its arguments, given as shapes."""
+    closed = jax.make_jaxpr(function)(*shapes)
+    if _depends(closed.jaxpr, closed.jaxpr.invars):
+        return False
+    zeros = [np.zeros(aval.shape, aval.dtype) for aval in closed.in_avals]
+    return not any(np.any(found) for found in core.jaxpr_as_fun(closed)(*zeros))
 
 
 def _equal_variables(jaxpr: core.Jaxpr) -> dict[core.Var, core.Var]:
-    """Each variable's first namesake: two that are made by the same operation of the same things are one."""
+    """Return for each variable the first one with the same value: the same operation on the same inputs."""
     first: dict[Any, core.Var] = {}
     same: dict[core.Var, core.Var] = {v: v for v in [*jaxpr.invars, *jaxpr.constvars]}
     for equation in jaxpr.eqns:
         given = [repr(v) if isinstance(v, core.Literal) else id(same[v]) for v in equation.invars]
         for variable in equation.outvars:
             key = (equation.primitive, str(equation.params), *given)
-            plain = (
-                equation.primitive in _LINEAR | _BILINEAR
-            )  # with parameters that are numbers alone
+            plain = equation.primitive in _LINEAR | _BILINEAR  # whose parameters are only numbers
             same[variable] = first.setdefault(key, variable) if plain else variable
     return same

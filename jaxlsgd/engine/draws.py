@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import primitives as p
 
 from jaxlsgd.core.problem import Array, Draws, FlatFunctions, at_time
 from jaxlsgd.core.random import StreamKeys, threefry2x32
+from jaxlsgd.core.tracing import p
 from jaxlsgd.engine import xla
 from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS
 from jaxlsgd.engine.program import ProblemData, Program
@@ -165,32 +165,6 @@ def draw_pair(keys: StreamKeys, pair: Array, client_index: Array, spec: Draws) -
 def split_pair(pair: Draws) -> tuple[Draws, Draws]:
     """The draws of the even and of the odd observation."""
     return Draws(*(x.real for x in pair)), Draws(*(x.imag for x in pair))
-
-
-def draw_block(
-    keys: StreamKeys, first: Array, num_steps: int, client_index: Array, spec: Draws
-) -> Draws:
-    """Draws what observations t = first, …, first + num_steps − 1 of all clients need.
-
-    The same numbers as `draw_pair`, for those who want to look at them.
-
-    Args:
-      keys: key words of the replications.
-      first: first observation index, even, () uint32.
-      num_steps: even and static.
-      client_index: (K,) uint32, the clients' numbers in the whole federation.
-      spec: how many normals and uniforms an observation needs.
-
-    Returns:
-      Draws of float32 arrays (num_steps, K, count, replications).
-    """
-    pairs = first // np.uint32(2) + jnp.arange(num_steps // 2, dtype=jnp.uint32)
-    drawn = lax.map(lambda pair: draw_pair(keys, pair, client_index, spec), pairs)
-
-    def in_order(even: Array, odd: Array) -> Array:
-        return jnp.stack([even, odd], axis=1).reshape(num_steps, *even.shape[1:])
-
-    return Draws(*map(in_order, *split_pair(drawn)))
 
 
 Parameters = Mapping[str, Any]

@@ -231,7 +231,6 @@ def turn(
     state: Federation,
     at: Step,
     weights: Array,
-    over_devices: Callable[[Any], Any] = lambda tree: tree,
 ) -> Federation:
     """The end of a round: clients to server, one sum, server to clients.
 
@@ -240,11 +239,9 @@ def turn(
       state: after the round's last step.
       at: the numbers of that step.
       weights: p_k, (K,).
-      over_devices: sums over the devices that share the clients.
     """
     message, memory = sent(algorithm, state, at, weights)
-    moved, message = over_devices((state.moved, message))
-    params, server = received(algorithm, state, at, moved, message)
+    params, server = received(algorithm, state, at, state.moved, message)
     return opened(state, params)._replace(memory=memory, server=server)
 
 

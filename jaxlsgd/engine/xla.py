@@ -15,13 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core
-from jax.extend.core import primitives as p
 
 from jaxlsgd.core import tracing
 from jaxlsgd.core.forms import Scaled
 from jaxlsgd.core.problem import Array
-from jaxlsgd.core.tracing import Derived
+from jaxlsgd.core.tracing import Derived, core, p
 
 
 class Varying(NamedTuple):

@@ -1,4 +1,7 @@
-"""Interval methods, one file each, with joint inference and the laws behind them."""
+"""Interval methods, one file each: this project's and the paper's here, other people's in `rivals`.
+
+`joint` has tests and sets for several coordinates, `laws` the distributions. Start reading at `plug_in`.
+"""
 
 from __future__ import annotations
 

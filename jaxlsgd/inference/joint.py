@@ -6,14 +6,15 @@ contrasts R of rank q the statistic is
     W = (Rȳ − r)ᵀ (R M Rᵀ)⁻¹ (Rȳ − r),
 
 whose law under Rx* = r the method declares: χ²_q in the limit for plug-in, and for random scaling a law
-that depends on the schedule alone. For q = 1 that one is exact; where E_m grows no faster than a
-logarithm it is tabulated for q up to 20 (`critical_values.wald_critical_value`); else it is simulated
-(`wald_law`). At a finite horizon random scaling's depends on G, S and R too, and is simulated for the run
-(`finite_wald`).
+that depends on the schedule alone. For q = 1 the latter is exact; if E_m grows no faster than a
+logarithm it is tabulated for q up to 20 (`critical_values.wald_critical_value`); otherwise it is simulated
+(`wald_law`). At a finite horizon the law of random scaling depends on G, S and R too, and is simulated for
+the run (`finite_wald`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,8 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import SIDES, Estimator, Interval, JointLaw
-from jaxlsgd.inference.measuring import in_float64
+from jaxlsgd.core.estimator import SIDES, Estimator, Horizon, Interval, JointLaw, Measurement
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
@@ -34,17 +34,17 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 class Joint(NamedTuple):
-    """What joint inference needs of a run: the average, its matrix, and their laws."""
+    """The average of a run, its matrix, and their laws: the input of joint inference."""
 
     estimate: FloatArray  # (d,)
     matrix: FloatArray  # (d, d)
     multiplier: Callable[[float], Any]  # level → critical value of one coordinate, or of each
-    law: JointLaw | None  # of W, where it is known
+    law: JointLaw | None  # of W, if known
     precision: float = _EPS  # relative rounding error of the matrix
     one_sided: Callable[[float, str], Any] | None = None  # (level, side) → the same for one bound
 
     def half(self, level: float, side: str) -> Any:
-        """Critical values of an interval with both bounds, or with one."""
+        """Return the critical values of an interval with both bounds, or with one."""
         if side == "both" or self.one_sided is None:
             return self.multiplier(level if side == "both" else 2 * level - 1)
         return self.one_sided(level, side)
@@ -58,7 +58,7 @@ class JointTest(NamedTuple):
     critical: float  # W's quantile at the level
     reject: bool
     p_value: float
-    p_value_error: float  # Monte-Carlo standard error; 0 where the law is exact
+    p_value_error: float  # Monte-Carlo standard error; 0 if the law is exact
 
 
 class Ellipsoid(NamedTuple):
@@ -69,7 +69,7 @@ class Ellipsoid(NamedTuple):
     radius: float
 
     def contains(self, x: ArrayLike) -> Any:
-        """Whether points (..., q) are in the set: a bool, or an array of them."""
+        """Return whether points (..., q) are in the set: a bool, or an array of them."""
         checks.finite("x", x)
         if np.shape(x)[-1:] != self.center.shape:
             raise refusal("x", f"have shape (..., {len(self.center)})", np.shape(x))
@@ -79,7 +79,7 @@ class Ellipsoid(NamedTuple):
 
 
 def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) -> Joint:
-    """Average and matrix of one run, from a method's states.
+    """Return average and matrix of one run, from a method's states.
 
     Args:
       method: one with a `matrix`, such as `plug_in(...)` or `random_scaling(...)` in mode "full" or
@@ -102,9 +102,9 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
         hint = "; random_scaling in mode 'diagonal' has none, in mode 'full' it has"
         raise refusal("method", "have a matrix for joint inference", method.name, hint)
     precision = _precision(states)
-    measured, matrix = in_float64(method, states, plan)
+    measured, matrix = measure_in_float64(method, states, plan)
     if bool(measured.floored):
-        what = "one in which a numerical floor acted, as where Ĝ is singular"
+        what = "one in which a numerical floor acted, as for a singular Ĝ"
         raise ValueError(f"state: must be regular for {method.name}, got {what}")
     estimate, matrix = np.asarray(measured.estimate, np.float64), _symmetric(matrix)
     if not (np.isfinite(estimate).all() and np.isfinite(matrix).all()):
@@ -119,8 +119,40 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
     )
 
 
+def measure_in_float64(
+    method: Estimator, states: tuple[Any, ...], plan: Plan | None
+) -> tuple[Measurement, Any]:
+    """Return the measurement and the matrix of one run, computed in float64.
+
+    Args:
+      method: one with a matrix.
+      states: what its `update` returned.
+      plan: the rounds that were run, if known.
+    """
+    horizon = Horizon.of(plan, np.float64) if method.needs_plan and plan is not None else None
+    given = (method.measure, method.matrix, jax.tree.map(_widened, states), horizon)
+    if method.reads_numpy:
+        return _measure(*given)
+    with jax.enable_x64(True):
+        return _compiled(*given)
+
+
+def _widened(leaf: Any) -> np.ndarray:
+    leaf = np.asarray(leaf)
+    return leaf.astype(np.float64) if np.issubdtype(leaf.dtype, np.floating) else leaf
+
+
+def _measure(
+    measure: Any, matrix: Any, states: tuple[Any, ...], horizon: Horizon | None
+) -> tuple[Measurement, Any]:
+    return measure(states, horizon), matrix(states, horizon)
+
+
+_compiled = functools.partial(jax.jit, static_argnums=(0, 1))(_measure)
+
+
 def _precision(states: Any) -> float:
-    """Relative rounding error of the coarsest numbers in a state."""
+    """Return the relative rounding error of the coarsest numbers in a state."""
     dtypes = [np.asarray(leaf).dtype for leaf in jax.tree.leaves(states)]
     floats = [kind for kind in dtypes if np.issubdtype(kind, np.floating)]
     return max((float(np.finfo(kind).eps) for kind in floats), default=_EPS)
@@ -134,7 +166,7 @@ def _symmetric(matrix: Any) -> FloatArray:
 def joint_test(
     found: Joint, contrasts: ArrayLike | None = None, null: ArrayLike = 0.0, level: float = 0.95
 ) -> JointTest:
-    """Tests Rx* = r; all coordinates at once where no contrasts R are given.
+    """Test Rx* = r; all coordinates at once if no contrasts R are given.
 
     Args:
       found: from `joint`.
@@ -158,7 +190,7 @@ def joint_test(
 
 
 def ellipsoid(found: Joint, contrasts: ArrayLike | None = None, level: float = 0.95) -> Ellipsoid:
-    """The confidence ellipsoid for Rx*, or for x* itself: all r that `joint_test` does not reject."""
+    """Return the confidence ellipsoid for Rx*, or for x* itself: all r that `joint_test` does not reject."""
     view = _view(found, contrasts)
     threshold = critical(found, len(view.center), level, contrasts)
     return view._replace(radius=float(np.sqrt(threshold)))
@@ -171,7 +203,7 @@ def simultaneous(
     contrasts: ArrayLike | None = None,
     seed: int = 0,
 ) -> Interval:
-    """Intervals that cover all coordinates (or contrasts) at once with the given probability.
+    """Return intervals that cover all coordinates (or contrasts) at once with the given probability.
 
     Args:
       found: from `joint`.
@@ -211,7 +243,7 @@ def simultaneous(
 def function(
     found: Joint, g: Callable[[Any], Any], level: float = 0.95, side: str = "both"
 ) -> Interval:
-    """Interval for g(x*) by the delta method: g(x̂) ± q √(J M Jᵀ)_ii with J the Jacobian of g at x̂.
+    """Return an interval for g(x*) by the delta method: g(x̂) ± q √(J M Jᵀ)_ii with J the Jacobian of g at x̂.
 
     Args:
       found: from `joint`.
@@ -220,8 +252,8 @@ def function(
       side: "both", or the only bound that is finite: "lower" or "upper".
 
     Returns:
-      An `Interval` of g's shape. Where critical values differ between coordinates, as one_step's do, the
-      largest serves; at a finite horizon random scaling has one for every component, simulated.
+      An `Interval` of g's shape. If critical values differ between coordinates, as those of one_step do, the
+      largest is used; at a finite horizon random scaling simulates one for every component.
     """
     checks.level(level)
     checks.choice("side", side, SIDES)
@@ -251,7 +283,7 @@ def _component_multipliers(found: Joint, rows: FloatArray, level: float, side: s
 def critical(
     found: Joint, constraints: int, level: float, contrasts: ArrayLike | None = None
 ) -> float:
-    """The quantile of W under the null; the law at a finite horizon depends on the contrasts."""
+    """Return the quantile of W under the null; at a finite horizon the law depends on the contrasts."""
     checks.level(level)
     return _known(found, contrasts).quantile(level, constraints)
 
@@ -267,7 +299,7 @@ def _known(found: Joint, contrasts: ArrayLike | None) -> JointLaw:
 
 
 def _view(found: Joint, contrasts: ArrayLike | None, invertible: bool = True) -> Ellipsoid:
-    """Rȳ and R M Rᵀ, of radius 0; refuses what has no inverse."""
+    """Return Rȳ and R M Rᵀ, of radius 0; refuse a singular matrix."""
     rows = np.eye(len(found.estimate))
     if contrasts is not None:
         rows = np.asarray(checks.contrasts(contrasts), np.float64)

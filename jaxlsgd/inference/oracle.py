@@ -28,7 +28,7 @@ def oracle(
 ) -> Estimator:
     """Oracle: ȳ_j ± z √Cov(ȳ)_jj with the covariance from the true G and S.
 
-    A yardstick for lengths, not a method for data. `of(problem)` takes G and S from a problem that declares them.
+    A reference for lengths, not a method for data. `of(problem)` takes G and S from a problem that declares them.
 
     Args:
       G: ∇²f(x*), (d, d), symmetric and positive definite.
@@ -59,7 +59,7 @@ def oracle(
 
 
 def of(problem: Problem, horizon: str = "asymptotic", name: str | None = None) -> Estimator:
-    """The oracle interval of a problem that declares G and S.
+    """Return the oracle interval of a problem that declares G and S.
 
     Example::
 
@@ -80,7 +80,7 @@ def _symmetric(argument: str, value: Any) -> np.ndarray:
     return (found + found.T) / 2
 
 
-# By content, so that two oracles of one problem are one program.
+# Cached by content, so that two oracles of one problem share a program.
 @functools.lru_cache(maxsize=64)
 def _functions(G: bytes, S: bytes, dim: int, finite: bool) -> tuple[Any, Any]:
     values, vectors = np.linalg.eigh(np.frombuffer(G).reshape(dim, dim))

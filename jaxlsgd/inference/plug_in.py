@@ -1,9 +1,13 @@
-"""Plug-in: intervals from running estimates of the Hessian G and the gradient covariance S."""
+"""Plug-in: intervals from running estimates of the Hessian G and the gradient covariance S.
+
+With two averages, over rounds and over observations, and for each the covariance in the limit and at a finite
+horizon (`finite_horizon`). `plug_in` builds all four; start reading there.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -13,13 +17,13 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.core.registry import register
-from jaxlsgd.inference.burn_in import begun_after
+from jaxlsgd.inference.finite_horizon import HorizonFactors, horizon_factors
 from jaxlsgd.inference.laws.standard import NORMAL
-from jaxlsgd.inference.sums import compensated_add, widened
+from jaxlsgd.inference.sums import compensated_add, path_mean, widened
 
-HORIZONS = ("asymptotic", "finite")
-AVERAGES = ("rounds", "observations")
-COST = "a gradient and a Hessian per client and round to the server; memory 2d² + 3d"
+_HORIZONS = ("asymptotic", "finite")
+_AVERAGES = ("rounds", "observations")
+_COST = "a gradient and a Hessian per client and round to the server; memory 2d² + 3d"
 _FLOOR = 1e-6  # smallest eigenvalue of Ĝ allowed, as a share of the largest
 
 
@@ -38,7 +42,7 @@ class PlugInState(NamedTuple):
 
 @functools.cache
 def curvature() -> Accumulator:
-    """Ĝ = (1/m) Σ Σ_k p_k ∇²f_k(x̄; ξ^k) and Ŝ = (1/m) Σ g gᵀ, g = Σ_k p_k ∇f_k(x̄; ξ^k)."""
+    """Return the streaming statistic Ĝ = (1/m) Σ Σ_k p_k ∇²f_k(x̄; ξ^k) and Ŝ = (1/m) Σ g gᵀ, g = Σ_k p_k ∇f_k(x̄; ξ^k)."""
 
     def init(params: Params) -> PlugInState:
         x = widened(flatten(params))
@@ -68,7 +72,7 @@ def curvature() -> Accumulator:
     )
 
 
-class Spectrum(NamedTuple):
+class Eigenbasis(NamedTuple):
     """Ĝ = Q diag(λ) Qᵀ with eigenvalues kept above a floor, and S̃ = QᵀŜQ."""
 
     eigenvalues: Array  # (d,)
@@ -76,12 +80,17 @@ class Spectrum(NamedTuple):
     S: Array  # (d, d)
     floored: Array  # () bool
 
+    def rotate_back(self, middle: Array) -> Array:
+        """Return Q · middle · Qᵀ."""
+        left = jnp.matmul(self.vectors, middle, precision=lax.Precision.HIGHEST)
+        return jnp.matmul(left, self.vectors.T, precision=lax.Precision.HIGHEST)
 
-def spectrum(state: PlugInState) -> Spectrum:
-    """Eigendecomposition of Ĝ with a floor on its eigenvalues, and whether that floor acted.
+
+def eigenbasis(state: PlugInState) -> Eigenbasis:
+    """Return the eigendecomposition of Ĝ with a floor on its eigenvalues, and whether that floor acted.
 
     Eigenvalues rather than Cholesky: the finite-horizon formulas need them, a floor can be put on
-    them, and `eigh` compiles for every accelerator where a general solve does not.
+    them, and `eigh` compiles for every accelerator, unlike a general solve.
     """
     G = (state.G + state.G.T) / 2
     finite = jnp.all(jnp.isfinite(G))
@@ -90,28 +99,8 @@ def spectrum(state: PlugInState) -> Spectrum:
     low = jnp.any(values < floor)
     values = jnp.where(finite, jnp.maximum(values, floor), jnp.nan)
     rotated = jnp.matmul(state.S, Q, precision=lax.Precision.HIGHEST)
-    return Spectrum(
-        values, Q, jnp.matmul(Q.T, rotated, precision=lax.Precision.HIGHEST), low & finite
-    )
-
-
-def sandwich(spec: Spectrum) -> Array:
-    """G⁻¹SG⁻ᵀ in the basis of G's eigenvectors."""
-    return spec.S / (spec.eigenvalues[:, None] * spec.eigenvalues[None, :])
-
-
-def rotate_back(spec: Spectrum, middle: Array) -> Array:
-    """Q · middle · Qᵀ."""
-    left = jnp.matmul(spec.vectors, middle, precision=lax.Precision.HIGHEST)
-    return jnp.matmul(left, spec.vectors.T, precision=lax.Precision.HIGHEST)
-
-
-def asymptotic_covariance(state: PlugInState) -> tuple[Array, Array]:
-    """ν̂ Ĝ⁻¹ŜĜ⁻ᵀ/t_T, and whether the floor on Ĝ's eigenvalues acted."""
-    spec = spectrum(state)
-    rounds = jnp.maximum(state.m, 1).astype(state.G.dtype)
-    # ν̂/t_T = (Σ1/E)/T²
-    return rotate_back(spec, sandwich(spec)) * (state.s / rounds / rounds), spec.floored
+    S = jnp.matmul(Q.T, rotated, precision=lax.Precision.HIGHEST)
+    return Eigenbasis(values, Q, S, low & finite)
 
 
 @register("method", brief="horizon")
@@ -119,7 +108,6 @@ def plug_in(
     horizon: str = "asymptotic",
     *,
     average: str = "rounds",
-    burn_in: int = 0,
     name: str | None = None,
 ) -> Estimator:
     """Plug-in: ȳ_j ± z √Cov(ȳ)_jj with the covariance from running Ĝ and Ŝ.
@@ -129,15 +117,13 @@ def plug_in(
     `finite_horizon`. In the paper's models it covers as often as it claims, but it ignores multiplicative
     noise and the bias that the start leaves: in logistic regression under C5 at t_T = 2,000 its 95 %
     intervals covered 85 % with one client, 86 % at alpha = 0.8 and 1 % from a start 3 away
-    (`benchmarks.stress`), and those of `one_step` 96, 94 and 96 %. That one is the first of `fit`'s
-    methods; this one is for those who must report ȳ.
+    (`benchmarks.stress`), and those of `one_step` 96, 94 and 96 %. `one_step` is the first default method
+    of `fit`; use this one if ȳ must be reported.
 
     Args:
       horizon: "asymptotic" or "finite".
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T, whose covariance tends
-        to G⁻¹SG⁻ᵀ/t_T under every schedule, without the ν of the paper; see `observation_average`.
-      burn_in: rounds at the beginning that are left out, such as plan.num_rounds // 5; see `burn_in`. Not for
-        "finite", which allows for them.
+        to G⁻¹SG⁻ᵀ/t_T under every schedule, without the ν of the paper.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -152,51 +138,72 @@ def plug_in(
 
     Reference: Li, Liang, Chang, Zhang, Section 4.1.
     """
-    checks.choice("horizon", horizon, HORIZONS)
-    checks.choice("average", average, AVERAGES)
-    checks.count("burn_in", burn_in, 0)
-    if burn_in and horizon == "finite":
-        raise refusal("burn_in", "be 0 for horizon='finite', which allows for all rounds", burn_in)
-    return begun_after(_plug_in(horizon, average, name), burn_in, name)
-
-
-def _plug_in(horizon: str, average: str, name: str | None) -> Estimator:
-    if average == "observations":
-        # Built on this module, so it cannot be imported by it at the top.
-        from jaxlsgd.inference import observation_average
-
-        finite = horizon == "finite"
-        given = "finite, observations" if finite else "observations"
-        return observation_average.plug_in_estimator(name or f"plug_in[{given}]", finite)
-    if horizon == "finite":
-        from jaxlsgd.inference import finite_horizon
-
-        return finite_horizon.plug_in_estimator(name or "plug_in[finite]", curvature())
+    checks.choice("horizon", horizon, _HORIZONS)
+    checks.choice("average", average, _AVERAGES)
+    finite, observations = horizon == "finite", average == "observations"
+    given = ", ".join(["finite"] * finite + ["observations"] * observations)
+    label = ", observations" * observations + ", finite horizon" * finite
+    measure, matrix = _functions(finite, observations)
     return Estimator(
-        name=name or "plug_in",
-        accumulators=(curvature(),),
-        measure=_measure,
+        name=name or "plug_in" + (f"[{given}]" if given else ""),
+        accumulators=(curvature(), path_mean(True)) if observations else (curvature(),),
+        measure=measure,
         law=NORMAL,
-        matrix=_matrix,
+        matrix=matrix,
         standard_error=True,
-        label="plug-in",
-        cost=COST,
+        needs_plan=finite,
+        label=f"plug-in{label}",
+        cost=_COST,
     )
 
 
-def measurement(state: PlugInState, covariance: Array, floored: Array) -> Measurement:
-    """The measurement for a covariance of ȳ."""
-    variance = jnp.diagonal(covariance)
-    scale = jnp.sqrt(jnp.where(variance >= 0, variance, jnp.nan))
-    scale = jnp.where(state.m < 1, jnp.inf, scale)
-    return Measurement(state.mean + state.lost, scale, floored)
+class FiniteDetail(NamedTuple):
+    """Effects of the finite horizon on a run, coordinate by coordinate."""
+
+    inflation: Array  # (d,) finite over asymptotic standard error
+    transient: Array  # (d,) estimated bias that the start leaves
 
 
-def _measure(states: tuple[PlugInState, ...], horizon: Horizon | None) -> Measurement:
-    del horizon
-    return measurement(states[0], *asymptotic_covariance(states[0]))
+@functools.cache
+def _functions(finite: bool, observations: bool) -> tuple[Any, Any]:
+    """Return `measure` and `matrix` of an estimator."""
 
+    def covariance(
+        states: tuple[Any, ...], horizon: Horizon | None
+    ) -> tuple[Array, Eigenbasis, HorizonFactors | None]:
+        basis = eigenbasis(states[0])
+        if not finite:
+            return limit(states, basis), basis, None
+        assert horizon is not None
+        factors = horizon_factors(basis.eigenvalues, horizon, observations)
+        return basis.rotate_back(factors.pair * basis.S), basis, factors
 
-def _matrix(states: tuple[PlugInState, ...], horizon: Horizon | None) -> Array:
-    del horizon
-    return asymptotic_covariance(states[0])[0]
+    def limit(states: tuple[Any, ...], basis: Eigenbasis) -> Array:
+        """Return ν̂ Ĝ⁻¹ŜĜ⁻ᵀ/t_T, without ν̂ for the average over observations."""
+        values = basis.eigenvalues
+        sandwich = basis.rotate_back(basis.S / (values[:, None] * values[None, :]))
+        if observations:
+            return sandwich / jnp.maximum(states[1].t, 1).astype(basis.S.dtype)
+        rounds = jnp.maximum(states[0].m, 1).astype(basis.S.dtype)
+        # ν̂/t_T = (Σ1/E)/T²
+        return sandwich * (states[0].s / rounds / rounds)
+
+    def matrix(states: tuple[Any, ...], horizon: Horizon | None) -> Array:
+        return covariance(states, horizon)[0]
+
+    def measure(states: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
+        found, basis, factors = covariance(states, horizon)
+        variance = jnp.diagonal(found)
+        scale = jnp.sqrt(jnp.where(variance >= 0, variance, jnp.nan))
+        scale = jnp.where(states[0].m < 1, jnp.inf, scale)
+        average = states[1] if observations else states[0]
+        estimate = average.mean + average.lost
+        if factors is None:
+            return Measurement(estimate, scale, basis.floored)
+        Q = basis.vectors
+        turned = jnp.sum(Q * (states[0].start - estimate)[:, None], axis=0)
+        transient = jnp.sum(Q * (factors.start * turned)[None, :], axis=1)
+        inflation = scale / jnp.sqrt(jnp.diagonal(limit(states, basis)))
+        return Measurement(estimate, scale, basis.floored, FiniteDetail(inflation, transient))
+
+    return measure, matrix

@@ -1,12 +1,16 @@
-"""Random scaling: intervals from the path alone, with no gradient and no Hessian."""
+"""Random scaling: intervals from the path alone, with no gradient and no Hessian.
+
+`random_scaling` builds all variants; start reading there. Only its finite-horizon critical values need Hessians.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from numpy.typing import ArrayLike
 
 from jaxlsgd.core import checks
@@ -14,25 +18,25 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.core.registry import register
-from jaxlsgd.inference.burn_in import begun_after
+from jaxlsgd.inference.finite_horizon import horizon_factors, scaling_factors
 from jaxlsgd.inference.laws import critical_values
-from jaxlsgd.inference.laws.random_scaling import limit_law
+from jaxlsgd.inference.laws.random_scaling import FINITE_HORIZON, Directions, limit_law
+from jaxlsgd.inference.plug_in import curvature, eigenbasis
 from jaxlsgd.inference.sums import compensated_add, widened
 
-MODES = ("full", "diagonal", "contrasts")
-AVERAGES = ("rounds", "observations")
-LABELS = {
+_MODES = ("full", "diagonal", "contrasts")
+_AVERAGES = ("rounds", "observations")
+_LABELS = {
     "asymptotic": "random scaling",
     "schedule": "random scaling, schedule's q",
     "paper": "random scaling, paper's q",
     "finite_horizon": "random scaling, finite horizon",
 }
-
-
 _COSTS = {
     "full": "no gradients, no communication; memory d² + 3d",
     "diagonal": "no gradients, no communication; memory 4d",
     "contrasts": "no gradients, no communication; memory q² + 3q for q contrasts",
+    "finite_horizon": "a gradient and a Hessian per client and round to the server; memory 3d² + 6d",
 }
 
 
@@ -40,7 +44,7 @@ class RandomScalingState(NamedTuple):
     """The paper's four accumulators, centred at the running mean ȳ_m.
 
     A = Σ (n²/E_n)(ȳ_n − ȳ_m)(ȳ_n − ȳ_m)ᵀ, b = Σ (n²/E_n)(ȳ_n − ȳ_m), s = Σ 1/E_n, q = Σ n²/E_n. For the
-    average over observations E_n t_n² stands in the place of n²/E_n, and s = t_m.
+    average over observations E_n t_n² takes the place of n²/E_n, and s = t_m.
     """
 
     A: Array  # (d, d), or (d,) in diagonal mode
@@ -60,7 +64,7 @@ def path_scale(
     contrasts: tuple[tuple[float, ...], ...] = (),
     observations: bool = False,
 ) -> Accumulator:
-    """The random-scaling accumulators as a streaming statistic of x̄_{t_m}.
+    """Return the random-scaling accumulators as a streaming statistic of x̄_{t_m}.
 
     With δ = (x̄_m − ȳ_{m−1})/m each round does, at the cost of the paper's Algorithm 2,
 
@@ -126,7 +130,6 @@ def random_scaling(
     critical: str = "asymptotic",
     beta: float | None = None,
     average: str = "rounds",
-    burn_in: int = 0,
     name: str | None = None,
 ) -> Estimator:
     """Random scaling: ȳ_j ± q √V̂_jj with V̂_m = A_m/(m² s_m).
@@ -139,15 +142,13 @@ def random_scaling(
         "contrasts" keeps V̂ of Rx for the rows R given.
       contrasts: R, (number, d); only with (and then required by) mode "contrasts".
       critical: where q comes from: "asymptotic" (t*(β) of the schedule's family, or the plan's own E_m
-        where it has none), "schedule" (the plan's own E_m), "paper" (the paper's simulated Table 2),
+        if it has none), "schedule" (the plan's own E_m), "paper" (the paper's simulated Table 2),
         "finite_horizon" (the Gaussian process of the plan with the estimated G and S; needs Hessians,
         and an algorithm that the paper's theory covers).
       beta: growth exponent of E_m for "asymptotic" and "paper"; taken from the plan if None.
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T with
-        V̂ = t_T⁻³ Σ E_n t_n² (ȳ_n − ȳ_T)(ȳ_n − ȳ_T)ᵀ, whose law is t*(0) under every schedule. A limit
-        law still: 95 % intervals covered 90 % under P(1/2) at t_T = 4,000.
-      burn_in: rounds at the beginning that are left out, such as plan.num_rounds // 5; see `burn_in`. Not for
-        "finite_horizon", which allows for them.
+        V̂ = t_T⁻³ Σ E_n t_n² (ȳ_n − ȳ_T)(ȳ_n − ȳ_T)ᵀ, whose law is t*(0) under every schedule. This is
+        a limit law too: 95 % intervals covered 90 % under P(1/2) at t_T = 4,000.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -163,116 +164,103 @@ def random_scaling(
 
     Reference: Li, Liang, Chang, Zhang, Section 4.2, Algorithm 2 and Corollary 4.2.
     """
-    checks.choice("mode", mode, MODES)
-    checks.choice("critical", critical, tuple(LABELS))
+    checks.choice("mode", mode, _MODES)
+    checks.choice("critical", critical, tuple(_LABELS))
     if (contrasts is not None) != (mode == "contrasts"):
-        raise refusal("mode", "be 'contrasts' where contrasts are given, and only there", mode)
+        raise refusal("mode", "be 'contrasts' if and only if contrasts are given", mode)
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
-    checks.choice("average", average, AVERAGES)
-    checks.count("burn_in", burn_in, 0)
-    if burn_in and critical == "finite_horizon":
-        rule = "be 0 for critical='finite_horizon', which allows for all rounds"
-        raise refusal("burn_in", rule, burn_in)
+    checks.choice("average", average, _AVERAGES)
     rows = checks.contrasts(contrasts) if contrasts is not None else ()
-    build = _by_observations if average == "observations" else _by_rounds
-    return begun_after(build(mode, rows, critical, beta, name), burn_in, name)
-
-
-def _by_rounds(
-    mode: str,
-    rows: tuple[tuple[float, ...], ...],
-    critical: str,
-    beta: float | None,
-    name: str | None,
-) -> Estimator:
-    part = path_scale(mode, rows)
-    name = name or "random_scaling" + ("" if critical == "asymptotic" else f"[{critical}]")
-    if critical == "finite_horizon":
-        # Built on this module, so it cannot be imported by it at the top.
-        from jaxlsgd.inference import finite_horizon
-        from jaxlsgd.inference.plug_in import curvature
-
-        full = None if mode == "diagonal" else matrix
-        return finite_horizon.random_scaling_estimator(name, part, rows, curvature(), full)
-    return Estimator(
-        name=name,
-        accumulators=(part,),
-        measure=measure,
-        law=limit_law(critical, beta),
-        matrix=None if mode == "diagonal" else matrix,
-        contrasts=rows,
-        label=LABELS[critical],
-        cost=_COSTS[mode],
-    )
-
-
-def _by_observations(
-    mode: str,
-    rows: tuple[tuple[float, ...], ...],
-    critical: str,
-    beta: float | None,
-    name: str | None,
-) -> Estimator:
-    if critical == "finite_horizon":
+    observations, finite = average == "observations", critical == "finite_horizon"
+    if observations and finite:
         rule = "be another with average='observations': its finite laws are known for rounds only"
         hint = "; one_step() is as efficient and allows for the horizon"
         raise refusal("critical", rule, critical, hint)
-    if beta is not None:
+    if observations and beta is not None:
         rule = "be None with average='observations', whose law does not depend on how E_m grows"
         raise refusal("beta", rule, beta)
-    given = "paper, observations" if critical == "paper" else "observations"
+    given, label = "" if critical == "asymptotic" else critical, _LABELS[critical]
+    law = FINITE_HORIZON if finite else limit_law(critical, beta)
+    if observations:
+        given = "paper, observations" if critical == "paper" else "observations"
+        label = f"random scaling, {given}"
+        # In time counted in observations, every schedule has the law t*(0).
+        law = limit_law("paper" if critical == "paper" else "asymptotic", 0.0)
+    part = path_scale(mode, rows, observations)
+    measure, matrix = _functions(observations)
     return Estimator(
-        name=name or f"random_scaling[{given}]",
-        accumulators=(path_scale(mode, rows, True),),
-        measure=measure_observations,
-        # The plan's own clock is that of t*(0): observations.
-        law=limit_law("paper" if critical == "paper" else "asymptotic", 0.0),
-        matrix=None if mode == "diagonal" else observation_matrix,
+        name=name or "random_scaling" + (f"[{given}]" if given else ""),
+        accumulators=(part, curvature()) if finite else (part,),
+        measure=_measure_directions(rows) if finite else measure,
+        law=law,
+        matrix=None if mode == "diagonal" else matrix,
+        needs_plan=finite,
         contrasts=rows,
-        label=f"random scaling, {given}",
-        cost=_COSTS[mode],
+        label=label,
+        cost=_COSTS["finite_horizon" if finite else mode],
+        within_theory=finite,
     )
 
 
-def scaling_matrix(state: RandomScalingState) -> Array:
-    """V̂_m = A/(m² s): (d, d), or its diagonal (d,) in diagonal mode."""
+def scaling_matrix(state: RandomScalingState, observations: bool = False) -> Array:
+    """Return V̂_m = A/(m² s), or A/t³ for `observations`: (d, d), or its diagonal (d,) in diagonal mode."""
+    s = jnp.where(state.m > 0, state.s, 1)
+    # One division at a time: m² s would leave the range of float32 at long horizons.
+    if observations:
+        return state.A / s / s / s
     m = jnp.maximum(state.m, 1).astype(state.A.dtype)
-    # Two divisions: m² overflows nothing here, but m²·s would leave float32 at long horizons.
-    return state.A / m / m / jnp.where(state.m > 0, state.s, 1)
+    return state.A / m / m / s
 
 
-def measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Measurement:
-    """ȳ with √V̂_jj as its scale."""
-    del horizon
-    return _measurement(states[0], scaling_matrix(states[0]))
+@functools.cache
+def _functions(observations: bool) -> tuple[Any, Any]:
+    """Return `measure` and `matrix` of an estimator."""
+
+    def measure(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Measurement:
+        return _measurement(states[0], matrix(states, horizon))
+
+    def matrix(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Array:
+        del horizon
+        return scaling_matrix(states[0], observations)
+
+    return measure, matrix
 
 
 def _measurement(state: RandomScalingState, V: Array) -> Measurement:
     diagonal = jnp.diagonal(V) if V.ndim == 2 else V
     scale = jnp.sqrt(jnp.maximum(diagonal, 0))
-    # maximum() would turn a NaN of a diverged path into 0 on some back ends.
+    # On some back ends maximum() turns the NaN of a diverged path into 0.
     scale = jnp.where(jnp.isnan(diagonal), jnp.nan, scale)
     # One round has no spread to estimate from.
     scale = jnp.where(state.m < 2, jnp.inf, scale)
     return Measurement(state.mean + state.lost, scale, jnp.any(diagonal < 0))
 
 
-def matrix(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Array:
-    """V̂ for joint inference."""
-    del horizon
-    return scaling_matrix(states[0])
+@functools.cache
+def _measure_directions(rows: tuple[tuple[float, ...], ...]) -> Any:
+    """Return the finite-horizon measure for contrasts, or for the coordinates if there are none."""
 
+    def measure(states: tuple[Any, Any], horizon: Horizon | None) -> Measurement:
+        assert horizon is not None
+        found = _measurement(states[0], scaling_matrix(states[0]))
+        basis = eigenbasis(states[1])
+        factors = horizon_factors(basis.eigenvalues, horizon)
+        scaling = scaling_factors(basis.eigenvalues, horizon)
+        view = basis.vectors
+        move = states[1].start - states[1].mean
+        if rows:
+            matrix = jnp.asarray(rows, view.dtype)
+            view = jnp.matmul(matrix, view, precision=lax.Precision.HIGHEST)
+            move = jnp.sum(matrix * move[None, :], axis=1)
+        inner = jnp.matmul(view, factors.pair * basis.S, precision=lax.Precision.HIGHEST)
+        variance = jnp.sum(view * inner, axis=1)
+        # Far from x* the curvature is not Ĝ. The start is assumed to fade at Ĝ's fastest rate: an upper bound
+        # for a linear problem, and the initial rate of logistic regression from x_0 = 0.
+        bias = move * jnp.maximum(factors.start[-1], 0) / jnp.sqrt(variance)
+        ratio = jnp.diagonal(scaling) / jnp.diagonal(factors.pair)
+        scaling = scaling * basis.S
+        detail = Directions(basis.eigenvalues, view, variance, scaling, ratio, bias, basis.S)
+        return found._replace(floored=found.floored | basis.floored, detail=detail)
 
-def measure_observations(
-    states: tuple[RandomScalingState, ...], horizon: Horizon | None
-) -> Measurement:
-    """The average over observations with √V̂_jj as its scale."""
-    return _measurement(states[0], observation_matrix(states, horizon))
-
-
-def observation_matrix(states: tuple[RandomScalingState, ...], horizon: Horizon | None) -> Array:
-    """V̂ = A/t³."""
-    del horizon
-    t = jnp.where(states[0].m > 0, states[0].s, 1)
-    return states[0].A / t / t / t
+    return measure

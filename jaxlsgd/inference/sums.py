@@ -1,4 +1,4 @@
-"""Sums that make up for their rounding errors, parameters in enough digits to be summed, small products."""
+"""Compensated sums, the path's running mean, and products of small matrices."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _FEW, _FEW_SQUARE = 32, 8
 
 
 def compensated_add(total: Array, lost: Array, term: Array) -> tuple[Array, Array]:
-    """Kahan's sum: `total + lost` is the sum to nearly twice the working precision."""
+    """Add by Kahan's method: `total + lost` is the sum to nearly twice the working precision."""
     term = term + lost
     new = total + term
     return new, term - (new - total)
 
 
 def widened(x: Array) -> Array:
-    """In float32 at least: sums over thousands of rounds have no digits left in bfloat16."""
+    """Return x in float32 at least: sums over thousands of rounds lose all digits in bfloat16."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def times(M: Array, v: Array) -> Array:
-    """M v, (..., n, d) by (..., d)."""
+    """Return M v, (..., n, d) by (..., d)."""
     d = v.shape[-1]
     if d > _FEW or isinstance(v, np.ndarray):
         return (M * v[..., None, :]).sum(-1)
@@ -38,13 +38,13 @@ def times(M: Array, v: Array) -> Array:
 
 
 def product(A: Array, B: Array, unit: Array) -> Array:
-    """A B, (..., n, d) by (..., d, k).
+    """Return A B, (..., n, d) by (..., d, k).
 
     Args:
       A: a matrix.
       B: another.
-      unit: a 1 that the compiler does not know. What is divided by it is computed once and written down; else every
-        pass that uses the product would make it again.
+      unit: a 1 that is not a constant to the compiler. XLA on a CPU stores the result of a division by it, instead of
+        computing the product again in every pass that uses it; see `engine.xla.once`.
     """
     d = B.shape[-2]
     if isinstance(B, np.ndarray):
@@ -56,7 +56,7 @@ def product(A: Array, B: Array, unit: Array) -> Array:
 
 
 def symmetric_product(A: Array, B: Array, unit: Array) -> Array:
-    """A Bᵀ + B Aᵀ of square matrices; see `product`."""
+    """Return A Bᵀ + B Aᵀ of square matrices; see `product`."""
     d = B.shape[-1]
     if d > _FEW_SQUARE or isinstance(B, np.ndarray):
         half = product(A, B.mT, unit)
@@ -76,7 +76,7 @@ class MeanState(NamedTuple):
 
 @functools.cache
 def path_mean(observations: bool = False) -> Accumulator:
-    """Σ x̄_n/m as a streaming statistic, or Σ E_n x̄_n/t_m where a round counts E_n times."""
+    """Return Σ x̄_n/m as a streaming statistic, or with `observations` Σ E_n x̄_n/t_m."""
 
     def init(params: Params) -> MeanState:
         y = jnp.zeros_like(widened(flatten(params)))

@@ -22,7 +22,7 @@ from jaxlsgd.core.algorithm import check_measure
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
 from jaxlsgd.core.estimator import Anchored, Estimator, Horizon, Interval, Measurement, Sync
-from jaxlsgd.core.problem import Params
+from jaxlsgd.core.problem import Params, unravel
 from jaxlsgd.inference import joint
 from jaxlsgd.schedules import Plan
 
@@ -164,12 +164,7 @@ class Tracker:
 
     def _shaped(self, vector: Any) -> Params:
         """A flat vector in the pytree's shape, in the vector's precision."""
-        leaves, treedef = jax.tree.flatten(self.like)
-        ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1]
-        parts = jnp.split(jnp.asarray(vector), ends)
-        return treedef.unflatten(
-            [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
-        )
+        return unravel(jnp.asarray(vector), self.like)
 
     def _check(self, argument: str, tree: Params) -> None:
         if _shapes(tree) != _shapes(self.like):

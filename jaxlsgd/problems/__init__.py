@@ -1,4 +1,7 @@
-"""Data-generating processes: where the clients' observations come from. One file each."""
+"""Data-generating processes, one file each; `solve` finds the truth of any problem.
+
+Start with `linear`. What synthetic problems share is in `_common`, their exact optima in `_moments`.
+"""
 
 from jaxlsgd.problems.dataset import dataset
 from jaxlsgd.problems.drifting import drifting

@@ -1,15 +1,16 @@
-"""What the synthetic problems share: covariates a ~ N(0, Σ) and the clients' true parameters."""
+"""Covariates a ~ N(0, Σ) and the clients' true parameters, for the synthetic problems."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 
-MAX_MATRIX_DIM = 2_000  # beyond it G and S stay None: a (d, d) float64 array passes 32 MB
+MAX_MATRIX_DIM = 2_000  # beyond it G and S are None: a (d, d) float64 array exceeds 32 MB
 MOST_PARAMETERS = 10**8  # dim × num_clients
 
 
@@ -22,11 +23,11 @@ class Population(NamedTuple):
     init: np.ndarray  # (d,)
 
     def whiten(self, params: np.ndarray) -> np.ndarray:
-        """Returns Lᵀx for rows x: aᵀx = wᵀ(Lᵀx) with w ~ N(0, I)."""
+        """Return Lᵀx for rows x: aᵀx = wᵀ(Lᵀx) with w ~ N(0, I)."""
         return params if self.factor is None else params @ self.factor
 
     def client_factors(self) -> np.ndarray:
-        """Returns L once per client, (K, d, d), as a view."""
+        """Return L once per client, (K, d, d), as a view."""
         assert self.factor is not None
         return np.broadcast_to(self.factor, (len(self.weights), *self.factor.shape))
 
@@ -36,20 +37,20 @@ def population(
     num_clients: int,
     *,
     heterogeneity: float,
-    weights: Any,
-    covariance: Any,
+    weights: ArrayLike | None,
     truth_seed: int,
-    client_truths: Any,
-    center: Any,
     default_center: np.ndarray,
-    init: Any,
+    init: ArrayLike | None,
+    covariance: ArrayLike | None = None,
+    client_truths: ArrayLike | None = None,
+    center: ArrayLike | None = None,
 ) -> Population:
-    """Checks the arguments and draws x*_k = center + heterogeneity · N(0, I), once."""
+    """Check the arguments and draw x*_k = center + heterogeneity · N(0, I), once."""
     heterogeneity = checks.scale("heterogeneity", heterogeneity)
     truth_seed = checks.count("truth_seed", truth_seed, 0)
     if client_truths is not None:
         if center is not None:
-            raise checks.refusal("center", "be None when client_truths is given", center)
+            raise refusal("center", "be None when client_truths is given", center)
         truths = checks.array("client_truths", client_truths, (num_clients, dim))
     else:
         middle = default_center if center is None else checks.array("center", center, (dim,))
@@ -58,21 +59,21 @@ def population(
     return Population(
         weights=checks.weights(weights, num_clients),
         truths=truths,
-        factor=check_covariance(covariance, dim),
+        factor=_cholesky(covariance, dim),
         init=np.zeros(dim) if init is None else checks.array("init", init, (dim,)),
     )
 
 
 def check_sizes(dim: Any, num_clients: Any) -> tuple[int, int]:
-    """Refuses sizes that are not integers, or so large that one replication would pass 400 MB."""
+    """Refuse sizes that are not integers, or so large that one replication would exceed 400 MB."""
     d, K = checks.count("dim", dim, 1, 10**6), checks.count("num_clients", num_clients, 1, 10**7)
     if d * K > MOST_PARAMETERS:
         raise refusal("num_clients", f"keep dim × num_clients at most {MOST_PARAMETERS}", K)
     return d, K
 
 
-def check_covariance(covariance: Any, dim: int) -> np.ndarray | None:
-    """Returns the Cholesky factor of Σ, or None for the identity."""
+def _cholesky(covariance: Any, dim: int) -> np.ndarray | None:
+    """Return the Cholesky factor of Σ, or None for the identity."""
     if covariance is None:
         return None
     matrix = checks.array("covariance", covariance, (dim, dim))

@@ -1,7 +1,7 @@
-"""Optimum, Hessian and gradient noise of a regression whose covariates are normal, by quadrature.
+"""Exact optimum, Hessian and gradient noise: by quadrature for normal covariates, by sums for data.
 
 With a = (1, Lw) or Lw, w ~ N(0, I), the predictors z = aᵀx and z_k = aᵀx*_k are normal in the plane of Lᵀx and
-Lᵀx*_k. Given both, a loss f(z, b) is known by three functions of them:
+Lᵀx*_k. Given both, a loss f(z, b) enters by three functions of them:
 
     e₁ = E f'(z, b),   e₂ = E f'(z, b)²,   e₃ = E f''(z, b),
 
@@ -10,35 +10,37 @@ and  E ∇f_k = E e₁ a,   E ∇²f_k = E e₃ aaᵀ,   Cov(∇f_k) = E e₂ aa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.problems.losses import LOGISTIC, Conditional, Loss
+from jaxlsgd.problems.solution import newton
 
-# (z, z_k) → e₁, e₂, e₃
-Conditional = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 _MOST_STEPS = 100
-_VANISHES = 1e-11  # of the mean gradient, against the largest gradient's standard deviation
+_VANISHES = 1e-11  # the mean gradient, relative to the largest standard deviation of a gradient
 
 
 class Design(NamedTuple):
-    """Where a regression's observations come from."""
+    """The population of a regression, client by client."""
 
     truths: np.ndarray  # (K, d), x*_k; the intercept is first, if there is one
     factors: np.ndarray  # (K, d', d') L_k; d' = d − 1 with an intercept
     weights: np.ndarray  # (K,)
     intercept: bool
     conditional: Conditional
-    width: float  # on what scale of z the conditional moments vary
-    location: bool  # whether they are functions of z − z_k alone
+    width: float  # scale of z on which the conditional moments vary
+    location: bool  # whether they depend on z − z_k alone
     ridge: float  # λ of + λ/2 ‖x‖²
 
 
 class Optimum(NamedTuple):
-    """What is known at the optimum."""
+    """The optimum, with Hessian and gradient noise there."""
 
     x: np.ndarray  # (d,)
     G: np.ndarray  # (d, d)
@@ -47,20 +49,18 @@ class Optimum(NamedTuple):
 
 def gaussian_optimum(design: Design) -> Optimum:
     """Solves Σ_k p_k E ∇f_k(x) + λx = 0 by Newton's method with halved steps."""
-    x = design.weights @ design.truths
-    gradient, G, S = _totals(design, x)
-    for _ in range(_MOST_STEPS):
-        step, share = np.linalg.solve(G, gradient), 1.0
-        if np.linalg.norm(step) <= 1e-14 * (1 + np.linalg.norm(x)):
-            break
-        while share > 1e-6:
-            found = _totals(design, x - share * step)
-            if np.linalg.norm(found[0]) < np.linalg.norm(gradient):
-                break
-            share /= 2
-        else:
-            break
-        x, (gradient, G, S) = x - share * step, found
+    points = newton(
+        functools.partial(_totals, design),
+        design.weights @ design.truths,
+        step=lambda found: np.linalg.solve(found[1], found[0]),
+        better=lambda new, old: np.linalg.norm(new[0]) < np.linalg.norm(old[0]),
+        halvings=20,
+    )
+    points = itertools.islice(points, _MOST_STEPS + 1)
+    x, found, step = next(points)
+    while np.linalg.norm(step) > 1e-14 * (1 + np.linalg.norm(x)):
+        x, found, step = next(points, (x, found, 0 * step))
+    gradient, G, S = found
     noise = np.sqrt(max(np.diagonal(S).max(), np.finfo(float).tiny))
     if not np.linalg.norm(gradient) <= _VANISHES * max(noise, 1.0):
         rule = "leave a problem whose mean gradient vanishes where Newton's method ends"
@@ -69,11 +69,11 @@ def gaussian_optimum(design: Design) -> Optimum:
 
 
 def _totals(design: Design, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean gradient, G and S at x."""
+    """Return the mean gradient, G and S at x."""
     d = len(x)
     gradient, G, S = design.ridge * x, design.ridge * np.eye(d), np.zeros((d, d))
     for truth, L, p in zip(design.truths, design.factors, design.weights, strict=True):
-        # Of z − z_k alone, a line will do.
+        # Functions of z − z_k need only a line.
         pair = (x - truth, 0 * truth) if design.location else (x, truth)
         mean, square, slope = client_moments(design, *pair, L)
         gradient, G = gradient + p * mean, G + p * slope
@@ -84,7 +84,7 @@ def _totals(design: Design, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
 def client_moments(
     design: Design, x: np.ndarray, truth: np.ndarray, L: np.ndarray, refine: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """E f'a, E f'² aaᵀ and E f'' aaᵀ of a client."""
+    """Return E f'a, E f'² aaᵀ and E f'' aaᵀ of a client."""
     first = int(design.intercept)
     y, other = L.T @ x[first:], L.T @ truth[first:]
     r = float(np.linalg.norm(y))
@@ -92,7 +92,7 @@ def client_moments(
     along = float(other @ along_y)
     rest = other - along * along_y
     across = float(np.linalg.norm(rest))
-    # Parallel but for rounding: the plane is a line, and its second direction plays no part.
+    # Parallel up to rounding: the plane is a line.
     flat = across <= 1e-12 * (1 + abs(along))
     across, across_y = (0.0, 0.0 * rest) if flat else (across, rest / across)
     scale = max(r, abs(along), abs(r - along))
@@ -111,7 +111,7 @@ def client_moments(
 def _second_moments(
     e: np.ndarray, uv: np.ndarray, basis: np.ndarray, L: np.ndarray, intercept: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """E e·a and E e·aaᵀ, from weights e on a grid of coordinates uv, (2, ..), in a plane's basis, (d', 2)."""
+    """Return E e·a and E e·aaᵀ, from weights e on a grid of coordinates uv, (2, ..), in a plane's basis, (d', 2)."""
     total = e.sum()
     linear = L @ (basis @ np.einsum("iuv,uv->i", uv, e))
     square = np.einsum("iuv,juv,uv->ij", uv, uv, e)
@@ -123,12 +123,12 @@ def _second_moments(
     return vector, np.block([[vector[:1, None], linear[None]], [linear[:, None], quadratic]])
 
 
-MAX_NORM = 100.0  # beyond it labels are all but deterministic, and the planar rule grows as norm²
+MAX_NORM = 100.0  # beyond it labels are almost deterministic, and the planar rule grows as norm²
 _REACH = 9.0  # z²φ(z) < 1e-15 there
 
 
 def gaussian_rule(scale: float, refine: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Returns nodes and weights of a trapezoidal rule for E h(z), z ~ N(0, 1).
+    """Return nodes and weights of a trapezoidal rule for E h(z), z ~ N(0, 1).
 
     `h` may be as sharp as σ(scale·z). Its poles are π/scale off the real line, where the rule's
     error is about exp(π²/(2 scale²) − 2π²/(scale·step)), and exp(−2π²/step²) for entire `h`:
@@ -141,14 +141,14 @@ def gaussian_rule(scale: float, refine: float = 1.0) -> tuple[np.ndarray, np.nda
 
 
 def curvature(r: float, refine: float = 1.0) -> tuple[float, float]:
-    """Returns E σ'(rz) and E z²σ'(rz)."""
+    """Return E σ'(rz) and E z²σ'(rz)."""
     z, weight = gaussian_rule(r, refine)
     slope = 0.25 / np.cosh(np.minimum(0.5 * r * np.abs(z), 350.0)) ** 2
     return float(weight @ slope), float(weight @ (z**2 * slope))
 
 
 def logistic_optimum(truths: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns y with m(‖y‖) y = Σ_k p_k m(‖y_k‖) y_k: along that sum, r = ‖y‖ long."""
+    """Return y with m(‖y‖) y = Σ_k p_k m(‖y_k‖) y_k: along that sum, r = ‖y‖ long."""
     if np.all(truths == truths[0]):
         return truths[0]
     target = (weights * [curvature(float(r))[0] for r in np.linalg.norm(truths, axis=1)]) @ truths
@@ -156,7 +156,7 @@ def logistic_optimum(truths: np.ndarray, weights: np.ndarray) -> np.ndarray:
     if length == 0.0:
         return np.zeros_like(target)
     # m(r) r has the derivative E z²σ'(rz), positive and decreasing, and is at most r/4: so Newton's
-    # method from 4 · length rises to the root without passing it.
+    # method from 4 · length increases to the root without passing it.
     r = 4.0 * length
     for _ in range(100):
         m, slope = curvature(r)
@@ -168,7 +168,7 @@ def logistic_optimum(truths: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def hessian(y: np.ndarray) -> np.ndarray:
-    """Returns G = E σ'(wᵀy) wwᵀ."""
+    """Return G = E σ'(wᵀy) wwᵀ."""
     r = float(np.linalg.norm(y))
     across, along = curvature(r)
     direction = y / r if r > 0 else y
@@ -176,7 +176,7 @@ def hessian(y: np.ndarray) -> np.ndarray:
 
 
 def gradient_covariance(y: np.ndarray, truths: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns S = Σ_k p_k² S_k."""
+    """Return S = Σ_k p_k² S_k."""
     G = hessian(y)
     if np.all(truths == y):
         return np.sum(weights**2) * G
@@ -189,7 +189,7 @@ def gradient_covariance(y: np.ndarray, truths: np.ndarray, weights: np.ndarray) 
 
 
 def cross_moment(y: np.ndarray, other: np.ndarray, refine: float = 1.0) -> np.ndarray:
-    """Returns E s(wᵀy) s(wᵀy') wwᵀ, from the plane of y and y' and its complement."""
+    """Return E s(wᵀy) s(wᵀy') wwᵀ, from the plane of y and y' and its complement."""
     r = float(np.linalg.norm(y))
     first = y / r if r > 0 else y
     along = float(other @ first)
@@ -207,7 +207,7 @@ def cross_moment(y: np.ndarray, other: np.ndarray, refine: float = 1.0) -> np.nd
 
 
 def _planar_moments(r: float, along: float, across: float, refine: float) -> np.ndarray:
-    """Returns E s(ru) s(along·u + across·v) (1, u², uv, v²) for independent u, v ~ N(0, 1)."""
+    """Return E s(ru) s(along·u + across·v) (1, u², uv, v²) for independent u, v ~ N(0, 1)."""
     u, weight_u = gaussian_rule(max(r, abs(along)), refine)
     v, weight_v = gaussian_rule(across, refine)
     inner = 0.5 * np.tanh(0.5 * (along * u[:, None] + across * v[None, :]))
@@ -217,7 +217,6 @@ def _planar_moments(r: float, along: float, across: float, refine: float) -> np.
 
 
 Rows = Sequence[np.ndarray]
-Factors = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 _SEPARABLE = (
     "targets: logistic loss has no minimum, since a hyperplane separates the labels of the rows "
@@ -226,63 +225,55 @@ _SEPARABLE = (
 
 
 def solve_squared(features: Rows, targets: Rows, weights: np.ndarray) -> np.ndarray:
-    """Returns the minimiser of Σ_k p_k (1/n_k) Σ_i ½(a_kiᵀx − b_ki)²."""
+    """Return the minimiser of Σ_k p_k (1/n_k) Σ_i ½(a_kiᵀx − b_ki)²."""
     A, b, row_weights = _stack(features, targets, weights)
     root = np.sqrt(row_weights)
     return np.linalg.lstsq(root[:, None] * A, root * b, rcond=None)[0]
 
 
 def solve_logistic(features: Rows, targets: Rows, weights: np.ndarray) -> np.ndarray:
-    """Returns the minimiser of Σ_k p_k (1/n_k) Σ_i softplus(z_ki) − b_ki z_ki, z = a_kiᵀx.
+    """Return the minimiser of Σ_k p_k (1/n_k) Σ_i softplus(z_ki) − b_ki z_ki, z = a_kiᵀx.
 
     Newton's method with halving. It has converged when no logit moves by 1e-12; on separable data
-    some logit moves by about 1 for ever, however small the gradient becomes.
+    some logit keeps moving by about 1, however small the gradient becomes.
     """
     A, b, row_weights = _stack(features, targets, weights)
     signs = 2.0 * b - 1.0
-    x, z, loss = np.zeros(A.shape[1]), np.zeros(len(b)), np.log(2.0)
-    previous = np.inf
-    for _ in range(100):
+
+    def at(x: np.ndarray) -> tuple[np.ndarray, float]:
+        z = A @ x
+        return z, float(row_weights @ np.logaddexp(0.0, -signs * z))
+
+    def step_from(found: tuple[np.ndarray, float]) -> np.ndarray:
+        z, _ = found
+        if np.all(signs * z > 0):
+            raise ValueError(f"{_SEPARABLE}; got all {len(b)} labels right")
         # Not σ(z) − b, which is 0 from |z| = 37 on: separable data would seem to converge.
         gradient = -A.T @ (row_weights * signs * expit(-signs * z))
-        H = A.T @ ((row_weights * expit(z) * expit(-z))[:, None] * A)
+        H = A.T @ ((row_weights * LOGISTIC.second(np, z, b))[:, None] * A)
         try:
-            step = np.linalg.solve(H, gradient)
+            return np.linalg.solve(H, gradient)
         except np.linalg.LinAlgError as error:
             raise ValueError(f"{_SEPARABLE}; got a singular Hessian") from error
+
+    def better(new: tuple[np.ndarray, float], old: tuple[np.ndarray, float]) -> bool:
+        return new[1] <= old[1] + 1e-14
+
+    x, previous = np.zeros(A.shape[1]), np.inf
+    points = newton(at, x, step_from, better, halvings=60)
+    for x, (z, _), step in itertools.islice(points, 100):
         moved = float(np.abs(A @ step).max())
         # Convergence is quadratic, so a small move that stops shrinking is rounding.
         if moved <= 1e-12 * (1.0 + np.abs(z).max()) or 0.5 * previous < moved < 1e-7:
             return x - step
         previous = moved
-        x, z, loss = _descend(A, signs, row_weights, x, step, loss)
-        if np.all(signs * z > 0):
-            raise ValueError(f"{_SEPARABLE}; got all {len(b)} labels right at x = {x}")
     raise ValueError(f"{_SEPARABLE} or leaves some undecided; got ‖x‖ = {np.linalg.norm(x):.6g}")
-
-
-def _descend(
-    A: np.ndarray,
-    signs: np.ndarray,
-    row_weights: np.ndarray,
-    x: np.ndarray,
-    step: np.ndarray,
-    loss: float,
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns x − step/2^j, its logits and its loss, for the first j that does not raise it."""
-    for halving in range(60):
-        shorter = x - step / 2**halving
-        z = A @ shorter
-        new = float(row_weights @ np.logaddexp(0.0, -signs * z))
-        if new <= loss + 1e-14:
-            return shorter, z, new
-    return x, A @ x, loss
 
 
 def _stack(
     features: Rows, targets: Rows, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns all rows of clients with p_k > 0, their targets, and p_k/n_k a row."""
+    """Return all rows of clients with p_k > 0, their targets, and the weight p_k/n_k of each row."""
     chosen = [k for k, p in enumerate(weights) if p > 0]
     A = np.concatenate([features[k] for k in chosen])
     b = np.concatenate([targets[k] for k in chosen])
@@ -298,24 +289,15 @@ def _stack(
     return A, b, row_weights
 
 
-def squared_factors(z: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns f' and f'' of ½(z − b)² in z."""
-    return z - b, np.ones_like(z)
-
-
-def logistic_factors(z: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns f' and f'' of softplus(z) − bz in z."""
-    return expit(z) - b, expit(z) * expit(-z)
-
-
 def moments(
-    features: Rows, targets: Rows, weights: np.ndarray, truth: np.ndarray, factors: Factors
+    features: Rows, targets: Rows, weights: np.ndarray, truth: np.ndarray, loss: Loss
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns G = Σ_k p_k ∇²f_k(x*) and S = Σ_k p_k² Cov(∇f(x*; ξ_k))."""
+    """Return G = Σ_k p_k ∇²f_k(x*) and S = Σ_k p_k² Cov(∇f(x*; ξ_k))."""
     G = np.zeros((len(truth), len(truth)))
     S = np.zeros_like(G)
     for A, b, p in zip(features, targets, weights, strict=True):
-        first, second = factors(A @ truth, b)
+        z = A @ truth
+        first, second = loss.first(np, z, b), loss.second(np, z, b)
         gradients = first[:, None] * A
         centred = gradients - gradients.mean(axis=0)
         G += p / len(b) * (A.T @ (second[:, None] * A))

@@ -1,4 +1,4 @@
-"""Rows that clients hold: read as pytrees of arrays, checked, and padded to one length."""
+"""A problem made of data: clients hold rows, and an observation is a row drawn at random."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Observation, Params, Problem, check_finite
-from jaxlsgd.problems import _moments as finite_sum
+from jaxlsgd.problems import _moments
 from jaxlsgd.problems._common import MAX_MATRIX_DIM
 from jaxlsgd.problems.linear import squared_gradient, squared_hessian, squared_loss
 from jaxlsgd.problems.logistic import logistic_gradient, logistic_hessian, logistic_loss
+from jaxlsgd.problems.losses import LOGISTIC, SQUARED, Loss
 
 MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
 
 
 def read_rows(name: str, clients: Any) -> list[Any]:
-    """Returns the clients' rows as pytrees of arrays; a list within a client is an array."""
+    """Return the clients' rows as pytrees of arrays; a list within a client is an array."""
     if not isinstance(clients, (list, tuple, np.ndarray, jax.Array)) or len(clients) == 0:
         raise refusal(name, "be a sequence with one entry per client", clients)
     found = [jax.tree.map(_as_rows, c, is_leaf=lambda x: isinstance(x, list)) for c in clients]
@@ -54,7 +55,7 @@ def _row_shape(client: Any) -> Any:
 
 
 def check_sizes(features: list[Any], targets: list[Any]) -> np.ndarray:
-    """Returns the n_k; refuses clients that are empty or too long, and data that is not finite."""
+    """Return the n_k; refuse clients that are empty or too long, and data that is not finite."""
     if len(features) != len(targets):
         raise ValueError(
             f"targets: must have one entry for each of the {len(features)} clients, "
@@ -73,7 +74,7 @@ def check_sizes(features: list[Any], targets: list[Any]) -> np.ndarray:
 
 
 def pad(clients: Sequence[Any], length: int) -> Any:
-    """Stacks the clients' rows to (K, length, ...), with zeros after the n_k."""
+    """Stack the clients' rows to (K, length, ...), with zeros after the n_k."""
 
     def stack(*leaves: np.ndarray) -> np.ndarray:
         padded = np.zeros((len(leaves), length, *leaves[0].shape[1:]), np.result_type(*leaves))
@@ -102,7 +103,7 @@ class _Closed(NamedTuple):
     gradient: Callable[..., Scaled]
     hessian: Callable[..., OuterProduct]
     solve: Callable[..., np.ndarray]
-    factors: Callable[..., tuple[np.ndarray, np.ndarray]]
+    scalar: Loss  # f(z, b), z = aᵀx
 
 
 _CLOSED = {
@@ -110,21 +111,21 @@ _CLOSED = {
         squared_loss,
         squared_gradient,
         squared_hessian,
-        finite_sum.solve_squared,
-        finite_sum.squared_factors,
+        _moments.solve_squared,
+        SQUARED,
     ),
     "logistic": _Closed(
         logistic_loss,
         logistic_gradient,
         logistic_hessian,
-        finite_sum.solve_logistic,
-        finite_sum.logistic_factors,
+        _moments.solve_logistic,
+        LOGISTIC,
     ),
 }
 
 
 def observe(draws: Draws, client: Any) -> Observation:
-    """Returns row ⌊u n_k⌋ of a `DatasetClient`."""
+    """Return row ⌊u n_k⌋ of a `DatasetClient`."""
     # float32 in every precision, so that a float64 run draws the same rows.
     size = jnp.asarray(client.size).astype(jnp.int32)
     place = draws.uniform[0].astype(jnp.float32) * size.astype(jnp.float32)
@@ -149,19 +150,20 @@ def dataset(
     An observation of client k is (features[k][i], targets[k][i]) with i uniform on its n_k rows,
     drawn with replacement: i = ⌊u n_k⌋. As u is a float32, the rows' probabilities are equal up to
     a relative n_k 2⁻²³. Intervals are therefore about the minimiser of these rows, and shrink with the number
-    of steps whatever the number of rows: `jaxlsgd.fit_table` has those about the population. Clients are padded to the longest, so memory is K · max n_k rows.
+    of steps, however many rows there are; for the population, use `jaxlsgd.fit_table`. Clients are padded to
+    the longest, so that memory is K · max n_k rows.
 
     Args:
       features: one array (n_k, ...) per client, or one pytree of such arrays; the n_k may differ.
       targets: the same for the targets, (n_k,) for the losses with a name.
       loss: `(params, (features, targets)) → scalar` of one row, or 'squared', ½(aᵀx − b)², or
-        'logistic', log(1 + eᶻ) − bz with z = aᵀx and b ∈ {0, 1}. With a name the problem knows x*,
-        G and S of the finite sum, and the data is float64; there is no intercept but the features'.
-      init: x_0, any pytree; zeros if None, where the loss has a name.
+        'logistic', log(1 + eᶻ) − bz with z = aᵀx and b ∈ {0, 1}. With a name the problem has x*,
+        G and S of the finite sum, and the data is float64; an intercept must be among the features.
+      init: x_0, any pytree; zeros if None, which needs a loss with a name.
       weights: p_k, (K,); n_k/Σn if None, which makes the objective the average over all rows.
       gradient: as in `Problem`, for a loss without a name.
       hessian: as in `Problem`, for a loss without a name.
-      truth: x* of a loss without a name, where it is known.
+      truth: x* of a loss without a name, if it is known.
       name: short name for tables.
 
     Returns:
@@ -205,7 +207,7 @@ def dataset(
 def _closed_form(
     features: Any, targets: Any, weights: np.ndarray, loss: str, init: Any, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the fields of a problem whose loss has a name."""
+    """Return the fields of a problem with a named loss."""
     for argument, value in given.items():
         if value is not None:
             raise checks.refusal(argument, f"be None with loss={loss!r}", value)
@@ -213,7 +215,7 @@ def _closed_form(
     truth = closed.solve(features, targets, weights)
     G, S = None, None
     if dim <= MAX_MATRIX_DIM:
-        G, S = finite_sum.moments(features, targets, weights, truth, closed.factors)
+        G, S = _moments.moments(features, targets, weights, truth, closed.scalar)
     return {
         "init": np.zeros(dim) if init is None else checks.array("init", init, (dim,)),
         "loss": closed.loss,
@@ -226,7 +228,7 @@ def _closed_form(
 
 
 def _check_regression(features: list[Any], targets: list[Any], loss: Any) -> tuple[Any, Any]:
-    """Returns float64 rows (n_k, d) and targets (n_k,); refuses what the loss has no use for."""
+    """Return float64 rows (n_k, d) and targets (n_k,); refuse other shapes and labels."""
     if not isinstance(loss, str) or loss not in _CLOSED:
         raise checks.refusal("loss", f"be a function or one of {sorted(_CLOSED)}", loss)
     for argument, data, ndim in (("features", features, 2), ("targets", targets, 1)):

@@ -1,4 +1,4 @@
-"""Linear regression on clients whose true parameters go round in circles while everybody learns."""
+"""Linear regression on clients whose true parameters move on ellipses during the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxlsgd.problems.linear import squared_gradient, squared_hessian, squared_l
 
 
 class DriftingClient(NamedTuple):
-    """What differs between clients, and does not change: the middle and the axes of an ellipse."""
+    """What differs between clients and is constant: the centre and the axes of an ellipse."""
 
     truth: Any  # (d,) x*_k
     cosine: Any  # (d,) c_k
@@ -27,10 +27,10 @@ class DriftingClient(NamedTuple):
 
 
 def observe(draws: Draws, at: Moment) -> tuple[Array, Array]:
-    """Returns (a, aᵀx*_k(t) + noise·ε) of a `DriftingClient` at observation t, a ~ N(0, I)."""
+    """Return (a, aᵀx*_k(t) + noise·ε) of a `DriftingClient` at observation t, a ~ N(0, I)."""
     a, epsilon = draws.normal[:-1], draws.normal[-1]
     client, t = at
-    # The remainder first, of integers: a float32 angle of a large t has no digits left.
+    # Take the remainder in integers: a float32 angle of a large t would have no digits left.
     share = (t % client.period).astype(a.dtype) / client.period.astype(a.dtype)
     angle = np.asarray(2 * np.pi, a.dtype) * share
     now = client.truth + jnp.cos(angle) * client.cosine + jnp.sin(angle) * client.sine
@@ -50,25 +50,25 @@ def drifting(
     truth_seed: int = 0,
     init: ArrayLike | None = None,
 ) -> Problem:
-    """Least squares on clients whose optima move in time, around a common one that stays.
+    """Least squares on clients whose optima move in time, around a fixed common optimum.
 
     Client k's observation t is (a, b) with a ~ N(0, I), b = aᵀx*_k(t) + noise·ε, ε ~ N(0, 1), and
 
         x*_k(t) = x*_k + cos(2πt/period) c_k + sin(2πt/period) s_k,     Σ_k p_k c_k = Σ_k p_k s_k = 0.
 
-    At any time the clients' optima average to **x* = Σ_k p_k x*_k, which is the truth**: ∇f(x) = x − x* whatever t is.
-    Whoever sees few clients, or weighs them by who is there now, sees something else. x*_k is drawn as in `linear`,
-    c_k and s_k are drift·N(0, I) less their mean, once. With δ_k = x* − x*_k, G = I and, on average over a period,
+    At any time the clients' optima average to **x* = Σ_k p_k x*_k, which is the truth**: ∇f(x) = x − x* for every t.
+    With only some of the clients, or other weights, the optimum would move. x*_k is drawn as in `linear`, c_k and
+    s_k are drift·N(0, I) less their mean, once. With δ_k = x* − x*_k, G = I and, on average over a period,
 
         S = Σ_k p_k² [tr(D_k) I + D_k + noise² I],     D_k = δ_kδ_kᵀ + ½ (c_kc_kᵀ + s_ks_kᵀ),
 
-    which is what counts where a run has many periods.
+    which applies to runs of many periods.
 
     Args:
       dim: d, at least 1.
-      num_clients: K, at least 2: one client has nobody to drift against.
+      num_clients: K, at least 2.
       drift: scale of c_k and s_k, at least 0; 0 is `linear`.
-      period: observations until everybody is back, at least 3.
+      period: observations per period, at least 3.
       heterogeneity: scale of the x*_k, at least 0.
       noise: standard deviation of b given a, at least 0.
       weights: p_k, (K,); uniform if None.
@@ -76,7 +76,7 @@ def drifting(
       init: x_0, (d,); zeros if None.
 
     Returns:
-      A problem that knows x*, G and S.
+      A problem with x*, G and S.
 
     Example:
       >>> problem = drifting(2, 3, drift=2.0, period=100)
@@ -92,10 +92,7 @@ def drifting(
         num_clients,
         heterogeneity=heterogeneity,
         weights=weights,
-        covariance=None,
         truth_seed=truth_seed,
-        client_truths=None,
-        center=None,
         default_center=np.zeros(dim),
         init=init,
     )
@@ -131,7 +128,7 @@ def drifting(
 def _noise_of_gradients(
     p: np.ndarray, away: np.ndarray, axes: np.ndarray, noise: float
 ) -> np.ndarray:
-    """S; Isserlis: Cov(aaᵀδ) = (δᵀδ) I + δδᵀ, linear in δδᵀ, of which a period's mean is D."""
+    """Return S by Isserlis: Cov(aaᵀδ) = (δᵀδ) I + δδᵀ, linear in δδᵀ, whose mean over a period is D."""
     D = np.einsum("k,ki,kj->ij", p**2, away, away)
     D += np.einsum("k,aki,akj->ij", p**2, axes, axes) / 2
     return (np.trace(D) + noise**2 * np.sum(p**2)) * np.eye(len(D)) + D

@@ -1,4 +1,4 @@
-"""Instrumental variables: the root of a moment equation, which is no loss's gradient."""
+"""Instrumental variables: the root of a moment equation that is not the gradient of a loss."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class InstrumentalClient(NamedTuple):
 
     truth: Any  # (d,) x*_k
     strength: Any  # ()
-    noise: Any  # () of the part of ε that is its own
-    shared: Any  # () of the part that v has too
+    noise: Any  # () scale of the part of ε that is independent of v
+    shared: Any  # () scale of the part of ε that is shared with v
 
 
 def observe(draws: Draws, client: Any) -> tuple[Array, Array, Array]:
-    """Returns (a, â, b): covariates, what the instruments say of them, and the response."""
+    """Return (a, â, b): covariates, their projection on the instruments, and the response."""
     d = (draws.normal.shape[0] - 1) // 2
     fitted, v = client.strength * draws.normal[:d], draws.normal[d : 2 * d]
     a = fitted + v
@@ -35,19 +35,19 @@ def observe(draws: Draws, client: Any) -> tuple[Array, Array, Array]:
 
 
 def squared_residual(params: Any, observation: Any) -> Array:
-    """Returns ½(aᵀx − b)²: what a run is watched by. Its minimum is least squares, not x*."""
+    """Return ½(aᵀx − b)², which only monitors a run: its minimum is least squares, not x*."""
     a, _, b = observation
     return 0.5 * (a @ params - b) ** 2
 
 
 def moment(params: Any, observation: Any) -> Scaled:
-    """Returns (aᵀx − b) â."""
+    """Return (aᵀx − b) â."""
     a, fitted, b = observation
     return Scaled(a @ params - b, fitted)
 
 
 def jacobian(params: Any, observation: Any) -> Array:
-    """Returns the symmetric part of âaᵀ, whose mean is that of âaᵀ: the rest is noise."""
+    """Return the symmetric part of âaᵀ, which has the mean of âaᵀ and less noise."""
     del params
     a, fitted, _ = observation
     outer = fitted[:, None] * a[None, :]
@@ -68,22 +68,22 @@ def instrumental(
     center: ArrayLike | None = None,
     init: ArrayLike | None = None,
 ) -> Problem:
-    """Two-stage least squares: covariates that know the noise, and instruments that do not.
+    """Two-stage least squares: endogenous covariates, and instruments that are independent of the noise.
 
     Client k observes instruments w, covariates a = strength · w + v and b = aᵀx*_k + ε, where w, v ~ N(0, I) are
     independent and ε ~ N(0, noise²) has correlation `endogeneity` with Σ_j v_j: least squares of b on a is
     biased. The first stage is known, â = strength · w, and x solves E â(aᵀx − b) = 0. Steps follow that moment,
-    (aᵀx − b)â, which is no gradient of a loss; the problem's `loss` is the squared residual, by which a run is
-    watched. With s = strength, δ_k = x* − x*_k and τ_k² the variance of vᵀδ_k − ε,
+    (aᵀx − b)â, which is not the gradient of a loss; the problem's `loss` is the squared residual, which only
+    monitors a run. With s = strength, δ_k = x* − x*_k and τ_k² the variance of vᵀδ_k − ε,
 
         x* = Σ_k p_k x*_k,   G = s² I,   S = Σ_k p_k² s² [(s²‖δ_k‖² + τ_k²) I + s² δ_kδ_kᵀ].
 
-    The paper's theory is for minima; its proofs use the field's mean and noise alone, and G is symmetric here.
+    The paper's theory is about minima, but its proofs use only the field's mean and noise, and G is symmetric here.
 
     Args:
       dim: d.
       num_clients: K.
-      endogeneity: in (−1, 1); 0 makes least squares right as well.
+      endogeneity: in (−1, 1); with 0, least squares is consistent too.
       strength: of the instruments, greater than 0.
       noise: standard deviation of ε, greater than 0.
       heterogeneity: scale of the x*_k around the center, at least 0.
@@ -105,9 +105,7 @@ def instrumental(
         num_clients,
         heterogeneity=heterogeneity,
         weights=weights,
-        covariance=None,
         truth_seed=truth_seed,
-        client_truths=None,
         center=center,
         default_center=np.linspace(0.0, 1.0, dim),
         init=init,

@@ -1,4 +1,4 @@
-"""Linear regression with Gaussian covariates and a true parameter of its own for each client."""
+"""Linear regression with Gaussian covariates and one true parameter per client."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
 from jaxlsgd.core.tracing import dot
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
+from jaxlsgd.problems.losses import SQUARED
 
-# Functions of the module, not closures: equal functions share a compiled program.
+# Functions of the module and not closures: JAX compares functions by identity, and all problems share these.
 
 
 class LinearClient(NamedTuple):
@@ -34,32 +35,32 @@ class CorrelatedLinearClient(NamedTuple):
 
 
 def observe(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, aᵀx*_k + noise·ε) of a `LinearClient`, a ~ N(0, I)."""
+    """Return (a, aᵀx*_k + noise·ε) of a `LinearClient`, a ~ N(0, I)."""
     a, epsilon = draws.normal[:-1], draws.normal[-1]
     return a, dot(a, client.truth) + client.noise * epsilon
 
 
 def observe_correlated(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, aᵀx*_k + noise·ε) of a `CorrelatedLinearClient`, a = Lw, w ~ N(0, I)."""
+    """Return (a, aᵀx*_k + noise·ε) of a `CorrelatedLinearClient`, a = Lw, w ~ N(0, I)."""
     w, epsilon = draws.normal[:-1], draws.normal[-1]
     a = jnp.sum(client.factor * w[None, :], axis=1)
     return a, dot(a, client.truth) + client.noise * epsilon
 
 
 def squared_loss(params: Any, observation: Any) -> Array:
-    """Returns ½(aᵀx − b)² for params x, (d,), and observation (a, b), (d,) and ()."""
+    """Return ½(aᵀx − b)² for params x, (d,), and observation (a, b), (d,) and ()."""
     a, b = observation
-    return 0.5 * (dot(a, params) - b) ** 2
+    return SQUARED.value(jnp, dot(a, params), b)
 
 
 def squared_gradient(params: Any, observation: Any) -> Scaled:
-    """Returns (aᵀx − b) a."""
+    """Return (aᵀx − b) a."""
     a, b = observation
     return Scaled(dot(a, params) - b, a)
 
 
 def squared_hessian(params: Any, observation: Any) -> OuterProduct:
-    """Returns aaᵀ."""
+    """Return aaᵀ."""
     del params
     a, _ = observation
     return OuterProduct(a)
@@ -79,11 +80,11 @@ def linear(
     center: ArrayLike | None = None,
     init: ArrayLike | None = None,
 ) -> Problem:
-    """Least squares on clients that follow linear models of their own.
+    """Least squares on clients with one linear model each.
 
     Client k observes (a, b) with a ~ N(0, Σ), b = aᵀx*_k + noise·ε, ε ~ N(0, 1), and its loss is
     ½(aᵀx − b)². The x*_k = center + heterogeneity·N(0, I) are drawn once, by NumPy's PCG64 from
-    `truth_seed`: they belong to the problem and not to a replication. With δ_k = x* − x*_k,
+    `truth_seed`, and are the same in every replication. With δ_k = x* − x*_k,
 
         x* = Σ_k p_k x*_k,   G = Σ,   S = Σ_k p_k² [(δ_kᵀΣδ_k + noise²) Σ + Σδ_kδ_kᵀΣ].
 
@@ -100,7 +101,7 @@ def linear(
       init: x_0, (d,); zeros if None.
 
     Returns:
-      A problem that knows x*, and G and S up to d = 2,000.
+      A problem with x*, and with G and S up to d = 2,000.
 
     Example:
       >>> problem = linear(5, 10, heterogeneity=0.5)
@@ -154,7 +155,7 @@ def linear(
 
 
 def _moments(people: Population, truth: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns G and S; Isserlis: E (aᵀδ)² aaᵀ = (δᵀΣδ) Σ + 2 Σδδᵀ Σ, less the mean's Σδδᵀ Σ."""
+    """Return G and S; Isserlis: E (aᵀδ)² aaᵀ = (δᵀΣδ) Σ + 2 Σδδᵀ Σ, less the mean's Σδδᵀ Σ."""
     L = np.eye(len(truth)) if people.factor is None else people.factor
     deviations = people.weights[:, None] * people.whiten(truth - people.truths)  # p_k Lᵀδ_k
     level = np.sum(deviations**2) + noise**2 * np.sum(people.weights**2)

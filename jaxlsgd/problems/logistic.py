@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,10 +12,11 @@ from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
 from jaxlsgd.core.tracing import dot
-from jaxlsgd.problems import _moments as moments
+from jaxlsgd.problems import _moments
 from jaxlsgd.problems._common import MAX_MATRIX_DIM, Population, check_sizes, population
+from jaxlsgd.problems.losses import LOGISTIC
 
-# Functions of the module, for the reason given in linear.py.
+# Functions of the module and not closures, as in linear.py.
 
 
 class LogisticClient(NamedTuple):
@@ -33,12 +33,12 @@ class CorrelatedLogisticClient(NamedTuple):
 
 
 def observe(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, 1[u < σ(aᵀx*_k)]) of a `LogisticClient`, a ~ N(0, I)."""
+    """Return (a, 1[u < σ(aᵀx*_k)]) of a `LogisticClient`, a ~ N(0, I)."""
     return _labelled(draws.normal, draws.uniform[0], client.truth)
 
 
 def observe_correlated(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, 1[u < σ(aᵀx*_k)]) of a `CorrelatedLogisticClient`, a = Lw, w ~ N(0, I)."""
+    """Return (a, 1[u < σ(aᵀx*_k)]) of a `CorrelatedLogisticClient`, a = Lw, w ~ N(0, I)."""
     a = jnp.sum(client.factor * draws.normal[None, :], axis=1)
     return _labelled(a, draws.uniform[0], client.truth)
 
@@ -48,26 +48,25 @@ def _labelled(a: Array, u: Array, truth: Array) -> tuple[Array, Array]:
 
 
 def logistic_loss(params: Any, observation: Any) -> Array:
-    """Returns log(1 + eᶻ) − bz, z = aᵀx, for params x, (d,), and observation (a, b)."""
+    """Return log(1 + eᶻ) − bz, z = aᵀx, for params x, (d,), and observation (a, b)."""
     a, b = observation
-    z = dot(a, params)
-    return jax.nn.softplus(z) - b * z
+    return LOGISTIC.value(jnp, dot(a, params), b)
 
 
 def logistic_gradient(params: Any, observation: Any) -> Scaled:
-    """Returns (σ(aᵀx) − b) a."""
+    """Return (σ(aᵀx) − b) a."""
     a, b = observation
     return Scaled(_sigmoid(dot(a, params))[0] - b, a)
 
 
 def logistic_hessian(params: Any, observation: Any) -> OuterProduct:
-    """Returns σ'(aᵀx) aaᵀ."""
+    """Return σ'(aᵀx) aaᵀ."""
     a, _ = observation
     return OuterProduct(a, _sigmoid(dot(a, params))[1])
 
 
 def _sigmoid(z: Array) -> tuple[Array, Array]:
-    """σ(z) and σ'(z) by one exponential; σ(1 − σ) would round to 0 from z = 17 on."""
+    """Return σ(z) and σ'(z) by one exponential; σ(1 − σ) would round to 0 from z = 17."""
     e = jnp.exp(-jnp.abs(z))
     inverse = 1 / (1 + e)
     return jnp.where(z < 0, e, jnp.ones_like(e)) * inverse, e * inverse * inverse
@@ -86,7 +85,7 @@ def logistic(
     center: ArrayLike | None = None,
     init: ArrayLike | None = None,
 ) -> Problem:
-    """Logistic regression, whose optimum is known exactly even for clients that disagree.
+    """Logistic regression, whose optimum is known exactly even for heterogeneous clients.
 
     Client k observes (a, b) with a ~ N(0, Σ), b ∈ {0, 1}, P(b = 1 | a) = σ(aᵀx*_k), and its loss is
     log(1 + eᶻ) − bz, z = aᵀx. The x*_k = center + heterogeneity·N(0, I) are drawn once, by NumPy's
@@ -110,7 +109,7 @@ def logistic(
       init: x_0, (d,); zeros if None.
 
     Returns:
-      A problem that knows x*, and G and S up to d = 2,000. The logits aᵀx*_k may have a standard
+      A problem with x*, and with G and S up to d = 2,000. The logits aᵀx*_k may have a standard
       deviation of at most 100.
 
     Example:
@@ -119,7 +118,7 @@ def logistic(
 
     Reference:
       "Statistical Estimation and Inference via Local SGD in Federated Learning", section on
-      numerical simulations, which leaves heterogeneity out for want of x*.
+      numerical simulations, which omits heterogeneity because x* was not available.
     """
     dim, num_clients = check_sizes(dim, num_clients)
     people = population(
@@ -131,11 +130,11 @@ def logistic(
         truth_seed=truth_seed,
         client_truths=client_truths,
         center=center,
-        # One equally spaced point would be 0, where labels ignore the covariates.
+        # One equally spaced point would be 0, at which labels do not depend on the covariates.
         default_center=np.linspace(0.0, 1.0, dim) if dim > 1 else np.array([0.5]),
         init=init,
     )
-    truth, G, S = _moments(people)
+    truth, G, S = _optimum(people)
     if people.factor is None:
         source, clients = observe, LogisticClient(people.truths)
     else:
@@ -159,19 +158,19 @@ def logistic(
     )
 
 
-def _moments(people: Population) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Returns x*, G and S, by way of whitened covariates."""
+def _optimum(people: Population) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Return x*, G and S, computed for whitened covariates."""
     truths, L = people.whiten(people.truths), people.factor
     largest = float(np.linalg.norm(truths, axis=1).max())
-    if largest > moments.MAX_NORM:
+    if largest > _moments.MAX_NORM:
         raise ValueError(
             "client_truths: the logits aᵀx*_k must have a standard deviation of at most "
-            f"{moments.MAX_NORM:g}, got {largest:.6g}; lower heterogeneity, center or covariance"
+            f"{_moments.MAX_NORM:g}, got {largest:.6g}; lower heterogeneity, center or covariance"
         )
     same = np.all(people.truths == people.truths[0])
-    y = moments.logistic_optimum(truths, people.weights)
+    y = _moments.logistic_optimum(truths, people.weights)
     truth = people.truths[0] if same else y if L is None else np.linalg.solve(L.T, y)
     if len(y) > MAX_MATRIX_DIM:
         return truth, None, None
-    G, S = moments.hessian(y), moments.gradient_covariance(y, truths, people.weights)
+    G, S = _moments.hessian(y), _moments.gradient_covariance(y, truths, people.weights)
     return (truth, G, S) if L is None else (truth, L @ G @ L.T, L @ S @ L.T)

@@ -1,12 +1,13 @@
-"""Losses f(z, b) of a linear predictor z = aᵀx: derivatives for JAX, responses, conditional moments.
+"""Losses f(z, b) of a linear predictor z = aᵀx with two derivatives; responses; conditional moments.
 
-Functions come from cached builders: JAX tells functions apart by identity, and equal ones share a program.
+`problems.regression` and `fit_table` minimise the same losses. Each is written once, for NumPy and JAX.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -15,18 +16,82 @@ import numpy as np
 from scipy import special
 
 from jaxlsgd.core.problem import Array
-from jaxlsgd.problems._moments import Conditional
 
 POISSON_TERMS = 48
 _LEGENDRE = np.polynomial.legendre.leggauss(96)
 
+# (xp, z, b, numbers) → f, f' or f''. `xp` is numpy or jax.numpy, and z and b are its arrays. `numbers` are those
+# of the loss: floats, which become constants of a program, or an array, so that fits share one program.
+Part = Callable[..., Any]
+# (z, z_k) → e₁, e₂, e₃; see `_moments`.
+Conditional = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+
 
 class Loss(NamedTuple):
-    """A loss and its derivatives in z, as functions of (z, b)."""
+    """A loss and its first two derivatives in z."""
 
-    value: Callable[[Any, Any], Any]
-    first: Callable[[Any, Any], Any]
-    second: Callable[[Any, Any], Any]
+    value: Part
+    first: Part
+    second: Part
+
+
+def _sigmoid(xp: ModuleType, z: Any) -> Any:
+    return jax.nn.sigmoid(z) if xp is jnp else special.expit(z)
+
+
+def _bump(xp: ModuleType, z: Any) -> Any:
+    """Return σ'(z); σ(z)(1 − σ(z)) would round to 0 for large z."""
+    return _sigmoid(xp, z) * _sigmoid(xp, -z)
+
+
+# ½(z − b)²
+SQUARED = Loss(
+    lambda xp, z, b, numbers=(): 0.5 * (z - b) ** 2,
+    lambda xp, z, b, numbers=(): z - b,
+    lambda xp, z, b, numbers=(): xp.ones_like(z),
+)
+# log(1 + eᶻ) − bz
+LOGISTIC = Loss(
+    lambda xp, z, b, numbers=(): xp.logaddexp(z, 0.0) - b * z,
+    lambda xp, z, b, numbers=(): _sigmoid(xp, z) - b,
+    lambda xp, z, b, numbers=(): _bump(xp, z),
+)
+# eᶻ − bz
+POISSON = Loss(
+    lambda xp, z, b, numbers=(): xp.exp(z) - b * z,
+    lambda xp, z, b, numbers=(): xp.exp(z) - b,
+    lambda xp, z, b, numbers=(): xp.exp(z),
+)
+
+
+def _clipped(xp: ModuleType, z: Any, b: Any, numbers: Any) -> Any:
+    return xp.clip(z - b, -numbers[0], numbers[0])
+
+
+def _huber(xp: ModuleType, z: Any, b: Any, numbers: Any) -> Any:
+    inside = _clipped(xp, z, b, numbers)
+    return inside * (z - b - 0.5 * inside)
+
+
+# numbers (c,): ½r² for |r| ≤ c, else c(|r| − ½c), of r = z − b
+HUBER = Loss(
+    _huber,
+    _clipped,
+    lambda xp, z, b, numbers: (xp.abs(z - b) <= numbers[0]).astype(z.dtype),
+)
+
+
+def _quantile(xp: ModuleType, z: Any, b: Any, numbers: Any) -> Any:
+    level, h = numbers[0], numbers[1]
+    return h * xp.logaddexp((z - b) / h, 0.0) - level * (z - b)
+
+
+# numbers (τ, h): the check loss of level τ, smoothed by a logistic kernel: h log(1 + e^(r/h)) − τr, r = z − b
+QUANTILE = Loss(
+    _quantile,
+    lambda xp, z, b, numbers: _sigmoid(xp, (z - b) / numbers[1]) - numbers[0],
+    lambda xp, z, b, numbers: _bump(xp, (z - b) / numbers[1]) / numbers[1],
+)
 
 
 class Noise(NamedTuple):
@@ -37,13 +102,13 @@ class Noise(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Its variance, where it has one."""
+        """The variance, if it is finite."""
         nu = self.degrees
         return self.scale**2 * (1.0 if nu is None else nu / (nu - 2))
 
     @property
     def width(self) -> float:
-        """On what scale its distribution function varies: Student's has poles at ± i scale √ν."""
+        """The scale on which the distribution function varies: Student's has poles at ± i scale √ν."""
         nu = self.degrees
         return self.scale * (1.0 if nu is None else min(1.0, np.sqrt(nu) / np.pi))
 
@@ -62,75 +127,21 @@ class Noise(NamedTuple):
         return height * (1 + x**2 / nu) ** (-(nu + 1) / 2) / self.scale
 
 
-@functools.cache
-def squared() -> Loss:
-    """½(z − b)²."""
-    return Loss(lambda z, b: 0.5 * (z - b) ** 2, lambda z, b: z - b, lambda z, b: jnp.ones_like(z))
-
-
-@functools.cache
-def logistic() -> Loss:
-    """log(1 + eᶻ) − bz."""
-    return Loss(
-        lambda z, b: jax.nn.softplus(z) - b * z,
-        lambda z, b: jax.nn.sigmoid(z) - b,
-        lambda z, b: jax.nn.sigmoid(z) * jax.nn.sigmoid(-z),
-    )
-
-
-@functools.cache
-def poisson() -> Loss:
-    """eᶻ − bz."""
-    return Loss(
-        lambda z, b: jnp.exp(z) - b * z, lambda z, b: jnp.exp(z) - b, lambda z, b: jnp.exp(z)
-    )
-
-
-@functools.cache
-def huber(threshold: float) -> Loss:
-    """½r² for |r| ≤ c, else c(|r| − ½c), of r = z − b."""
-
-    def value(z: Any, b: Any) -> Any:
-        inside = jnp.clip(z - b, -threshold, threshold)
-        return inside * (z - b - 0.5 * inside)
-
-    return Loss(
-        value,
-        lambda z, b: jnp.clip(z - b, -threshold, threshold),
-        lambda z, b: (jnp.abs(z - b) <= threshold).astype(z.dtype),
-    )
-
-
-@functools.cache
-def quantile(level: float, bandwidth: float) -> Loss:
-    """The check loss of level τ, smoothed by a logistic kernel: h log(1 + e^(r/h)) − τr, r = z − b."""
-
-    def second(z: Any, b: Any) -> Any:
-        v = (z - b) / bandwidth
-        return jax.nn.sigmoid(v) * jax.nn.sigmoid(-v) / bandwidth
-
-    return Loss(
-        lambda z, b: bandwidth * jax.nn.softplus((z - b) / bandwidth) - level * (z - b),
-        lambda z, b: jax.nn.sigmoid((z - b) / bandwidth) - level,
-        second,
-    )
-
-
 # Responses: (z_k, extra normals, uniforms, noise) → b.
 
 
 def respond_normal(z: Array, normal: Array, uniform: Array, noise: Array) -> Array:
-    """z_k + noise · N(0, 1)."""
+    """Return z_k + noise · N(0, 1)."""
     del uniform
     return z + noise * normal[0]
 
 
 @functools.cache
 def respond_student(degrees: float) -> Callable[..., Array]:
-    """z_k + noise · t_ν, by Bailey's polar method: √(ν(U^(−2/ν) − 1)) cos 2πV is exactly t_ν.
+    """Return a function for z_k + noise · t_ν, by Bailey's polar method: √(ν(U^(−2/ν) − 1)) cos 2πV is t_ν.
 
-    One uniform has 23 bits. They would end the tail where 4 % of the variance is still missing at ν = 2.5, so
-    that U takes 23 more from a second one: then 0.2 % are.
+    The 23 bits of one uniform cut off tails with 4 % of the variance at ν = 2.5. U therefore takes 23 more from a
+    second uniform, which leaves 0.2 %.
     """
 
     def respond(z: Array, normal: Array, uniform: Array, noise: Array) -> Array:
@@ -143,13 +154,13 @@ def respond_student(degrees: float) -> Callable[..., Array]:
 
 
 def respond_label(z: Array, normal: Array, uniform: Array, noise: Array) -> Array:
-    """1 with probability σ(z_k), else 0."""
+    """Return 1 with probability σ(z_k), else 0."""
     del normal, noise
     return (uniform[0] < jax.nn.sigmoid(z)).astype(z.dtype)
 
 
 def respond_count(z: Array, normal: Array, uniform: Array, noise: Array) -> Array:
-    """A Poisson count of rate e^z_k, by inversion of one uniform; at most `POISSON_TERMS`."""
+    """Return a Poisson count of rate e^z_k, by inversion of one uniform; at most `POISSON_TERMS`."""
     del normal, noise
     rate = jnp.exp(z)
     term = jnp.exp(-rate)
@@ -161,16 +172,16 @@ def respond_count(z: Array, normal: Array, uniform: Array, noise: Array) -> Arra
     return count
 
 
-# Conditional moments e₁, e₂, e₃; see `_gaussian_moments`.
+# Conditional moments.
 
 
 def squared_moments(noise: Noise) -> Conditional:
-    """Of `squared`."""
+    """Return the moments of `SQUARED`."""
     return lambda z, z_k: (z - z_k, (z - z_k) ** 2 + noise.variance, np.ones_like(z))
 
 
 def logistic_moments() -> Conditional:
-    """Of `logistic`."""
+    """Return the moments of `LOGISTIC`."""
 
     def at(z: np.ndarray, z_k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         p, q = special.expit(z), special.expit(z_k)
@@ -180,7 +191,7 @@ def logistic_moments() -> Conditional:
 
 
 def poisson_moments() -> Conditional:
-    """Of `poisson`."""
+    """Return the moments of `POISSON`."""
 
     def at(z: np.ndarray, z_k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         m, rate = np.exp(z), np.exp(z_k)
@@ -190,7 +201,7 @@ def poisson_moments() -> Conditional:
 
 
 def huber_moments(noise: Noise, threshold: float) -> Conditional:
-    """Of `huber`: tails by the distribution function, the middle by Gauss and Legendre's rule."""
+    """Return the moments of `HUBER`: tails by the distribution function, the middle by Gauss and Legendre's rule."""
 
     def at(z: np.ndarray, z_k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         gap = z - z_k
@@ -204,7 +215,10 @@ def huber_moments(noise: Noise, threshold: float) -> Conditional:
 
 
 def quantile_moments(noise: Noise, level: float, bandwidth: float) -> Conditional:
-    """Of `quantile`: σ(·/h) is the distribution function of a logistic variable, and σ² that of two's maximum."""
+    """Return the moments of `QUANTILE`.
+
+    σ(·/h) is the distribution function of a logistic variable, and σ² that of the maximum of two.
+    """
     step, reach = 0.2, 40.0
     v = np.arange(-reach, reach + step / 2, step)
     p, slope = special.expit(v), step * special.expit(v) * special.expit(-v)

@@ -1,4 +1,4 @@
-"""Minibatches: any problem with several observations a step."""
+"""Minibatches: any problem with several observations per step."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import numpy as np
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import dense
-from jaxlsgd.core.problem import Array, Draws, Problem, flatten
+from jaxlsgd.core.problem import Array, Draws, Problem, Structure, flatten
 from jaxlsgd.core.registry import register
 
 
 @register("problem")
 def minibatch(problem: Problem, size: int) -> Problem:
-    """The same problem with `size` observations a step: means of their losses and derivatives.
+    """The same problem with `size` observations per step: means of their losses and derivatives.
 
-    x* and G stay, S is divided by the size, so that the paper's theory covers it as it does the problem. t_T then
-    counts minibatches.
+    x* and G stay and S is divided by the size, so that the paper's theory covers it if it covers the problem.
+    t_T then counts minibatches.
 
     Args:
       problem: any.
-      size: observations a step, at least 1.
+      size: observations per step, at least 1.
 
     Example::
 
@@ -49,8 +49,8 @@ def minibatch(problem: Problem, size: int) -> Problem:
 
 
 @functools.lru_cache(maxsize=256)
-def _functions(structure: Any, size: int) -> dict[str, Callable[..., Any] | None]:
-    """Cached, so that equal batches of equal problems share a program."""
+def _functions(structure: Structure, size: int) -> dict[str, Callable[..., Any] | None]:
+    """Return the functions of a minibatch, cached so that equal problems share a program."""
     one = structure.flat_functions()
     spec = structure.draws
 
@@ -58,10 +58,12 @@ def _functions(structure: Any, size: int) -> dict[str, Callable[..., Any] | None
         def parts(numbers: Array, count: int) -> Array:
             return numbers.reshape(size, count)
 
+        assert spec is not None and one.observe is not None
         each = Draws(parts(draws.normal, spec.normal), parts(draws.uniform, spec.uniform))
         return jax.vmap(one.observe, (0, None))(each, client)
 
     def sample(key: Array, client: Any) -> Any:
+        assert one.sample is not None
         return jax.vmap(one.sample, (0, None))(jax.random.split(key, size), client)
 
     def mean(function: Callable[..., Any]) -> Callable[..., Any]:

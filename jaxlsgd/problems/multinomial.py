@@ -15,7 +15,7 @@ from jaxlsgd.core.registry import register
 
 
 def observe(draws: Draws, client: Any) -> tuple[Array, Array]:
-    """Returns (a, y): a ~ N(0, I), and a class as 0s and a 1, all 0 for the reference."""
+    """Return (a, y): a ~ N(0, I), and the class as a one-hot vector, all 0 for the reference."""
     a = draws.normal
     p = jnp.exp(_log_probabilities(client, a))
     below = jnp.cumsum(p)
@@ -24,26 +24,26 @@ def observe(draws: Draws, client: Any) -> tuple[Array, Array]:
 
 
 def _log_probabilities(params: Any, a: Array) -> Array:
-    """Of the classes, the reference last."""
+    """Return the log-probabilities of the classes, the reference last."""
     z = jnp.sum(params * a[None, :], axis=1)
     return jax.nn.log_softmax(jnp.concatenate([z, jnp.zeros_like(z[:1])]))
 
 
 def loss(params: Any, observation: Any) -> Array:
-    """Returns −log P(y | a)."""
+    """Return −log P(y | a)."""
     a, y = observation
     log_p = _log_probabilities(params, a)
     return -jnp.sum(y * log_p[:-1]) - (1 - jnp.sum(y)) * log_p[-1]
 
 
 def gradient(params: Any, observation: Any) -> Array:
-    """Returns (p − y) aᵀ."""
+    """Return (p − y) aᵀ."""
     a, y = observation
     return (jnp.exp(_log_probabilities(params, a))[:-1] - y)[:, None] * a[None, :]
 
 
 def hessian(params: Any, observation: Any) -> Array:
-    """Returns (diag p − ppᵀ) ⊗ aaᵀ."""
+    """Return (diag p − ppᵀ) ⊗ aaᵀ."""
     a, _ = observation
     p = jnp.exp(_log_probabilities(params, a))[:-1]
     inner = p[:, None] * (jnp.eye(p.shape[0], dtype=p.dtype) - p[None, :])
@@ -64,9 +64,9 @@ def multinomial(
     """Multinomial logistic regression: a softmax over classes, whose last one is the reference.
 
     An observation is (a, y) with a ~ N(0, I), d covariates, and P(y = c) ∝ e^(aᵀx*_c), x*_C = 0. The parameters
-    are a matrix (C − 1, d); x* = N(0, I)/√d is drawn once from `truth_seed`. All clients follow it, so that it is
-    the optimum of each: the model is right. G and S = Σ_k p_k² G are integrals over C − 1 dimensions and not
-    given; `problems.solve` finds them, and `dataclasses.replace(problem, G=found.problem.G, S=found.problem.S)` keeps
+    are a matrix (C − 1, d); x* = N(0, I)/√d is drawn once from `truth_seed`, the same for all clients, and is
+    the optimum of each. G and S = Σ_k p_k² G are integrals over C − 1 dimensions and not
+    given; `problems.solve` estimates them, and `dataclasses.replace(problem, G=found.problem.G, S=found.problem.S)` keeps
     the exact x*.
 
     Args:

@@ -34,8 +34,8 @@ def paper_linear() -> Problem:
 
     As stated there up to a scale; `gamma0` is the paper's γ_0 = 0.5. With the stated x*_k ~ N(0, I) the
     asymptotic variance v = (G⁻¹SG⁻ᵀ)₀₀ of the first coordinate is 0.64 on average, whereas the C1
-    plug-in length of Table 3 at t_T = 5,000, 7.857e-2 = 2 z √(v/t_T), means about 2. So
-    x*_k = 2.1338 · N(0, I), drawn once from seed 0: the scale at which the simulated mean length of that
+    plug-in length of Table 3 at t_T = 5,000, 7.857e-2 = 2 z √(v/t_T), implies about 2. So
+    x*_k = 2.1338 · N(0, I), drawn once from seed 0: at this scale the simulated mean length of that
     one cell is the printed one.
 
     Example:
@@ -54,5 +54,5 @@ _PAPER = {"linear": paper_linear, "logistic": paper_logistic}
 
 
 def paper_problem(name: str) -> Problem:
-    """A problem of the paper's experiments by name: 'linear' or 'logistic'."""
+    """Return a problem of the paper's experiments by name: 'linear' or 'logistic'."""
     return _PAPER[checks.choice("name", name, tuple(_PAPER))]()

@@ -1,4 +1,4 @@
-"""Regressions on normal covariates: losses, noise with heavy tails, clients with covariances of their own."""
+"""Regressions on normal covariates: five losses, heavy-tailed noise, one covariance per client."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
-from jaxlsgd.problems import losses as families
-from jaxlsgd.problems._moments import Conditional, Design
-from jaxlsgd.problems._moments import gaussian_optimum as optimum
-from jaxlsgd.problems.losses import Loss, Noise
+from jaxlsgd.problems import losses
+from jaxlsgd.problems._moments import Design, gaussian_optimum
+from jaxlsgd.problems.losses import Conditional, Loss, Noise
 
 FAMILIES = ("squared", "huber", "quantile", "logistic", "poisson")
 _MOST_DIM = 500
@@ -38,6 +37,7 @@ class _Kind(NamedTuple):
     """A family with its numbers."""
 
     loss: Loss
+    numbers: tuple[float, ...]
     respond: Callable[..., Array]
     extra: tuple[int, int]  # normals and uniforms of a response
     conditional: Conditional
@@ -66,11 +66,11 @@ def regression(
     center: ArrayLike | None = None,
     init: ArrayLike | None = None,
 ) -> Problem:
-    """Regression by squares, Huber's loss, a smooth quantile, labels or counts; clients may differ in all.
+    """Regression by squares, Huber's loss, a smooth quantile, labels or counts, with heterogeneous clients.
 
     Client k observes (a, b). Its covariates are a = D_k w with w ~ N(0, Σ), Σ_ij = correlation^|i−j| and a
-    diagonal D_k whose squares are uniform on 1 ± spread: where spread > 0, clients have **Hessians of their
-    own**, and with heterogeneity > 0 as well their local steps drift apart. The truths are
+    diagonal D_k whose squares are uniform on 1 ± spread: with spread > 0, clients have **different
+    Hessians**, and with heterogeneity > 0 as well their local steps drift apart. The truths are
     x*_k = center + heterogeneity · N(0, I). Both are drawn once from `truth_seed`. Given z_k = aᵀx*_k and with
     z = aᵀx, a client's response and loss are
 
@@ -81,11 +81,11 @@ def regression(
         poisson    b ~ Poisson(e^z_k)        eᶻ − bz
 
     and + ridge/2 · ‖x‖² in each. ε is standard normal, or Student's t of some `degrees`: above 2, squares have a
-    gradient with moments just above the second, as the paper's Assumption 3.2 asks.
+    gradient with moments just above the second, as the paper's Assumption 3.2 requires.
 
     x*, G and S are integrals over the plane of Lᵀx and Lᵀx*_k, computed to about 1e-11; x* is where Newton's
-    method ends. The paper's theory asks for second derivatives that are bounded and Lipschitz: huber's jump, and
-    those of poisson are not bounded, so that for these two intervals are measured, not promised.
+    method ends. The paper's theory requires second derivatives that are bounded and Lipschitz: huber's jump, and
+    those of poisson are unbounded, so that the theory does not cover these two.
 
     Args:
       dim: d, from 1 to 500, the intercept among them.
@@ -94,7 +94,7 @@ def regression(
       heterogeneity: scale of the x*_k around the center, at least 0.
       spread: of the clients' variances, in [0, 1).
       correlation: of neighbouring covariates, in (−1, 1).
-      intercept: whether the first covariate is 1. Without it the level of a quantile plays no part.
+      intercept: whether the first covariate is 1. Without it the level of a quantile has no effect.
       noise: scale of b − z_k, greater than 0; unused by logistic and poisson.
       degrees: ν of Student's law, greater than 0, and than 2 for squares; normal noise if None.
       ridge: λ, at least 0.
@@ -107,7 +107,7 @@ def regression(
       init: x_0, (d,); zeros if None.
 
     Returns:
-      A problem that knows x*, G and S.
+      A problem with x*, G and S.
 
     Example:
       >>> problem = regression(3, 4, "huber", spread=0.5, heterogeneity=1.0)
@@ -129,7 +129,7 @@ def regression(
     factors = _factors(covariates, num_clients, spread, correlation, seed)
     if family == "poisson":
         _check_rates(truths, factors, int(intercept))
-    found = optimum(
+    found = gaussian_optimum(
         Design(
             truths,
             factors if factors.ndim == 3 else factors[..., None] * np.eye(covariates),
@@ -141,7 +141,7 @@ def regression(
             ridge,
         )
     )
-    loss, gradient, hessian = _functions(kind.loss, ridge)
+    loss, gradient, hessian = _functions(kind.loss, kind.numbers, ridge)
     return Problem(
         init=np.zeros(dim) if init is None else checks.array("init", init, (dim,)),
         loss=loss,
@@ -173,24 +173,24 @@ def _noise(family: str, noise: float, degrees: float | None) -> Noise:
 
 def _kind(family: str, noise: Noise, threshold: float, level: float, bandwidth: float) -> _Kind:
     student = noise.degrees is not None
-    respond = families.respond_student(noise.degrees) if student else families.respond_normal
+    respond = losses.respond_student(noise.degrees) if student else losses.respond_normal
     extra = (0, 3) if student else (1, 0)
     if family == "logistic":
-        moments = families.logistic_moments()
-        return _Kind(families.logistic(), families.respond_label, (0, 1), moments, 1.0, False)
+        moments = losses.logistic_moments()
+        return _Kind(losses.LOGISTIC, (), losses.respond_label, (0, 1), moments, 1.0, False)
     if family == "poisson":
-        moments = families.poisson_moments()
-        return _Kind(families.poisson(), families.respond_count, (0, 1), moments, 1.0, False)
+        moments = losses.poisson_moments()
+        return _Kind(losses.POISSON, (), losses.respond_count, (0, 1), moments, 1.0, False)
     if family == "huber":
         c = checks.positive("threshold", threshold)
-        moments = families.huber_moments(noise, c)
-        return _Kind(families.huber(c), respond, extra, moments, noise.width, True)
+        moments = losses.huber_moments(noise, c)
+        return _Kind(losses.HUBER, (c,), respond, extra, moments, noise.width, True)
     if family == "quantile":
         tau, h = checks.level(level), checks.positive("bandwidth", bandwidth)
-        moments = families.quantile_moments(noise, tau, h)
-        return _Kind(families.quantile(tau, h), respond, extra, moments, noise.width, True)
-    moments = families.squared_moments(noise)
-    return _Kind(families.squared(), respond, extra, moments, np.inf, True)
+        moments = losses.quantile_moments(noise, tau, h)
+        return _Kind(losses.QUANTILE, (tau, h), respond, extra, moments, noise.width, True)
+    moments = losses.squared_moments(noise)
+    return _Kind(losses.SQUARED, (), respond, extra, moments, np.inf, True)
 
 
 def _truths(
@@ -208,7 +208,7 @@ def _truths(
 def _factors(
     covariates: int, num_clients: int, spread: float, correlation: float, seed: int
 ) -> np.ndarray:
-    """D_k times the root of Σ: a diagonal, (K, d'), where covariates are independent."""
+    """Return D_k times the root of Σ, (K, d', d'); a diagonal, (K, d'), if covariates are independent."""
     if not 0 <= checks.number("spread", spread) < 1:
         raise refusal("spread", "be in [0, 1)", spread)
     if not -1 < checks.number("correlation", correlation) < 1:
@@ -249,20 +249,22 @@ def _observer(
 
 
 @functools.cache
-def _functions(loss: Loss, ridge: float) -> tuple[Callable[..., Any], ...]:
+def _functions(
+    loss: Loss, numbers: tuple[float, ...], ridge: float
+) -> tuple[Callable[..., Any], ...]:
     """Loss, gradient and Hessian of an observation (a, b)."""
 
     def value(params: Any, observation: Any) -> Any:
         a, b = observation
-        return loss.value(a @ params, b)
+        return loss.value(jnp, a @ params, b, numbers)
 
     def gradient(params: Any, observation: Any) -> Any:
         a, b = observation
-        return Scaled(loss.first(a @ params, b), a)
+        return Scaled(loss.first(jnp, a @ params, b, numbers), a)
 
     def hessian(params: Any, observation: Any) -> Any:
         a, b = observation
-        return OuterProduct(a, loss.second(a @ params, b))
+        return OuterProduct(a, loss.second(jnp, a @ params, b, numbers))
 
     if ridge == 0:
         return value, gradient, hessian

@@ -1,11 +1,12 @@
-"""The truth of a problem of one's own, by Newton's method on a large fixed sample, with its error."""
+"""The truth of a user's problem, by Newton's method on a large fixed sample, with its error."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,8 @@ import numpy as np
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, dense
-from jaxlsgd.core.problem import Array, Draws, Problem, Structure
-from jaxlsgd.core.progress import Progress, Tell, shown
+from jaxlsgd.core.problem import Array, Draws, Problem, Structure, unravel
+from jaxlsgd.core.progress import Progress, Report, shown
 
 PER_STEP = 400  # n/t_T, so that the truth's error is a twentieth of a run's
 _USUAL_STEPS = 5_000
@@ -28,12 +29,13 @@ _PILOT = 16  # the part of the sample on which Newton's method begins
 _MOST_STEPS = 60
 _SOLVED = 0.01  # a mean gradient of so many standard errors moves the truth by as many of its own
 _SECONDS = 2.0  # before progress is shown
+Found = TypeVar("Found")
 
 
 class Solution(NamedTuple):
-    """A problem whose truth is known numerically, and how well."""
+    """A problem with a numerical truth, and the error of that truth."""
 
-    problem: Problem  # with truth and truth_covariance, and G and S where it had none
+    problem: Problem  # with truth and truth_covariance, and G and S if it had none
     standard_error: np.ndarray  # (d,) Monte-Carlo standard error of the truth
     residual: float  # largest |gradient| of the sample there, over its own standard error
     observations: int  # n, of each client
@@ -48,7 +50,7 @@ class _Moments(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a sample says of a point."""
+    """Moments of a sample at a point."""
 
     gradient: np.ndarray  # (d,) Σ_k p_k ∇f_k
     G: np.ndarray  # (d, d)
@@ -64,30 +66,30 @@ def solve(
     num_steps: int | None = None,
     progress: Progress = None,
 ) -> Solution:
-    """Finds x* with Σ_k p_k E ∇f_k(x*) = 0, for coverage studies of a problem of your own.
+    """Solve Σ_k p_k E ∇f_k(x*) = 0, for coverage studies of a problem of your own.
 
     The expectation is a mean over a fixed sample of n observations of each client, made and added up in parts, so
     that memory does not grow with n. Newton's method with halved steps begins on a part of the sample and ends on
     the whole. x* is refused unless the mean gradient vanishes there (up to a hundredth of its standard error) and
     the mean Hessian is positive definite. Sums are in float64; declared draws are float32, as in the engine.
 
-    Its error is that of the sample, with covariance G⁻¹SG⁻ᵀ/n, and stays with the problem as `truth_covariance`.
+    Its error comes from the sample, with covariance G⁻¹SG⁻ᵀ/n, and is kept as `truth_covariance`.
     A run of t_T steps has an error of about G⁻¹SG⁻ᵀ/t_T. n = 400 t_T makes the truth's standard error a twentieth
     of the run's, which moves the coverage of a 95 % interval by 0.03 points on average, and in 19 of 20
     cases by less than 0.12. Tables and pages warn from a tenth on.
 
     Args:
-      problem: the problem; what it says of its own truth is not used.
+      problem: the problem; its own truth is not used.
       observations: n, at least; decided by `num_steps` if None.
       seed: of the sample; the same seed gives the same truth.
-      num_steps: t_T of the longest runs that the truth is for, to which n = 400 t_T belongs. If None, n is
+      num_steps: t_T of the longest runs that the truth is for; n is then 400 t_T. If None, n is
         2,000,000, or fewer for more than 5 clients or 50 parameters: 10,000,000 of all clients up to d = 50, and
         10,000,000 · (50/d)² beyond.
       progress: None shows progress in a terminal or notebook if it takes more than two seconds; True shows it
         everywhere, False nowhere; a function is called with the share that is done.
 
     Returns:
-      A `Solution`: the problem with `truth` and `truth_covariance`, and with `G` and `S` where it had none; the
+      A `Solution`: the problem with `truth` and `truth_covariance`, and with `G` and `S` if it had none; the
       standard errors of that truth.
 
     Example::
@@ -101,25 +103,25 @@ def solve(
     wanted = _wanted(problem, observations, num_steps)
     checks.count("seed", seed, 0)
     what = f"truth of {problem.name or 'the problem'}"
-    with jax.enable_x64(True), shown(progress, what, after=_SECONDS) as tell:
-        sample = _Sample(problem, wanted, seed, tell)
+    with jax.enable_x64(True), shown(progress, what, after=_SECONDS) as report:
+        sample = _Sample(problem, wanted, seed, report)
         start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)])
         # Most steps need a rough answer, and a failure to find one shows on a part as well.
-        near, _ = _newton(sample, sample.pilot, start.astype(np.float64))
-        x, found = _newton(sample, sample.calls, near)
-        if tell is not None:
-            tell(1.0)
+        near, _ = _solve_on(sample, sample.pilot, start.astype(np.float64))
+        x, found = _solve_on(sample, sample.calls, near)
+        if report is not None:
+            report(1.0)
     _check_definite(found.G)
     inverse = np.linalg.inv(found.G)
     covariance = inverse @ found.S @ inverse.T / sample.n
     known = {key: getattr(found, key) for key in ("G", "S") if getattr(problem, key) is None}
-    truth = _like(problem.init, x)
+    truth = unravel(x, problem.init)
     solved = dataclasses.replace(problem, truth=truth, truth_covariance=covariance, **known)
     return Solution(solved, np.sqrt(np.diagonal(covariance)), found.residual, sample.n)
 
 
 def _wanted(problem: Problem, observations: int | None, num_steps: int | None) -> int:
-    """How many observations of each client to take, at least."""
+    """Return the least number of observations per client."""
     if observations is not None and num_steps is not None:
         raise refusal("num_steps", "be None if observations are given", num_steps)
     if observations is not None:
@@ -137,47 +139,68 @@ def _check_definite(G: np.ndarray) -> None:
         raise refusal("problem", rule, f"a smallest eigenvalue of {values[0]:.3g}")
 
 
-def _like(init: Any, vector: np.ndarray) -> Any:
-    leaves, treedef = jax.tree.flatten(init)
-    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    return treedef.unflatten(
-        [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
-    )
+def newton(
+    at: Callable[[np.ndarray], Found],
+    x: np.ndarray,
+    step: Callable[[Found], np.ndarray],
+    better: Callable[[Found, Found], bool | np.bool_],
+    halvings: int,
+) -> Iterator[tuple[np.ndarray, Found, np.ndarray]]:
+    """Yield the points of Newton's method with halved steps.
 
+    Args:
+      at: evaluates a point.
+      x: the first point.
+      step: the full step from an evaluated point, to be subtracted.
+      better: whether a new point (the first argument) is to be taken instead of the present one.
+      halvings: how many lengths of a step to try; the iteration ends if none of them is better.
 
-def _newton(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _Found]:
-    """The root on the first parts of a sample, and what they say of it; refuses one that is not found."""
-    found = sample.at(x, calls)
-    for _ in range(_MOST_STEPS):
-        if found.residual < _SOLVED:
-            break
-        step, share = np.linalg.lstsq(found.G, found.gradient)[0], 1.0
-        size = np.linalg.norm(found.gradient)
-        while True:
-            new = sample.at(x - share * step, calls)
-            if np.linalg.norm(new.gradient) < size or share < 1e-4:
+    Yields:
+      A point, what `at` found there, and the full step from there.
+    """
+    found = at(x)
+    while True:
+        full = step(found)
+        yield x, found, full
+        for halving in range(halvings):
+            shorter = x - full / 2**halving
+            new = at(shorter)
+            if better(new, found):
                 break
-            share /= 2
-        if not np.linalg.norm(new.gradient) < size:
-            break
-        x, found = x - share * step, new
-    if not found.residual < _SOLVED:
-        rule = "have a mean gradient that vanishes where Newton's method ends"
-        raise refusal("problem", rule, f"one of {found.residual:.3g} standard errors")
-    return x, found
+        else:
+            return
+        x, found = shorter, new
+
+
+def _solve_on(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _Found]:
+    """Return the root on the first parts of a sample; refuse a problem for which none is found."""
+    points = newton(
+        lambda x: sample.at(x, calls),
+        x,
+        step=lambda found: np.linalg.lstsq(found.G, found.gradient)[0],
+        better=lambda new, old: np.linalg.norm(new.gradient) < np.linalg.norm(old.gradient),
+        halvings=15,
+    )
+    residual = np.inf
+    for x, found, _ in itertools.islice(points, _MOST_STEPS + 1):
+        residual = found.residual
+        if residual < _SOLVED:
+            return x, found
+    rule = "have a mean gradient that vanishes where Newton's method ends"
+    raise refusal("problem", rule, f"one of {residual:.3g} standard errors")
 
 
 class _Sample:
-    """A fixed sample, made anew whenever a point is looked at.
+    """A fixed sample, generated again for every point.
 
     Args:
-      problem: where observations come from.
-      wanted: how many of each client, at least.
+      problem: the source of observations.
+      wanted: the least number per client.
       seed: of the sample.
-      tell: is called with the share of the work that is done, or None.
+      report: is called with the share of the work that is done.
     """
 
-    def __init__(self, problem: Problem, wanted: int, seed: int, tell: Tell | None) -> None:
+    def __init__(self, problem: Problem, wanted: int, seed: int, report: Report | None) -> None:
         d, K = problem.dim, problem.num_clients
         together = min(_TOGETHER, max(64, _TOGETHER_NUMBERS // d**2))
         chunks = -(-wanted // max(1, together // K))
@@ -191,24 +214,24 @@ class _Sample:
         self._steps, self._weights = steps, np.asarray(problem.weights, np.float64)
         clients = jax.tree.map(jnp.asarray, problem.clients)
         self._given = jax.random.key(seed), jnp.asarray(self._weights), clients
-        # About eight looks at the pilot's part and two at the whole.
-        self._tell, self._made, self._expected = tell, 0, 8 * self.pilot + 2 * self.calls
+        # About eight evaluations on the pilot part and two on the whole.
+        self._report, self._made, self._expected = report, 0, 8 * self.pilot + 2 * self.calls
 
     def at(self, x: np.ndarray, calls: int) -> _Found:
-        """What the first parts of the sample say of x."""
+        """Return the moments of the first parts of the sample at x."""
         total = None
         for i in range(calls):
             first = np.uint32(i * self._steps)
             part = jax.device_get(self._program(jnp.asarray(x, jnp.float64), first, *self._given))
             total = part if total is None else _Moments(*map(np.add, total, part))
             self._made += 1
-            if self._tell is not None:
-                self._tell(min(0.99, self._made / self._expected))
+            if self._report is not None:
+                self._report(min(0.99, self._made / self._expected))
         assert total is not None
         return self._found(total, calls * self._each)
 
     def _found(self, total: _Moments, n: int) -> _Found:
-        """Mean gradient and Hessian over clients, and the covariance of the averaged gradient."""
+        """Return mean gradient and Hessian over clients, and the covariance of the averaged gradient."""
         p, g = self._weights, total.gradient / n
         own = p[:, None] * g
         G, S = total.hessian / n, total.square / n - own.T @ own
@@ -222,7 +245,7 @@ class _Sample:
 def _program(
     structure: Structure, num_clients: int, size: int, steps: int
 ) -> Callable[..., _Moments]:
-    """Sums over `size` observations of each client, so many times, as a compiled function of x."""
+    """Return a compiled function of x that sums over `steps` times `size` observations of each client."""
     functions = structure.flat_functions()
 
     def sums(x: Array, key: Array, weights: Array, clients: Any) -> _Moments:
@@ -260,11 +283,11 @@ def _program(
 
 
 def _given(draws: Draws | None, key: Array, shape: tuple[int, int]) -> Any:
-    """What observations are made of, for so many of each client: keys, or the draws that are declared."""
+    """Return the inputs of observations, in a shape: keys, or the declared draws."""
     if draws is None:
         return jax.random.split(key, shape)
     for_normals, for_uniforms = jax.random.split(key)
     normal = jax.random.normal(for_normals, (*shape, draws.normal), jnp.float32)
     uniform = jax.random.uniform(for_uniforms, (*shape, draws.uniform), jnp.float32)
-    # Midpoints (j + ½)/2²³, as the engine's: never 0.
+    # Midpoints (j + ½)/2²³, as in the engine: never 0.
     return Draws(normal, uniform + np.float32(2.0**-24))

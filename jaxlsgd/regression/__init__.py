@@ -1,4 +1,7 @@
-"""Regression on tables whose rows belong to clients."""
+"""Regression on tables whose rows belong to clients. Start reading in `fit_table`.
+
+A `design` reads rows, `standardise` and `pilot` choose coordinates and steps, `in_memory` or `stream` runs.
+"""
 
 from jaxlsgd.regression.fit_table import fit_table
 from jaxlsgd.regression.result import Coefficients, Communication, TableFit

@@ -1,4 +1,4 @@
-"""Blocks of a file as columns of numbers: where Arrow has numbers already, they are not copied."""
+"""Which columns of a table are read, and rows as numbers: by pandas, or by Arrow alone for files of numbers."""
 
 from __future__ import annotations
 
@@ -17,165 +17,25 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import plural
 from jaxlsgd.regression import formulas
 
-_NEAR = 1024  # whole numbers within that range are codes already
 FloatArray = NDArray[np.floating[Any]]
-
-
-class Columns(NamedTuple):
-    """Some rows of a file."""
-
-    features: Sequence[Any]  # d of them: (n,) numbers, or one number for all rows
-    y: NDArray[Any]  # (n,)
-    codes: NDArray[np.integer[Any]]  # (n,) which of the labels each row has
-    labels: list[str]  # of clients; some may have no row
-    dropped: int  # rows left out, as something was missing
-
-
-def first_rows(table: Any, how: tuple[Any, ...]) -> tuple[Design, Block]:
-    """What is read of a file, and its first rows.
-
-    Args:
-      table: the first rows, Arrow's.
-      how: arguments of `design` after the table.
-    """
-    arrow = extra("pyarrow")
-    plan = plain_design(table.schema, *how)
-    if plan is None:
-        plan = design(table.to_pandas(), *how)
-        return plan, read_block(plan, table)
-    whole = table.combine_chunks().to_batches()[0]
-    found = _plain(arrow, plan, whole)
-    if found is None:
-        return plan, read_block(plan, table)
-    n = len(found.y)
-    X = np.stack([np.broadcast_to(column, n) for column in found.features], axis=1)
-    labels = np.asarray(found.labels, object)[found.codes]
-    if plan.client is not None and arrow.types.is_integer(table.schema.field(plan.client).type):
-        labels = np.from_dlpack(whole.column(plan.client))
-    return plan, Block(X.astype(np.float64, copy=False), found.y.astype(np.float64), labels, 0)
-
-
-def plain_design(
-    schema: Any,
-    response: str | None,
-    client: str | None,
-    features: Sequence[str] | None = None,
-    formula: str | None = None,
-    intercept: bool = True,
-    missing: str = "refuse",
-) -> Design | None:
-    """What `design` works out, where columns are numbers and nothing is to be refused; else None.
-
-    It spares a file of numbers pandas, which takes longer to import than a million rows to read.
-    """
-    types, names = extra("pyarrow").types, schema.names
-    if formula is not None or missing not in MISSING or len(set(names)) < len(names):
-        return None
-    if response == client or not {response, client, *(features or ())} <= {None, *names}:
-        return None
-    chosen = [one for one in names if one not in (response, client)]
-    chosen = chosen if features is None else list(features)
-    named = ((INTERCEPT,) if intercept else ()) + tuple(chosen)
-    if response is None or not chosen or len(set(named)) < len(named):
-        return None
-    kinds = [schema.field(name).type for name in (response, *chosen)]
-    if not all(types.is_integer(one) or types.is_floating(one) for one in kinds):
-        return None
-    columns = (response, *(() if client is None else (client,)), *chosen)
-    return Design(response, client, named, columns, missing, None, intercept)
-
-
-def read_block(plan: Design, table: Any, first_row: int = 0) -> Block:
-    """Rows of an Arrow table, by way of pandas.
-
-    Args:
-      plan: what is read.
-      table: Arrow's.
-      first_row: how many rows came before, for messages.
-    """
-    whole = table.select(list(plan.columns))
-    if plan.missing == "drop":
-        # Before pandas makes fractions of whole numbers with gaps among them, and 1.0 of the client 1.
-        whole = whole.drop_null()
-    block = plan.read(whole.to_pandas(), first_row)
-    return block._replace(dropped=block.dropped + table.num_rows - whole.num_rows)
-
-
-def read_columns(plan: Design, batch: Any, first_row: int = 0) -> Columns:
-    """Rows of a batch; refuses what `Design.read` refuses."""
-    arrow = extra("pyarrow")
-    found = _plain(arrow, plan, batch)
-    if found is not None:
-        return found
-    block = read_block(plan, arrow.Table.from_batches([batch]), first_row)
-    codes, labels = extra("pandas").factorize(block.client)
-    return Columns([*block.X.T], block.y, codes, [str(one) for one in labels], block.dropped)
-
-
-def _plain(arrow: Any, plan: Design, batch: Any) -> Columns | None:
-    """Columns that are numbers without gaps; None where pandas must see to one of them."""
-    if plan.spec is not None:
-        return None
-    y = _column_numbers(arrow, batch.column(plan.response))
-    ones = plan.intercept
-    names = [name for name in plan.names if name != INTERCEPT or not ones]
-    features = [_column_numbers(arrow, batch.column(name)) for name in names]
-    who = _clients(arrow, plan, batch)
-    if y is None or who is None or any(column is None for column in features):
-        return None
-    return Columns([1.0, *features] if ones else features, y, *who, 0)
-
-
-def _column_numbers(arrow: Any, column: Any) -> NDArray[Any] | None:
-    """A column as it is in memory, if all of it is finite."""
-    kind = column.type
-    if arrow.types.is_boolean(kind):
-        column = column.cast(arrow.uint8())
-    elif not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
-        return None
-    if column.null_count:
-        return None
-    found = np.from_dlpack(column)
-    # A sum is cheaper than a look at each; one that overflows costs the way by pandas, and no more.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return found if np.isfinite(found.sum()) else None
-
-
-def client_counts(plan: Design, table: Any) -> NDArray[np.integer[Any]] | None:
-    """How many rows each client has, in no order; None where labels need pandas."""
-    found = _clients(extra("pyarrow"), plan, table.combine_chunks().to_batches()[0])
-    if found is None:
-        return None
-    counts = np.bincount(found[0])
-    return counts[counts > 0]
-
-
-def _clients(arrow: Any, plan: Design, batch: Any) -> tuple[NDArray[Any], list[str]] | None:
-    """Codes and labels, where Arrow's labels read as NumPy's do."""
-    if plan.client is None:
-        return np.zeros(batch.num_rows, np.int8), ["0"]
-    column, types = batch.column(plan.client), arrow.types
-    if types.is_integer(column.type) and not column.null_count and len(column):
-        values: Any = np.from_dlpack(column)
-        low, high = int(values.min()), int(values.max())
-        if high - low < _NEAR:
-            return values - low, [str(one) for one in range(low, high + 1)]
-    if not types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    kind = column.dictionary.type
-    simple = types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
-    if not simple or column.null_count or column.dictionary.null_count:
-        return None
-    labels = [str(one) for one in column.dictionary.to_pylist()]
-    return np.from_dlpack(column.indices), labels
-
-
 INTERCEPT = "Intercept"
-MISSING = ("refuse", "drop")
+_NEAR = 1024  # whole numbers within that range are codes already
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Which columns explain which; see `fit_table` for the meaning of the fields."""
+
+    response: str | None
+    client: str | None
+    features: Sequence[str] | None
+    formula: str | None
+    intercept: bool
+    missing: str
 
 
 class Block(NamedTuple):
-    """Some rows of a table as numbers; the first column of `X` is the intercept's, where there is one."""
+    """Some rows of a table as numbers; the first column of `X` is the intercept's, if there is one."""
 
     X: FloatArray  # (n, d)
     y: FloatArray  # (n,)
@@ -185,10 +45,10 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """What is read of a table; made from its first rows, and used for all."""
+    """What is read of a table: made from its first rows, and used for all."""
 
     response: str
-    client: str | None  # None: one client has all rows
+    client: str | None  # None if one client has all rows
     names: tuple[str, ...]  # of the coefficients
     columns: tuple[str, ...]  # that are read
     missing: str
@@ -196,7 +56,7 @@ class Design:
     intercept: bool = True
 
     def read(self, frame: Any, first_row: int = 0) -> Block:
-        """Rows as numbers; refuses what is missing, infinite or no number.
+        """Return rows as numbers; refuse what is missing, infinite or not a number.
 
         Args:
           frame: a pandas table with the columns of this design.
@@ -219,7 +79,7 @@ class Design:
 
 
 def as_frame(table: Any) -> Any:
-    """A pandas table of whatever holds columns: pandas, polars, pyarrow, a mapping of arrays."""
+    """Return a pandas table of whatever has columns: pandas, polars, pyarrow, a mapping of arrays."""
     pandas = extra("pandas")
     if isinstance(table, pandas.DataFrame):
         return table.rename(columns=str)
@@ -231,7 +91,7 @@ def as_frame(table: Any) -> Any:
 
 
 def extra(module: str) -> Any:
-    """A package that only tables need."""
+    """Import a package that only tables need."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -239,27 +99,9 @@ def extra(module: str) -> Any:
         raise ImportError(f"tables need {name}: pip install 'jaxlsgd[data]'") from error
 
 
-def design(
-    frame: Any,
-    response: str | None,
-    client: str | None,
-    features: Sequence[str] | None = None,
-    formula: str | None = None,
-    intercept: bool = True,
-    missing: str = "refuse",
-) -> Design:
-    """Works out what to read, from the first rows of a table.
-
-    Args:
-      frame: a pandas table.
-      response: column to explain; not needed with a formula.
-      client: column that says whose row it is; None for one client.
-      features: columns to explain it by; all others if None.
-      formula: as in "y ~ age + C(ward) + log(dose)", in place of response and features.
-      intercept: whether to add one; a formula says so itself.
-      missing: "refuse" or "drop" rows in which something is missing.
-    """
-    checks.choice("missing", missing, MISSING)
+def design(frame: Any, model: Model) -> Design:
+    """Return what to read, from the first rows of a table, given as pandas' table."""
+    response, client, features = model.response, model.client, model.features
     if not len(frame.columns) or not len(frame):
         what = f"{len(frame)} rows of {plural(len(frame.columns), 'column')}"
         raise refusal("frame", "have rows and columns", what)
@@ -267,10 +109,10 @@ def design(
         twice = [name for name in frame.columns if list(frame.columns).count(name) > 1]
         raise refusal("frame", "have columns with names of their own", twice[0])
     client = None if client is None else _known(frame, "client", client)
-    if formula is not None:
+    if model.formula is not None:
         if features is not None:
             raise refusal("features", "be left out with a formula", features)
-        return _from_formula(frame, response, client, formula, missing)
+        return _from_formula(frame, response, client, model.formula, model.missing)
     response = _known(frame, "response", response)
     if response == client:
         raise refusal("response", "be another column than client", response)
@@ -278,18 +120,18 @@ def design(
     if features is not None:
         chosen = [_known(frame, "features", name) for name in features]
         checks.distinct("features", chosen)
-    if not chosen and not intercept:
+    if not chosen and not model.intercept:
         raise refusal("features", "have a column, or an intercept", chosen)
     for name in chosen:
         _check_numeric(frame[name])
-    names = ((INTERCEPT,) if intercept else ()) + tuple(str(name) for name in chosen)
+    names = ((INTERCEPT,) if model.intercept else ()) + tuple(str(name) for name in chosen)
     checks.distinct("features", names)
     columns = (response, *(() if client is None else (client,)), *chosen)
-    return Design(response, client, names, columns, missing, None, intercept)
+    return Design(response, client, names, columns, model.missing, None, model.intercept)
 
 
 def _known(frame: Any, argument: str, name: Any) -> str:
-    """A column of the table; refuses another, and offers the nearest."""
+    """Return a name that the table has; refuse another, and suggest the nearest."""
     known = [str(column) for column in frame.columns]
     if not isinstance(name, str) or name not in known:
         hint = checks.nearest(name, known) or f"; its columns: {checks.shown(', '.join(known))}"
@@ -298,7 +140,7 @@ def _known(frame: Any, argument: str, name: Any) -> str:
 
 
 def _check_numeric(column: Any) -> None:
-    """Refuses text, with what to do about it."""
+    """Refuse text, and suggest what to do about it."""
     if column.dtype.kind in "fiub" or hasattr(column.dtype, "numpy_dtype"):
         return
     with contextlib.suppress(ValueError, TypeError):
@@ -311,7 +153,7 @@ def _check_numeric(column: Any) -> None:
 
 
 def _numbers(column: Any, what: str) -> FloatArray:
-    """A column as float64; text that spells numbers is read as such."""
+    """Return a column as float64; text that spells numbers is read as such."""
     try:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
     except (ValueError, TypeError):
@@ -332,7 +174,7 @@ def _some(levels: Any) -> str:
 
 
 def _complete(frame: Any, missing: str, first_row: int) -> tuple[Any, int]:
-    """The rows in which nothing is missing, and how many are not among them."""
+    """Return the rows in which nothing is missing, and how many others there are."""
     gaps = frame.isna()
     rows = gaps.any(axis=1).to_numpy()
     if not rows.any():
@@ -340,10 +182,10 @@ def _complete(frame: Any, missing: str, first_row: int) -> tuple[Any, int]:
     if missing == "drop":
         return frame[~rows], int(rows.sum())
     counts = gaps.sum()
-    told = ", ".join(f"{count:,} of {name!r}" for name, count in counts.items() if count)
+    found = ", ".join(f"{count:,} of {name!r}" for name, count in counts.items() if count)
     first = first_row + int(rows.argmax())
     hint = f", the first in row {first}; missing='drop' leaves such rows out"
-    raise refusal("frame", "have no missing values", told, hint)
+    raise refusal("frame", "have no missing values", found, hint)
 
 
 def _finite(design: Design, X: FloatArray, y: FloatArray) -> FloatArray:
@@ -373,7 +215,7 @@ def _from_formula(
     whole, _ = _complete(frame[list(columns)], missing, 0)
     with _formula_errors(formula), warnings.catch_warnings():
         warnings.simplefilter("error")
-        # With names of its own: by default, formulaic takes those of the functions that call it.
+        # With a context: by default, formulaic looks up names in the functions that call it.
         found = formulaic.model_matrix(parsed, whole, context=formulas.CONTEXT, na_action="ignore")
     spec = found.model_spec
     left = spec.lhs.column_names
@@ -396,7 +238,7 @@ def _evaluated(spec: Any, frame: Any) -> tuple[FloatArray, FloatArray]:
 
 @contextlib.contextmanager
 def _formula_errors(formula: str) -> Iterator[None]:
-    """Turns formulaic's errors, which are of many types, into one that names the argument."""
+    """Turn formulaic's errors, which are of many types, into one that names the argument."""
     try:
         yield
     except MemoryError:
@@ -408,3 +250,134 @@ def _formula_errors(formula: str) -> Iterator[None]:
         raise ValueError(
             f"formula: cannot be used, got {checks.shown(formula)} ({first})"
         ) from error
+
+
+class Columns(NamedTuple):
+    """Some rows of a file, without a copy if Arrow has numbers already."""
+
+    features: Sequence[Any]  # d of them: (n,) numbers, or one number for all rows
+    y: NDArray[Any]  # (n,)
+    codes: NDArray[np.integer[Any]]  # (n,) place of each row's label
+    labels: list[str]  # of clients; some may have no row
+    dropped: int  # rows left out, as something was missing
+
+
+def first_rows(table: Any, model: Model) -> tuple[Design, Block]:
+    """Return what is read of a file, and its first rows, given as Arrow's table."""
+    arrow = extra("pyarrow")
+    plan = plain_design(table.schema, model)
+    if plan is None:
+        plan = design(table.to_pandas(), model)
+        return plan, read_block(plan, table)
+    whole = table.combine_chunks().to_batches()[0]
+    found = _plain(arrow, plan, whole)
+    if found is None:
+        return plan, read_block(plan, table)
+    n = len(found.y)
+    X = np.stack([np.broadcast_to(column, n) for column in found.features], axis=1)
+    labels = np.asarray(found.labels, object)[found.codes]
+    if plan.client is not None and arrow.types.is_integer(table.schema.field(plan.client).type):
+        labels = np.from_dlpack(whole.column(plan.client))
+    return plan, Block(X.astype(np.float64, copy=False), found.y.astype(np.float64), labels, 0)
+
+
+def plain_design(schema: Any, model: Model) -> Design | None:
+    """Return what `design` does if all columns are numbers and nothing is to be refused; else None.
+
+    It spares a file of numbers the import of pandas, which takes longer than reading a million rows.
+    """
+    response, client, features = model.response, model.client, model.features
+    types, names = extra("pyarrow").types, schema.names
+    if model.formula is not None or len(set(names)) < len(names):
+        return None
+    if response == client or not {response, client, *(features or ())} <= {None, *names}:
+        return None
+    chosen = [one for one in names if one not in (response, client)]
+    chosen = chosen if features is None else list(features)
+    named = ((INTERCEPT,) if model.intercept else ()) + tuple(chosen)
+    if response is None or not chosen or len(set(named)) < len(named):
+        return None
+    kinds = [schema.field(name).type for name in (response, *chosen)]
+    if not all(types.is_integer(one) or types.is_floating(one) for one in kinds):
+        return None
+    columns = (response, *(() if client is None else (client,)), *chosen)
+    return Design(response, client, named, columns, model.missing, None, model.intercept)
+
+
+def read_block(plan: Design, table: Any, first_row: int = 0) -> Block:
+    """Return rows of an Arrow table, by way of pandas; `first_row` rows came before, for messages."""
+    whole = table.select(list(plan.columns))
+    if plan.missing == "drop":
+        # Before pandas, which would turn whole numbers with gaps into fractions, and client 1 into 1.0.
+        whole = whole.drop_null()
+    block = plan.read(whole.to_pandas(), first_row)
+    return block._replace(dropped=block.dropped + table.num_rows - whole.num_rows)
+
+
+def read_columns(plan: Design, batch: Any, first_row: int = 0) -> Columns:
+    """Return the rows of a batch; refuse what `Design.read` refuses."""
+    arrow = extra("pyarrow")
+    found = _plain(arrow, plan, batch)
+    if found is not None:
+        return found
+    block = read_block(plan, arrow.Table.from_batches([batch]), first_row)
+    codes, labels = extra("pandas").factorize(block.client)
+    return Columns([*block.X.T], block.y, codes, [str(one) for one in labels], block.dropped)
+
+
+def _plain(arrow: Any, plan: Design, batch: Any) -> Columns | None:
+    """Return columns that are numbers without gaps; None if one of them needs pandas."""
+    if plan.spec is not None:
+        return None
+    y = _column_numbers(arrow, batch.column(plan.response))
+    ones = plan.intercept
+    names = [name for name in plan.names if name != INTERCEPT or not ones]
+    features = [_column_numbers(arrow, batch.column(name)) for name in names]
+    who = _clients(arrow, plan, batch)
+    if y is None or who is None or any(column is None for column in features):
+        return None
+    return Columns([1.0, *features] if ones else features, y, *who, 0)
+
+
+def _column_numbers(arrow: Any, column: Any) -> NDArray[Any] | None:
+    """Return a column as it is in memory, if all of it is finite."""
+    kind = column.type
+    if arrow.types.is_boolean(kind):
+        column = column.cast(arrow.uint8())
+    elif not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
+        return None
+    if column.null_count:
+        return None
+    found = np.from_dlpack(column)
+    # A sum is cheaper than `isfinite` of each; if it overflows, the column goes by way of pandas.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return found if np.isfinite(found.sum()) else None
+
+
+def client_counts(plan: Design, table: Any) -> NDArray[np.integer[Any]] | None:
+    """Return how many rows each client has, in no order; None if labels need pandas."""
+    found = _clients(extra("pyarrow"), plan, table.combine_chunks().to_batches()[0])
+    if found is None:
+        return None
+    counts = np.bincount(found[0])
+    return counts[counts > 0]
+
+
+def _clients(arrow: Any, plan: Design, batch: Any) -> tuple[NDArray[Any], list[str]] | None:
+    """Return codes and labels, if Arrow's labels read as NumPy's do."""
+    if plan.client is None:
+        return np.zeros(batch.num_rows, np.int8), ["0"]
+    column, types = batch.column(plan.client), arrow.types
+    if types.is_integer(column.type) and not column.null_count and len(column):
+        values: Any = np.from_dlpack(column)
+        low, high = int(values.min()), int(values.max())
+        if high - low < _NEAR:
+            return values - low, [str(one) for one in range(low, high + 1)]
+    if not types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    kind = column.dictionary.type
+    simple = types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
+    if not simple or column.null_count or column.dictionary.null_count:
+        return None
+    labels = [str(one) for one in column.dictionary.to_pylist()]
+    return np.from_dlpack(column.indices), labels

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from jaxlsgd.regression.result import TableFit
 
-# Okabe and Ito's, which people with any colour vision can tell apart.
+# Okabe and Ito's, which can be distinguished with any colour vision.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _MARKERS = ("o", "s", "^", "D")
 _GREY = "#808080"
@@ -40,14 +40,14 @@ def _about(fit: TableFit) -> str:
 
 
 def forest(fit: TableFit, path: Any = None) -> Figure:
-    """Every coefficient over its standard error with its interval, by method; the intercept is left out.
+    """Plot every coefficient over its standard error with its interval, by method, without the intercept.
+
+    Coefficients of columns in different units share an axis only in standard errors. The values themselves
+    stand at the right.
 
     Args:
       fit: what is drawn.
       path: where to save it, by its ending; not saved if None.
-
-    Coefficients of columns in different units share an axis only in standard errors. The values themselves
-    stand at the right.
     """
     shown = [j for j, name in enumerate(fit.names) if name != "Intercept"] or [0]
     figure = _figure(6.4, 1.1 + 0.34 * len(shown))
@@ -94,7 +94,7 @@ def _values_at_the_right(axes: Any, fit: TableFit, shown: list[int], places: Any
 
 
 def along(fit: TableFit, name: str, path: Any = None) -> Figure:
-    """The first method's estimate of a coefficient after every pass, with its band.
+    """Plot the first method's estimate of a coefficient during the run, with its band.
 
     Args:
       fit: what is drawn.

@@ -18,21 +18,21 @@ _KINDS = "a CSV (.csv, .tsv, .csv.gz) or Parquet (.parquet) file"
 
 
 def read_all(path: str | Path) -> Any:
-    """A whole file as a pandas table."""
+    """Read a whole file as a pandas table."""
     path = _checked(path)
-    with _said(path):
-        if is_parquet(path):
+    with _parsing(path):
+        if _is_parquet(path):
             return extra("pyarrow.parquet").read_table(path).to_pandas()
         csv = extra("pyarrow.csv")
         return csv.read_csv(path, parse_options=_dialect(csv, path)).to_pandas()
 
 
 def blocks(path: str | Path) -> Iterator[Any]:
-    """A file as Arrow batches of some rows each, in memory that does not grow with the file."""
+    """Yield Arrow batches of some rows each, in memory that does not grow with the file."""
     path = _checked(path)
-    with _said(path):
-        if is_parquet(path):
-            # With a buffer it would keep all that it has read.
+    with _parsing(path):
+        if _is_parquet(path):
+            # With pre_buffer, it would keep all that it has read.
             with extra("pyarrow.parquet").ParquetFile(path, pre_buffer=False) as source:
                 yield from source.iter_batches(BLOCK_ROWS)
             return
@@ -43,21 +43,16 @@ def blocks(path: str | Path) -> Iterator[Any]:
 
 
 def is_large(path: str | Path) -> bool:
-    """Whether a file would take more than about a quarter of the memory, as a table and once more."""
+    """Return whether a table and a copy of it would take more than about a quarter of the memory."""
     path = _checked(path)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    packed = 4 if is_parquet(path) or path.suffix.lower() in (".gz", ".bz2") else 1
+    packed = 4 if _is_parquet(path) or path.suffix.lower() in (".gz", ".bz2") else 1
     return packed * path.stat().st_size > memory / 4
 
 
 def rows_of(path: Path, table: Any) -> int:
-    """How many rows a file has: exactly for Parquet, about for CSV, from the length of some of its rows.
-
-    Args:
-      path: of the file.
-      table: its first rows, Arrow's.
-    """
-    if is_parquet(path):
+    """Return how many rows a file has: for CSV about, from the length of its first rows, Arrow's table."""
+    if _is_parquet(path):
         return extra("pyarrow.parquet").read_metadata(path).num_rows
     csv, sample, written = extra("pyarrow.csv"), table.slice(0, 1000), io.BytesIO()
     csv.write_csv(sample, written, csv.WriteOptions(include_header=False, quoting_style="none"))
@@ -65,8 +60,7 @@ def rows_of(path: Path, table: Any) -> int:
     return max(table.num_rows, round(path.stat().st_size / length))
 
 
-def is_parquet(path: Path) -> bool:
-    """By the name."""
+def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
 
 
@@ -75,7 +69,7 @@ def _dialect(csv: Any, path: Path) -> Any:
 
 
 def _checked(path: str | Path) -> Path:
-    """Refuses what cannot be a table before a parser sees it."""
+    """Refuse what cannot be a table before it is parsed."""
     path = Path(path)
     if path.is_dir():
         raise refusal("file", f"be {_KINDS}", f"the directory {path}")
@@ -84,14 +78,14 @@ def _checked(path: str | Path) -> Path:
     if not start:
         raise refusal("file", "hold a table", f"{path.name}, which is empty")
     zipped = path.suffix.lower() in (".gz", ".bz2")
-    if not is_parquet(path) and not zipped and b"\0" in start:
+    if not _is_parquet(path) and not zipped and b"\0" in start:
         raise refusal("file", f"be {_KINDS}", f"{path.name}, which is binary")
     return path
 
 
 @contextlib.contextmanager
-def _said(path: Path) -> Iterator[None]:
-    """Says of a parser's errors which file they are about."""
+def _parsing(path: Path) -> Iterator[None]:
+    """Turn a parser's errors into one that names the file."""
     arrow = extra("pyarrow")
     try:
         yield

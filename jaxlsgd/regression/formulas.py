@@ -1,6 +1,6 @@
-"""What a formula may say. It is checked before formulaic, which evaluates Python, sees it.
+"""Checks of a formula before formulaic, which evaluates Python, reads it.
 
-formulaic evaluates every call in a formula as Python, with the built-in functions in reach, and some of it
+formulaic evaluates every call in a formula as Python, with access to built-in functions, and some of it
 while it reads the formula. A formula can come from a script's argument, so only what is listed here passes.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 
-# Those that formulaic does not have; handed to it as the only names besides columns and its own.
+# Functions that formulaic lacks: the only names that it is given besides columns and its own.
 CONTEXT: dict[str, Any] = {
     "abs": np.abs,
     "cos": np.cos,
@@ -39,7 +39,7 @@ _ARITHMETIC = (
 
 
 def columns_of(formula: Any) -> list[str]:
-    """Returns the columns that a formula names, sorted; refuses all that is not listed in `FUNCTIONS`."""
+    """Return the columns that a formula names, sorted; refuse all that is not listed in `FUNCTIONS`."""
     from formulaic.parser.algos.tokenize import tokenize  # splits text, and evaluates nothing
 
     if not isinstance(formula, str):
@@ -70,7 +70,7 @@ def _refused(piece: str, hint: str = "") -> ValueError:
 
 
 def _called(text: str, braces: bool) -> set[str]:
-    """Returns the columns in a piece that formulaic evaluates as Python, such as log(dose)."""
+    """Return the columns in a piece that formulaic evaluates as Python, such as log(dose)."""
     if braces:
         raise _refused(f"{{{text}}}", f"; arithmetic is I({checks.shown(text)[1:-1]})")
     quoted: list[str] = []
@@ -79,7 +79,7 @@ def _called(text: str, braces: bool) -> set[str]:
         quoted.append(match[1])
         return f" _column_{len(quoted) - 1}_ "
 
-    # formulaic writes names in backticks and texts into code of its own: no quote may get out of there.
+    # formulaic pastes names in backticks and texts into code of its own, which no quote may end.
     plain = re.sub(r"`([^`'\"\\]*)`", stand_in, text)
     if "`" in plain or "\\" in plain or "_formulaic_" in text.casefold():
         raise _refused(text)
@@ -105,15 +105,15 @@ def _called(text: str, braces: bool) -> set[str]:
 
 
 def _inside(node: ast.AST, argument: bool) -> list[tuple[ast.AST, bool]] | None:
-    """Returns the parts of an expression that are to be looked at in turn; None if it is not allowed."""
+    """Return the parts of an expression that are still to be checked; None if it is not allowed."""
     match node:
         case ast.Call(func=ast.Name(id=name), args=given, keywords=named) if name in FUNCTIONS:
-            # formulaic hands state over in arguments whose names begin so.
+            # formulaic passes its own state in arguments whose names begin with an underscore.
             if any(word.arg is None or word.arg.startswith("_") for word in named):
                 return None
             return [(part, True) for part in (*given, *(word.value for word in named))]
         case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _ARITHMETIC):
-            # 9**9**9 would be computed digit by digit.
+            # 9**9**9 would be computed to the last digit.
             if isinstance(op, ast.Pow) and not (_has_column(left) or _has_column(right)):
                 return None
             return [(left, False), (right, False)]
@@ -138,7 +138,7 @@ def _has_column(node: ast.AST) -> bool:
 
 
 def _hint(node: ast.AST) -> str:
-    """Says how the refused piece is written instead, if there is a way."""
+    """Return how to write the refused piece instead, if there is a way."""
     if not isinstance(node, ast.Call):
         return ""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -150,10 +150,10 @@ def _hint(node: ast.AST) -> str:
 
 
 def check_size(formula: str) -> None:
-    """Refuses products and powers of so many terms that they would fill the memory.
+    """Refuse products and powers of so many terms that they would fill the memory.
 
     Args:
-      formula: one that `columns_of` has let pass.
+      formula: one that `columns_of` has accepted.
     """
     from formulaic.parser import DefaultFormulaParser
 
@@ -174,7 +174,7 @@ def check_size(formula: str) -> None:
 
 
 def _count(symbol: str, each: list[int], parts: list[Any]) -> int:
-    """Returns at least as many terms as formulaic makes of an operator and its operands."""
+    """Return an upper bound for the terms that formulaic makes of an operator and its operands."""
     if len(each) < 2:
         return sum(each) or 1
     first, second = each[0], each[1]

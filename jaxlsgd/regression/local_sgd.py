@@ -1,8 +1,12 @@
-"""Local SGD on the rows of clients, a compiled pass at a time, with statistics streamed along the path.
+"""Local SGD on given rows: compiled rounds, orders of rows, and methods updated on the host.
 
 A step takes B_k ~ n_k/N rows of every client, so that all clients pass through their rows together, in N steps.
-This is `algorithms.plain_rounds` with the mean loss of those rows as the loss of an observation; the gradient
-is written out, because a loss of aᵀu has a closed one. Tests compare the two.
+
+Why not the engine: it draws observations from counter-based random numbers, one per client and step, for many
+replications of a length that is known beforehand. Here one path meets given rows in batches of unequal size, in
+an order that the host makes while a file is read, until its variance is small enough. What is shared are the
+contracts (`Estimator`, `Sync`), the losses and the round itself: a test compares it with
+`algorithms.plain_rounds`, with the mean loss of a batch as the loss of an observation.
 """
 
 from __future__ import annotations
@@ -18,10 +22,13 @@ from jax import lax
 from numpy.typing import NDArray
 
 from jaxlsgd.core.estimator import Estimator, Sync
+from jaxlsgd.core.problem import Array
+from jaxlsgd.problems.losses import Loss
+from jaxlsgd.regression.pilot import ALPHA, Rule, Whitened
+from jaxlsgd.schedules import Plan
 
 _HIGH = lax.Precision.HIGHEST
-Derivatives = tuple[Callable[..., Any], Callable[..., Any]]
-_Batch = tuple[Any, Any, Any]  # A (K, B, d), y (K, B), weights (K, B) or (K, 1)
+_Batch = tuple[Array, Array, Array]  # A (K, B, d), y (K, B), weights (K, B) or (K, 1)
 
 
 class ClientRows(NamedTuple):
@@ -32,7 +39,7 @@ class ClientRows(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Numbers that a pass needs besides rows."""
+    """Numbers of a pass besides its rows."""
 
     weights: Any  # (K,) p_k
     tuning: Any  # of the family
@@ -55,33 +62,51 @@ class Batches(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """Between passes."""
+    """State between passes."""
 
     x: Any  # (d,) x̄
     states: tuple[Any, ...]  # of the methods
 
 
+def setting(space: Whitened) -> Setting:
+    """Return the numbers of a pass in whitened coordinates."""
+    numbers = (space.rows.p, space.objective.tuning, space.penalty)
+    return Setting(*(np.asarray(one, np.float32) for one in numbers))
+
+
+def plan_of(rule: Rule, rounds: int) -> Plan:
+    """Return the plan of the rounds that were run."""
+    eta = rule.eta * np.arange(1, rounds + 1.0) ** -ALPHA
+    return Plan.from_arrays(np.full(rounds, rule.E), eta)
+
+
+def etas(rule: Rule, before: int, rounds: int) -> NDArray[np.float32]:
+    """Return η_m of some rounds, after those before."""
+    m = np.arange(before, before + rounds) + 1.0
+    return (rule.eta * m**-ALPHA).astype(np.float32)
+
+
 def start(methods: Sequence[Estimator], x: Any) -> Carried:
-    """Before the first pass."""
+    """Return the state before the first pass."""
     first = jnp.asarray(x, jnp.float32)
     return Carried(first, init(tuple(methods), first))
 
 
-# One program: operation by operation each would be compiled.
+# Compiled as one program: run eagerly, each operation would be compiled by itself.
 @functools.partial(jax.jit, static_argnums=0)
 def init(methods: tuple[Estimator, ...], x: Any) -> tuple[Any, ...]:
-    """States of the methods before the first round."""
+    """Return the states of the methods before the first round."""
     return tuple(method.init(x) for method in methods)
 
 
 def on_device(tree: Any) -> Any:
-    """Arrays that stay where they are between passes."""
+    """Move arrays to the device, where they stay between passes."""
     return jax.tree.map(jnp.asarray, tree)
 
 
-@functools.partial(jax.jit, static_argnames=("derivatives", "methods"))
+@functools.partial(jax.jit, static_argnames=("loss", "methods"))
 def run_pass(
-    derivatives: Derivatives,
+    loss: Loss,
     methods: tuple[Estimator, ...],
     rows: ClientRows,
     setting: Setting,
@@ -89,19 +114,19 @@ def run_pass(
     eta: Any,
     carried: Carried,
 ) -> tuple[Carried, Any]:
-    """Rounds over the rows of an order; returns what is carried on, and the averages (rounds, d)."""
+    """Run rounds over the rows of an order; return the state and the averages (rounds, d)."""
 
     def take(step: Any) -> _Batch:
         index, weight = step
         who = jnp.arange(index.shape[0])[:, None]
         return rows.A[who, index], rows.y[who, index], weight
 
-    return _rounds(derivatives, methods, setting, take, tuple(order), eta, carried)
+    return _rounds(loss, methods, setting, take, tuple(order), eta, carried)
 
 
-@functools.partial(jax.jit, static_argnames=("derivatives", "methods", "outside"))
+@functools.partial(jax.jit, static_argnames=("loss", "methods", "outside"))
 def run_batches(
-    derivatives: Derivatives,
+    loss: Loss,
     methods: tuple[Estimator, ...],
     batches: Batches,
     setting: Setting,
@@ -109,10 +134,10 @@ def run_batches(
     carried: Carried,
     outside: bool = False,
 ) -> tuple[Carried, Any]:
-    """The same over rows that lie in the order of the steps.
+    """Run rounds over rows that lie in the order of the steps.
 
-    With `outside` the states of the methods stay as they are. What they need of each round is returned instead of
-    its average alone: averages, gradients, Hessians and sums of gradients, with None for what nobody needs.
+    With `outside` the states of the methods stay as they are. Averages, gradients, Hessians and sums of gradients
+    of each round are returned instead, for `Hosted`; None stands for what no method needs.
     """
     A, y, weight = batches
     rounds = eta.shape[0]
@@ -121,11 +146,11 @@ def run_batches(
         return A[step[0]], y[step[0]], weight[:, None]
 
     steps = jnp.arange(A.shape[0]).reshape(rounds, -1)
-    return _rounds(derivatives, methods, setting, take, (steps,), eta, carried, outside)
+    return _rounds(loss, methods, setting, take, (steps,), eta, carried, outside)
 
 
 def _rounds(
-    derivatives: Derivatives,
+    loss: Loss,
     methods: tuple[Estimator, ...],
     setting: Setting,
     take: Callable[[Any], _Batch],
@@ -134,8 +159,7 @@ def _rounds(
     carried: Carried,
     outside: bool = False,
 ) -> tuple[Carried, Any]:
-    """Rounds over steps, (rounds, E, …), whose rows `take` gives."""
-    first, second = derivatives
+    """Run rounds over steps, (rounds, E, …), whose rows `take` gives."""
     E = steps[0].shape[1]
     p = setting.weights
     hessian = any(method.needs_hessian for method in methods)
@@ -145,13 +169,13 @@ def _rounds(
 
     def gradients(x: Any, batch: _Batch) -> Any:
         A, y, weight = batch  # x (K, d)
-        slope = weight * first(jnp, predictors(x, A), y, setting.tuning)
+        slope = weight * loss.first(jnp, predictors(x, A), y, setting.tuning)
         penalty = jnp.matmul(x, setting.penalty, precision=_HIGH)
         return jnp.einsum("kb,kbd->kd", slope, A, precision=_HIGH) + penalty
 
     def curvature(x: Any, batch: _Batch) -> Any:
         A, y, weight = batch
-        bend = p[:, None] * weight * second(jnp, predictors(x, A), y, setting.tuning)
+        bend = p[:, None] * weight * loss.second(jnp, predictors(x, A), y, setting.tuning)
         flat = A.reshape(-1, A.shape[-1])
         scaled = bend.reshape(-1, 1) * flat
         return jnp.matmul(scaled.T, flat, precision=_HIGH) + setting.penalty
@@ -180,15 +204,15 @@ def _rounds(
         )
         return Carried(x, states), x
 
-    # Curvature and noise at an average are measured on rows of the round to come.
+    # Curvature and noise at an average are measured on the first rows of the next round.
     ahead = tuple(jnp.roll(part[:, 0], -1, axis=0) for part in steps)
     return lax.scan(one_round, carried, (steps, eta, ahead))
 
 
-def by_client(
+def pad_by_client(
     A: Any, y: Any, sizes: NDArray[np.int64], longest: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Rows that are sorted by client, (n, d) and (n,), as (K, length, d) and (K, length) with zeros."""
+    """Pad rows that are sorted by client, (n, d) and (n,), to (K, length, d) and (K, length)."""
     shape = (len(sizes), padded(longest))
     rows, targets = np.zeros((*shape, A.shape[1]), np.float32), np.zeros(shape, np.float32)
     ends = np.cumsum(sizes)
@@ -200,7 +224,7 @@ def by_client(
 def reshuffled(
     rng: np.random.Generator, sizes: NDArray[np.int64], steps: int, E: int, width: int
 ) -> Order:
-    """All rows once, in a fresh random order; clients with fewer rows than steps begin again."""
+    """Order all rows at random, each once; clients with fewer rows than steps begin again."""
     index = np.zeros((steps, len(sizes), width), np.int32)
     weight = np.zeros((steps, len(sizes), width), np.float32)
     for k, n in enumerate(sizes.tolist()):
@@ -227,17 +251,17 @@ def dealt(
     steps: int,
     width: int,
 ) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """`reshuffled` for rows that are not sorted yet: the same order of steps, as numbers of rows.
+    """Do as `reshuffled` for rows that are not sorted by client: return which row each step takes.
 
     Args:
       rng: of the orders.
       by_client: (n,) the rows of the first client, of the second, and so on.
       sizes: (K,) of clients.
       steps: in which all rows are met once.
-      width: rows that a step has room for.
+      width: room for rows of a client in a step.
 
     Returns:
-      Which row, (steps, K, width), n where there is none, and the weight of each, (K,).
+      Numbers of rows, (steps, K, width), with n for padding, and the weight of each, (K,).
     """
     index = np.full((steps, len(sizes), width), len(by_client))
     weight = np.zeros(len(sizes), np.float32)
@@ -263,7 +287,7 @@ def dealt(
 def with_replacement(
     rng: np.random.Generator, sizes: NDArray[np.int64], steps: int, E: int, width: int
 ) -> Order:
-    """As many rows, each drawn from all of the client's."""
+    """Draw about as many rows, each from all of the client's."""
     counts = np.maximum(1, sizes // steps)
     taken = np.arange(width)[None, :] < counts[:, None]
     index = np.zeros((steps, len(sizes), width), np.int32)
@@ -279,18 +303,18 @@ def _in_rounds(index: NDArray[Any], weight: NDArray[Any], E: int) -> Order:
 
 
 def padded(size: int) -> int:
-    """The next length of which there are few, so that tables share programs: eight to a doubling."""
+    """Round a length up to one of eight per doubling, so that tables share programs."""
     unit = 1 << max(3, (size - 1).bit_length() - 3)
     return -(-size // unit) * unit
 
 
 def on_host(methods: tuple[Estimator, ...]) -> bool:
-    """Whether all of them can."""
+    """Return whether all methods can be updated by NumPy, outside a program."""
     return all(part.on_host is not None for method in methods for part in method.accumulators)
 
 
 class Hosted:
-    """The states, one per accumulator of each method."""
+    """States of methods that NumPy updates, one per accumulator of each method."""
 
     def __init__(self, methods: tuple[Estimator, ...], x: Any) -> None:
         self.parts = [
@@ -299,11 +323,11 @@ class Hosted:
         ]
         self.states = tuple(tuple(part.init(x) for part in parts) for parts in self.parts)
 
-    def update(self, E: int, eta: Any, told: Any) -> None:
-        """Takes in the rounds of a chunk, as `running.run_batches` tells of them."""
-        told = [None if one is None else np.asarray(one, np.float64) for one in told]
+    def update(self, E: int, eta: Any, rounds: tuple[Array | None, ...]) -> None:
+        """Update the states by the rounds that `run_batches` returned."""
+        wide = [None if one is None else np.asarray(one, np.float64) for one in rounds]
         for m, size in enumerate(np.asarray(eta, np.float64)):
-            x, gradient, hessian, total = (None if one is None else one[m] for one in told)
+            x, gradient, hessian, total = (None if one is None else one[m] for one in wide)
             sync = Sync(x, E, size, gradient, hessian, total)
             self.states = tuple(
                 tuple(part.update(state, sync) for part, state in zip(parts, states, strict=True))

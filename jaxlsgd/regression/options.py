@@ -1,9 +1,9 @@
-"""What a fit of a table is asked for, and what is refused at once."""
+"""Options of a fit, checked. `fit_table` declares them with their types, defaults and meaning."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlsgd.core import checks
@@ -13,22 +13,26 @@ from jaxlsgd.core.estimator import Estimator
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
-from jaxlsgd.regression.losses import Family, family_of
+from jaxlsgd.regression.families import FAMILIES, Family, family_of
 
-TARGETS = ("population", "sample")
-ROWS = ("reshuffled", "one pass")
-VARIANCES = ("clients", "pooled")
-WEIGHTS = ("size", "equal")
+CHOICES = {
+    "family": FAMILIES,
+    "missing": ("refuse", "drop"),
+    "target": ("population", "sample"),
+    "rows": ("reshuffled", "one pass"),
+    "variance": ("clients", "pooled"),
+    "weights": ("size", "equal"),
+}
 METHODS = {
     method.name: method
     for method in (one_step(), plug_in("finite"), random_scaling(critical="schedule"))
 }
-STEPS = 100  # a pass: that many batches of every client
+STEPS = 100  # per pass: that many batches of every client
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a fit is asked for, checked."""
+    """Checked options of a fit."""
 
     family: Family
     target: str
@@ -45,59 +49,41 @@ class Options:
 
     @property
     def fresh(self) -> bool:
-        """Whether the run's noise is that of the sample: each row is met once."""
+        """Whether each row is met once, so that the noise of the run is that of the sample."""
         return self.rows == "one pass"
 
 
-def options(
-    family: str = "gaussian",
-    *,
-    target: str = "population",
-    rows: str = "reshuffled",
-    variance: str = "clients",
-    weights: str = "size",
-    ridge: float = 0.0,
-    level: float = 0.95,
-    methods: Sequence[str | Estimator] = ("one_step",),
-    local_steps: int | None = None,
-    share: float = 0.05,
-    max_passes: int = 60,
-    seed: int = 0,
-    tau: float = 0.5,
-    delta: float | None = None,
-    bandwidth: float | None = None,
-) -> Options:
-    """Checks what a fit is asked for; see `fit_table`."""
-    checks.choice("target", target, TARGETS)
-    checks.choice("rows", rows, ROWS)
-    checks.choice("variance", variance, VARIANCES)
-    checks.choice("weights", weights, WEIGHTS)
-    if local_steps is not None:
-        checks.count("local_steps", local_steps, 1, STEPS)
-    if target == "sample" and rows == "one pass":
+def check_options(given: Mapping[str, Any]) -> Options:
+    """Check the arguments of `fit_table`, by name; those that are about columns are checked by `design`."""
+    for name, known in CHOICES.items():
+        checks.choice(name, given[name], known)
+    if given["local_steps"] is not None:
+        checks.count("local_steps", given["local_steps"], 1, STEPS)
+    if given["rows"] == "one pass" and given["target"] == "sample":
         rule = "be reshuffled for the sample: one pass says nothing about rows it meets once"
-        raise refusal("rows", rule, rows)
-    if variance == "pooled" and rows == "one pass":
+        raise refusal("rows", rule, given["rows"])
+    if given["rows"] == "one pass" and given["variance"] == "pooled":
         rule = "be clients in one pass, whose spread is the run's own"
-        raise refusal("variance", rule, variance)
-    chosen = tuple(_method(one) for one in checks.sequence("methods", list(methods), "method"))
-    checks.distinct("methods", [method.name for method in chosen])
-    found = Options(
-        family_of(family, tau=tau, delta=delta, bandwidth=bandwidth),
-        target,
-        rows,
-        variance,
-        weights,
-        checks.scale("ridge", ridge),
-        checks.level(level),
-        chosen,
-        local_steps,
-        checks.level(share, "share"),
-        checks.count("max_passes", max_passes),
-        checks.count("seed", seed, 0),
+        raise refusal("variance", rule, given["variance"])
+    listed = checks.sequence("methods", list(given["methods"]), "method")
+    methods = tuple(_method(one) for one in listed)
+    checks.distinct("methods", [method.name for method in methods])
+    family = family_of(
+        given["family"], tau=given["tau"], delta=given["delta"], bandwidth=given["bandwidth"]
     )
-    for method in chosen:
-        if target == "population" and not found.fresh and not method.standard_error:
+    checked = {
+        "family": family,
+        "ridge": checks.scale("ridge", given["ridge"]),
+        "level": checks.level(given["level"]),
+        "methods": methods,
+        "share": checks.level(given["share"], "share"),
+        "max_passes": checks.count("max_passes", given["max_passes"]),
+        "seed": checks.count("seed", given["seed"], 0),
+    }
+    fields = [field.name for field in dataclasses.fields(Options)]
+    found = Options(**{name: checked.get(name, given[name]) for name in fields})
+    for method in methods:
+        if found.target == "population" and not found.fresh and not method.standard_error:
             rule = (
                 "give a standard error for the population: this one sees the run alone, and not the "
                 "chance in which rows were sampled, unless each is met once (rows='one pass')"
@@ -106,21 +92,19 @@ def options(
     return found
 
 
-def _method(given: Any) -> Estimator:
+def _method(given: str | Estimator) -> Estimator:
     if isinstance(given, Estimator):
         return given
     return METHODS[checks.choice("methods", given, tuple(METHODS))]
 
 
 def check_methods(methods: Sequence[Estimator], dim: int) -> None:
-    """Refuses methods whose results cannot be read after a run in `dim` coordinates, before it."""
+    """Refuse methods whose results cannot be read after a run in `dim` coordinates, before it."""
     for method in methods:
         if method.matrix is None:
             rule = "have a matrix, to go back to the scale of the table"
             raise refusal("methods", rule, method.name)
         if method.contrasts:
-            rule = (
-                "be for the coefficients and not for contrasts, for which there is result.function"
-            )
+            rule = "be for the coefficients and not for contrasts; see TableFit.function"
             raise refusal("methods", rule, method.name)
         check_measure(method, dim, "float32")

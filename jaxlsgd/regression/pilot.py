@@ -1,4 +1,15 @@
-"""Where a run starts: the minimiser of some rows, and the numbers of a loss that come from the data."""
+"""The pilot of a run: the minimiser of some rows, coordinates in which their Hessian is I, and a step rule.
+
+The rule takes the largest first step η_1 that keeps three bounds, with E local steps and η_m = η_1 m^(−α):
+
+    stability   η_1 ≤ ½ / λ_max(H_k + C_k/B_k) for every client k, C_k = E f''² ‖a‖² aaᵀ;
+    noise       η_1² · 2E · tr(S_k)/B_k ≤ 1 for every client k;
+    drift       ½(E − 1) · mean η_m · |Σ_k p_k H_k (ḡ_k − ḡ)| ≤ 0.05 standard errors of the sample,
+
+in whitened coordinates, with batches of B_k rows. E is the largest, 5 at most, for which drift is not what
+bounds η_1, or for which the start is forgotten all the same. As many passes are made as bring the variance of the
+run below a share of the sample's.
+"""
 
 from __future__ import annotations
 
@@ -10,77 +21,37 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.problems.solution import newton
 from jaxlsgd.regression.design import Design
-from jaxlsgd.regression.losses import Family
+from jaxlsgd.regression.families import Family
 from jaxlsgd.regression.options import Options, check_methods
-from jaxlsgd.regression.standardise import Rows, across, along, gram
+from jaxlsgd.regression.standardise import Rows, across, along, gram, times
 
 FloatArray = NDArray[np.floating[Any]]
-PILOT = 20_000  # rows
-
-
-def start_from(plan: Design, rows: Rows, asked: Options) -> tuple[Loss, FloatArray, int]:
-    """The loss with its numbers, the pilot's minimiser, and the exchanges that found it."""
-    check_methods(asked.methods, len(plan.names))
-    ridge = asked.ridge * rows.coordinates.slopes
-    rng = np.random.default_rng([asked.seed, 1])
-    size = PILOT
-    while True:
-        chosen = _some(rng, len(rows.y), size)
-        X, y, client = rows.X[chosen], rows.y[chosen], rows.client[chosen]
-        weights = (rows.p / np.maximum(np.bincount(client, minlength=len(rows.p)), 1))[client]
-        loss = _tuned(asked.family, X, y, weights, ridge, rows)
-        try:
-            theta, count = minimise(loss, X, y, weights, plan.names)
-            return loss, theta, count
-        except ValueError:
-            # What separates some rows need not separate all.
-            if len(y) == len(rows.y):
-                raise
-            size *= 4
-
-
-def _some(rng: np.random.Generator, n: int, size: int) -> Any:
-    if n <= size:
-        return slice(None)
-    return np.sort(rng.choice(n, size, replace=False))
-
-
-def _tuned(
-    family: Family,
-    X: FloatArray,
-    y: FloatArray,
-    weights: FloatArray,
-    ridge: FloatArray,
-    rows: Rows,
-) -> Loss:
-    if family.tune is None:
-        return Loss(family, np.zeros(1), ridge)
-    root = np.sqrt(weights)
-    theta = np.linalg.lstsq(root[:, None] * X, root * y, rcond=None)[0]
-    scale = rows.coordinates.y_scale
-    found = family.tune(scale * (y - X @ theta), len(rows.y), X.shape[1])
-    return Loss(family, np.asarray(found) / family.units(scale), ridge)
-
-
 ALPHA = 0.505  # the paper's
 LOCAL_STEPS = 5
+_PILOT = 20_000  # rows
 _DRIFT = 0.05  # of a standard error
 _FORGOTTEN = 10.0  # Σ γ_m: what is left of the start is e^(−10)
 _NEWTON = 60
 _FLOOR = 1e-10  # of Ĝ's eigenvalues over the largest
 
 
-class Loss(NamedTuple):
+class Objective(NamedTuple):
     """A family with its numbers, and a ridge on the standardised slopes."""
 
     family: Family
     tuning: FloatArray
     ridge: FloatArray  # (d,) λ for slopes, 0 for the intercept
 
+    def derivatives(self, z: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return f' and f'' of rows, without the ridge."""
+        loss = self.family.loss
+        return loss.first(np, z, y, self.tuning), loss.second(np, z, y, self.tuning)
+
 
 class Moments(NamedTuple):
-    """What the rows of all clients say at one θ."""
+    """Gradients and Hessians of all clients' rows at one θ."""
 
     G: FloatArray  # (d, d) Σ p_k H_k, ridge included
     gradients: FloatArray  # (K, d) ḡ_k, ridge included
@@ -90,92 +61,172 @@ class Moments(NamedTuple):
     sizes: NDArray[np.int64]  # (K,)
 
     def sample(self, p: FloatArray, pooled: bool) -> FloatArray:
-        """Σ p_k² S_k/n_k, or with the clients' means left in."""
+        """Return Σ p_k² S_k/n_k, or with the clients' means left in."""
         each = self.raw if pooled else self.S
         return np.einsum("k,kij->ij", p**2 / self.sizes, each)
 
     def turned(self, W: FloatArray) -> Moments:
-        """The same in the coordinates u of θ = W u."""
+        """Return the same in the coordinates u of θ = W u."""
         G, H, S, raw = (W.T @ each @ W for each in (self.G, self.hessians, self.S, self.raw))
         return Moments(G, self.gradients @ W, H, S, raw, self.sizes)
 
 
 class Rule(NamedTuple):
-    """Steps and lengths that the pilot asks for."""
+    """Steps and length of a run."""
 
     eta: float  # η_1
     E: int
     passes: int
-    bound: str  # which of the three bounds it was
-    bounds: dict[str, float]
+    bound: str  # which of the three bounds is the smallest
 
 
-def minimise(
-    loss: Loss, X: FloatArray, y: FloatArray, row_weights: FloatArray, names: tuple[str, ...]
-) -> tuple[FloatArray, int]:
-    """Damped Newton on weighted rows; returns θ̂ and how many exchanges of d² numbers it took."""
-    family, tuning, ridge = loss
-    theta = np.zeros(X.shape[1])
-    value = _value(loss, X, y, row_weights, theta)
-    count = 0
-    while count < _NEWTON:
-        count += 1
-        z = along(X, theta)
-        first = family.first(np, z, y, tuning) * row_weights
-        second = family.second(np, z, y, tuning) * row_weights
-        gradient = across(X, first) + ridge * theta
-        H = gram(second[:, None] * X, X) + np.diag(ridge)
-        H += 1e-9 * np.trace(H) / len(H) * np.eye(len(H)) + 1e-12 * np.eye(len(H))
-        step = scipy.linalg.solve(H, gradient, assume_a="pos")
-        decrement = float(gradient @ step)
-        theta, new = _descend(loss, X, y, row_weights, theta, step, value)
-        if decrement < 1e-12 * (1 + abs(value)) or abs(value - new) < 1e-15 * (1 + abs(value)):
-            break
-        value = new
-    _check_separated(loss, X, y, theta, names)
-    return theta, count
+class Whitened:
+    """Rows of a pilot, and the coordinates in which their Hessian is I."""
+
+    def __init__(
+        self, rows: Rows, objective: Objective, theta: FloatArray, exchanges: int = 0
+    ) -> None:
+        self.rows, self.objective, self.theta = rows, objective, theta
+        self.exchanges = exchanges  # of d² numbers, that the pilot took
+        self.moments = self.moments_at(theta)
+        self.W = _whitening(self.moments.G)
+        self.start = np.linalg.solve(self.W, theta)
+        self.back = rows.coordinates.back @ self.W
+        self.penalty = self.W.T @ np.diag(objective.ridge) @ self.W
+
+    def moments_at(self, theta: FloatArray) -> Moments:
+        """Return the moments of the rows at θ."""
+        rows = self.rows
+        return moments(self.objective, rows.X, rows.y, rows.client, rows.p, theta)
+
+    def rule(
+        self, sizes: NDArray[np.int64], batches: FloatArray, steps: int, options: Options
+    ) -> Rule:
+        """Return steps and length for clients of these sizes, with these batches in each of the steps."""
+        rows = self.rows
+        A = times(rows.X, self.W)
+        _, second = self.objective.derivatives(along(rows.X, self.theta), rows.y)
+        root = second * np.sqrt(np.einsum("ij,ij->i", A, A))
+        A *= root[:, None]
+        ends = np.cumsum(rows.sizes) - rows.sizes
+        fourth = np.stack(
+            [gram(A[i : i + n], A[i : i + n]) / n for i, n in zip(ends, rows.sizes, strict=True)]
+        )
+        chosen = choose_rule(
+            self.moments.turned(self.W),
+            fourth,
+            p=rows.p,
+            sizes=sizes,
+            batches=batches,
+            back=self.back,
+            steps=steps,
+            share=1.0 if options.fresh else options.share,
+            local_steps=options.local_steps,
+        )
+        return chosen._replace(passes=1) if options.fresh else chosen
+
+    def coefficients(self, estimate: FloatArray) -> FloatArray:
+        """Return an estimate on the scale of the table."""
+        return self.rows.coordinates.coefficients(self.W @ estimate)
+
+    def covariance(self, matrix: FloatArray) -> FloatArray:
+        """Return a covariance matrix on the scale of the table."""
+        return self.back @ matrix @ self.back.T
 
 
-def _value(
-    loss: Loss, X: FloatArray, y: FloatArray, weights: FloatArray, theta: FloatArray
-) -> float:
-    with np.errstate(over="ignore"):
-        rows = loss.family.loss(np, along(X, theta), y, loss.tuning)
-    return float(weights @ rows + 0.5 * np.sum(loss.ridge * theta**2))
+def start_from(plan: Design, rows: Rows, options: Options) -> Whitened:
+    """Minimise over some of the rows; return the whitened coordinates at the minimiser."""
+    check_methods(options.methods, len(plan.names))
+    ridge = options.ridge * rows.coordinates.slopes
+    rng = np.random.default_rng([options.seed, 1])
+    size, n = _PILOT, len(rows.y)
+    while True:
+        chosen = slice(None) if n <= size else np.sort(rng.choice(n, size, replace=False))
+        X, y, client = rows.X[chosen], rows.y[chosen], rows.client[chosen]
+        weights = (rows.p / np.maximum(np.bincount(client, minlength=len(rows.p)), 1))[client]
+        objective = _tuned(options.family, X, y, weights, ridge, rows)
+        try:
+            theta, exchanges = minimise(objective, X, y, weights, plan.names)
+            return Whitened(rows, objective, theta, exchanges)
+        except ValueError:
+            # What separates some rows need not separate all.
+            if len(y) == n:
+                raise
+            size *= 4
 
 
-def _descend(
-    loss: Loss,
+def _tuned(
+    family: Family,
     X: FloatArray,
     y: FloatArray,
     weights: FloatArray,
-    theta: FloatArray,
-    step: FloatArray,
-    value: float,
-) -> tuple[FloatArray, float]:
-    """θ − step/2^j and its value, for the first j that does not raise it."""
-    for halving in range(40):
-        shorter = theta - step / 2**halving
-        new = _value(loss, X, y, weights, shorter)
-        if new <= value:
-            return shorter, new
-    return theta, value
+    ridge: FloatArray,
+    rows: Rows,
+) -> Objective:
+    if family.tune is None:
+        return Objective(family, np.zeros(1), ridge)
+    root = np.sqrt(weights)
+    theta = np.linalg.lstsq(root[:, None] * X, root * y, rcond=None)[0]
+    scale = rows.coordinates.y_scale
+    found = family.tune(scale * (y - X @ theta), len(rows.y), X.shape[1])
+    return Objective(family, np.asarray(found) / family.units(scale), ridge)
+
+
+class _Point(NamedTuple):
+    value: float
+    gradient: FloatArray  # (d,)
+    second: FloatArray  # (n,) f'' by row
+
+
+def minimise(
+    objective: Objective,
+    X: FloatArray,
+    y: FloatArray,
+    row_weights: FloatArray,
+    names: tuple[str, ...],
+) -> tuple[FloatArray, int]:
+    """Minimise over weighted rows; return θ̂ and how many exchanges of d² numbers it took."""
+    family, tuning, ridge = objective
+
+    def at(theta: FloatArray) -> _Point:
+        z = along(X, theta)
+        with np.errstate(over="ignore", invalid="ignore"):  # of a step that will be halved
+            value = row_weights @ family.loss.value(np, z, y, tuning)
+            first, second = objective.derivatives(z, y)
+            gradient = across(X, first * row_weights) + ridge * theta
+        return _Point(float(value + 0.5 * np.sum(ridge * theta**2)), gradient, second)
+
+    def step_from(point: _Point) -> FloatArray:
+        H = gram((point.second * row_weights)[:, None] * X, X) + np.diag(ridge)
+        H += 1e-9 * np.trace(H) / len(H) * np.eye(len(H)) + 1e-12 * np.eye(len(H))
+        return scipy.linalg.solve(H, point.gradient, assume_a="pos")
+
+    theta, value, count = np.zeros(X.shape[1]), np.inf, 0
+    points = newton(at, theta, step_from, lambda new, old: new.value <= old.value, halvings=40)
+    for theta, point, step in itertools.islice(points, _NEWTON):
+        if abs(value - point.value) < 1e-15 * (1 + abs(value)):
+            break
+        value, count = point.value, count + 1
+        if point.gradient @ step < 1e-12 * (1 + abs(value)):
+            theta = theta - step
+            break
+    _check_separated(objective, X, y, theta, names)
+    return theta, count
 
 
 def _check_separated(
-    loss: Loss, X: FloatArray, y: FloatArray, theta: FloatArray, names: tuple[str, ...]
+    objective: Objective, X: FloatArray, y: FloatArray, theta: FloatArray, names: tuple[str, ...]
 ) -> None:
-    """Refuses responses that a combination of columns tells apart, so that no minimum exists."""
-    if not loss.family.separable or loss.ridge.any():
+    """Refuse responses that a combination of columns separates, so that no minimum exists."""
+    if not objective.family.separable or objective.ridge.any():
         return
-    # Where f'' has vanished in some direction: fitted means run off to an end of their range.
-    second = loss.family.second(np, along(X, theta), y, loss.tuning)
-    base = np.mean(second)
+    # Then f'' has vanished in some direction: fitted means run off to an end of their range.
+    _, second = objective.derivatives(along(X, theta), y)
     H = gram(second[:, None] * X, X) / len(X)
     values = scipy.linalg.eigh(H, gram(X, X) / len(X), eigvals_only=True)
-    if values[0] > 1e-6 * max(base, 1e-4):
+    if values[0] > 1e-6 * max(np.mean(second), 1e-4):
         return
-    # Coefficients of what separates have run off; where f'' has vanished in all rows, all directions look alike.
+    # By the size of the coefficients: if f'' has vanished in all rows, all directions look alike.
     share = np.abs(theta) * X.std(axis=0)
     involved = [names[j] for j in np.argsort(-share) if share[j] > 0.1 * share.max()][:3]
     raise refusal(
@@ -187,17 +238,16 @@ def _check_separated(
 
 
 def moments(
-    loss: Loss,
+    objective: Objective,
     X: FloatArray,
     y: FloatArray,
     client: NDArray[np.int64],
     p: FloatArray,
     theta: FloatArray,
 ) -> Moments:
-    """Hessians and gradients by client at θ; rows must be sorted by client."""
-    family, tuning, ridge = loss
-    z = along(X, theta)
-    first, second = family.first(np, z, y, tuning), family.second(np, z, y, tuning)
+    """Return Hessians and gradients by client at θ; rows must be sorted by client."""
+    ridge = objective.ridge
+    first, second = objective.derivatives(along(X, theta), y)
     ends = np.searchsorted(client, np.arange(len(p) + 1))
     d = X.shape[1]
     H, raw, S = (np.zeros((len(p), d, d)) for _ in range(3))
@@ -215,27 +265,37 @@ def moments(
     return Moments(G, mean + ridge * theta, H, S, raw, np.diff(ends))
 
 
-def whitening(G: FloatArray) -> FloatArray:
-    """W with WᵀGW = I; directions without curvature are bounded."""
+def _whitening(G: FloatArray) -> FloatArray:
+    """Return W with WᵀGW = I; directions without curvature are bounded."""
     values, Q = np.linalg.eigh((G + G.T) / 2)
     return Q / np.sqrt(np.maximum(values, _FLOOR * values[-1]))
 
 
-class Asks(NamedTuple):
-    """What the rule is asked for."""
+def choose_rule(
+    found: Moments,
+    fourth: FloatArray,
+    *,
+    p: FloatArray,
+    sizes: NDArray[np.int64],
+    batches: FloatArray,
+    back: FloatArray,
+    steps: int,
+    share: float,
+    local_steps: int | None,
+) -> Rule:
+    """Choose steps and length by the rule at the top of this file.
 
-    p: FloatArray  # (K,) weights
-    sizes: NDArray[np.int64]  # (K,) rows of the whole table
-    batches: FloatArray  # (K,) rows a step
-    back: FloatArray  # (d, d) whitened coordinates to those of the table
-    steps: int  # a pass
-    share: float  # of the sample's variance that the run's may have
-    local_steps: int | None  # E; chosen if None
-
-
-def rule(found: Moments, fourth: FloatArray, asks: Asks) -> Rule:
-    """The rule above, from the pilot's moments and C_k, (K, d, d), in whitened coordinates."""
-    p, sizes, batches, back, steps, share, local_steps = asks
+    Args:
+      found: the pilot's moments in whitened coordinates.
+      fourth: C_k, (K, d, d), in whitened coordinates.
+      p: (K,) weights.
+      sizes: (K,) rows of the whole table.
+      batches: B_k, (K,) rows per step.
+      back: (d, d) whitened coordinates to those of the table.
+      steps: per pass.
+      share: of the sample's variance that the run's may have.
+      local_steps: E; chosen if None.
+    """
     ours = np.einsum("k,kij->ij", p**2 / batches / steps, found.S)
     sample = np.einsum("k,kij->ij", p**2 / sizes, found.S)
     ours, sample = (np.einsum("ij,jk,ik->i", back, each, back) for each in (ours, sample))
@@ -260,7 +320,7 @@ def rule(found: Moments, fourth: FloatArray, asks: Asks) -> Rule:
             "drift": _DRIFT / max(0.5 * (E - 1) * drift * slowing, 1e-300),
         }
         bound = min(bounds, key=lambda name: bounds[name])
-        chosen = Rule(bounds[bound], E, passes, bound, bounds)
+        chosen = Rule(bounds[bound], E, passes, bound)
         if bound != "drift" or chosen.eta * slowing * rounds * E >= _FORGOTTEN:
             break
     assert chosen is not None

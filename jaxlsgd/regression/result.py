@@ -1,10 +1,10 @@
-"""The result of a regression on a table."""
+"""The result of a regression on a table, and how it is made from a finished run."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,40 +13,119 @@ from numpy.typing import NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import SIDES, Interval
-from jaxlsgd.regression.design import Design
-from jaxlsgd.regression.in_memory import Along, Finished, Reading, Whitened
+from jaxlsgd.core.estimator import SIDES, Estimator, Interval
+from jaxlsgd.inference import joint
+from jaxlsgd.regression import figures, text
+from jaxlsgd.regression.design import Design, extra
 from jaxlsgd.regression.options import Options
+from jaxlsgd.regression.pilot import Rule, Whitened
+from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.floating[Any]]
 
 
+class Reading(NamedTuple):
+    """An estimate, its matrix and its law, in the coordinates of the run."""
+
+    method: Estimator
+    estimate: FloatArray  # (d,)
+    matrix: FloatArray  # (d, d)
+    detail: Any
+    plan: Plan
+    floored: bool
+
+    def multiplier(self, level: float, side: str = "both") -> float:
+        """Return the critical value of a combination: the largest, if those of coordinates differ."""
+        return float(np.max(self.method.law.half(level, side, self.plan, self.detail)))
+
+    def tail(self, statistic: FloatArray) -> FloatArray:
+        """Return two-sided p-values: the largest, if those of coordinates differ."""
+        d = len(self.estimate)
+        each = [
+            np.max(self.method.law.tail(np.full(d, one), self.plan, self.detail))
+            for one in np.ravel(statistic)
+        ]
+        return np.asarray(each, np.float64).reshape(np.shape(statistic))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks of the method on the run."""
+        found = () if self.method.notes is None else tuple(self.method.notes(self.detail))
+        floor = ("a numerical floor acted: the interval is regularised",) if self.floored else ()
+        return found + floor
+
+
+def read(method: Estimator, states: Any, plan: Plan) -> Reading:
+    """Measure a method's states in float64.
+
+    Args:
+      method: one with a matrix.
+      states: what its `update` returned.
+      plan: the rounds that were run.
+    """
+    found, matrix = joint.measure_in_float64(method, states, plan)
+    matrix = np.asarray(matrix, np.float64)
+    detail = jax.tree.map(np.asarray, found.detail)
+    estimate = np.asarray(found.estimate, np.float64)
+    return Reading(method, estimate, (matrix + matrix.T) / 2, detail, plan, bool(found.floored))
+
+
+class Along(NamedTuple):
+    """The estimate of the first method during a run, on the scale of the table."""
+
+    round: int
+    estimate: FloatArray  # (d,)
+    run_error: FloatArray  # (d,) the run's own standard error
+
+    @classmethod
+    def at(cls, space: Whitened, reading: Reading, round: int) -> Along:
+        """Convert what was read after a round."""
+        variance = np.diagonal(space.covariance(reading.matrix))
+        error = np.sqrt(np.maximum(variance, 0))
+        return cls(round, space.coefficients(reading.estimate), error)
+
+
+class Finished(NamedTuple):
+    """A run that has reached its end."""
+
+    readings: list[Reading]  # by method
+    samples: list[FloatArray]  # by method, the sample's covariance of the table's coefficients
+    left: FloatArray  # (d,) Newton's step from the first estimate to the minimiser of the rows
+    sizes: NDArray[np.int64]  # (K,) rows that were met
+    along: list[Along]
+    rounds: int
+    passes: int
+    rule: Rule
+    share: float  # of the sample's variance that the run adds to it, largest, of the first method
+    slower: float  # 1, or the factor by which the rule's steps were too long
+
+
 @dataclasses.dataclass(frozen=True)
 class Coefficients:
-    """What one method says of the coefficients, on the scale of the table."""
+    """One method's estimate of the coefficients, on the scale of the table."""
 
     method: str
     estimate: FloatArray  # (d,)
-    covariance: FloatArray  # (d, d) that intervals are made of
-    run_covariance: FloatArray  # (d, d) what the run has to do with it
+    covariance: FloatArray  # (d, d), for intervals
+    run_covariance: FloatArray  # (d, d) the part of it that is due to the run
     reading: Reading
     from_run: bool  # whether the law is the method's, or normal
 
     @property
     def std_error(self) -> FloatArray:
-        """What the law's multiple is taken of; for random scaling this is no standard error."""
+        """Roots of the variances, to be multiplied by `multiplier`; for random scaling no standard errors."""
         return np.sqrt(np.diagonal(self.covariance))
 
     @property
     def added(self) -> FloatArray:
-        """By how much of itself the run has lengthened each standard error."""
+        """The share by which the run has lengthened each standard error."""
         total = np.diagonal(self.covariance)
         rest = np.maximum(total - np.diagonal(self.run_covariance), 0)
         with np.errstate(divide="ignore"):
             return np.sqrt(total / rest) - 1
 
     def multiplier(self, level: float, side: str = "both") -> float:
-        """How many standard errors an interval reaches."""
+        """Return the half-width of an interval in standard errors."""
         checks.level(level)
         checks.choice("side", side, SIDES)
         if self.from_run:
@@ -56,7 +135,7 @@ class Coefficients:
         return float(scipy.special.ndtri((1 + level) / 2 if side == "both" else level))
 
     def p_values(self, statistic: FloatArray) -> FloatArray:
-        """Two-sided."""
+        """Return two-sided p-values."""
         if self.from_run:
             return self.reading.tail(statistic)
         return 2 * scipy.special.ndtr(-np.abs(statistic))
@@ -64,18 +143,18 @@ class Coefficients:
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """What clients and server exchanged."""
+    """Exchanges between clients and server."""
 
     rounds: int  # exchanges of d numbers
     local_steps: int  # E, between two of them
     passes: int  # over the rows
     eta: float  # η_1, in whitened coordinates
-    bound: str  # what decided it
+    bound: str  # which bound decided it
     pilot: int  # exchanges of d² numbers
 
     @property
     def acf(self) -> float:
-        """Rounds over steps; 1 for an exchange a step."""
+        """Rounds over steps; 1 for one exchange per step."""
         return 1 / self.local_steps
 
 
@@ -94,7 +173,7 @@ class TableFit:
     along: tuple[Along, ...]
 
     def coefficients(self, method: str | None = None) -> Coefficients:
-        """What a method says; the first if None."""
+        """Return the coefficients by a method; by the first if None."""
         name = next(iter(self.methods)) if method is None else method
         checks.choice("method", name, tuple(self.methods))
         return self.methods[name]
@@ -107,7 +186,7 @@ class TableFit:
     def interval(
         self, method: str | None = None, level: float | None = None, side: str = "both"
     ) -> Interval:
-        """Intervals of all coefficients.
+        """Return intervals of all coefficients.
 
         Args:
           method: its name; the first if None.
@@ -137,23 +216,17 @@ class TableFit:
 
             result.function(lambda b: b["age"] / b["dose"])
         """
-        found = self.coefficients(method)
-
-        def flat(vector: Any) -> Any:
-            return g(dict(zip(self.names, vector, strict=True)))
-
-        with jax.enable_x64(True):
-            x = jax.numpy.asarray(found.estimate)
-            value, J = (np.asarray(each(x), np.float64) for each in (flat, jax.jacrev(flat)))
-        if value.ndim > 1 or not (np.isfinite(value).all() and np.isfinite(J).all()):
-            rule = "return a finite number or vector with a finite Jacobian at the estimate"
-            raise refusal("g", rule, value)
-        error = np.sqrt(np.einsum("...i,ij,...j->...", J, found.covariance, J))
-        half = found.multiplier(self.level if level is None else level, side) * error
-        return Interval.around(value, half, side)
+        one = self.coefficients(method)
+        estimate, covariance = (
+            np.asarray(part, np.float64) for part in (one.estimate, one.covariance)
+        )
+        found = joint.Joint(estimate, covariance, one.multiplier, None, one_sided=one.multiplier)
+        level = self.level if level is None else level
+        named = lambda x: g(dict(zip(self.names, x, strict=True)))  # noqa: E731
+        return joint.function(found, named, level, side)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per method and coefficient, as in a printed table."""
+        """Return one row per method and coefficient, as in a printed table."""
         found = []
         for name, one in self.methods.items():
             _, lower, upper = self.interval(name)
@@ -175,138 +248,113 @@ class TableFit:
         return found
 
     def to_frame(self) -> Any:
-        """A pandas table, indexed by method and coefficient."""
-        from jaxlsgd.regression.design import extra
-
+        """Return a pandas table, indexed by method and coefficient."""
         return extra("pandas").DataFrame(self.rows()).set_index(["method", "coefficient"])
 
     def to_json(self) -> str:
-        """Everything but the path, as JSON."""
-        from jaxlsgd.regression import text
-
+        """Return everything but the path, as JSON."""
         return text.as_json(self)
 
     def to_csv(self) -> str:
-        """The rows, as CSV."""
-        from jaxlsgd.regression import text
-
+        """Return the rows, as CSV."""
         return text.as_csv(self)
 
     def to_latex(self) -> str:
-        """A table for a paper, with booktabs."""
-        from jaxlsgd.regression import text
-
+        """Return a table for a paper, with booktabs."""
         return text.as_latex(self)
 
     def plot(self, path: Any = None) -> Any:
-        """A forest plot of the coefficients by method (needs the extra "plots")."""
-        from jaxlsgd.regression import figures
-
+        """Plot the coefficients by method (needs the extra "plots")."""
         return figures.forest(self, path)
 
     def plot_path(self, name: str, path: Any = None) -> Any:
-        """One coefficient along the rounds, with its band (needs the extra "plots")."""
-        from jaxlsgd.regression import figures
-
+        """Plot one coefficient along the rounds, with its band (needs the extra "plots")."""
         return figures.along(self, name, path)
 
     def __str__(self) -> str:
-        from jaxlsgd.regression import text
-
         return text.as_text(self)
 
     def _repr_html_(self) -> str:
-        from jaxlsgd.regression import text
-
         return text.as_html(self)
-
-
-_FAR = 0.25  # of a standard error
 
 
 def assemble(
     plan: Design,
-    asked: Options,
+    options: Options,
     space: Whitened,
     found: Finished,
-    exchanges: int,
     dropped: int,
     remarks: list[str],
 ) -> TableFit:
-    """The result of a run.
+    """Make the result of a run.
 
     Args:
       plan: what was read.
-      asked: what was asked for.
+      options: of the fit.
       space: coordinates of the run.
       found: the run.
-      exchanges: of d² numbers, that the pilot took.
       dropped: rows left out.
       remarks: on the table, in words.
     """
-    rows = space.rows
+    rows, rule = space.rows, found.rule
     methods = {
-        one.method.name: _coefficients(space, asked, one, sample)
+        one.method.name: _coefficients(space, options, one, sample)
         for one, sample in zip(found.readings, found.samples, strict=True)
     }
     first = next(iter(methods.values()))
     about = {
         "response": plan.response,
         "client": plan.client,
-        "family": asked.family.name,
-        "loss": asked.family.told(space.loss.tuning, rows.coordinates.y_scale),
-        "target": asked.target,
-        "rows": asked.rows,
-        "variance": asked.variance,
-        "weights": asked.weights,
-        "ridge": asked.ridge,
-        "share": asked.share,
+        "family": options.family.name,
+        "loss": options.family.describe(space.objective.tuning, rows.coordinates.y_scale),
+        "target": options.target,
+        "rows": options.rows,
+        "variance": options.variance,
+        "weights": options.weights,
+        "ridge": options.ridge,
+        "share": options.share,
     }
-    used = Communication(
-        found.plan.num_rounds,
-        found.rule.E,
-        found.passes,
-        found.rule.eta,
-        found.rule.bound,
-        exchanges,
-    )
-    told = (*_run_warnings(asked, found, first), *remarks)
+    used = Communication(found.rounds, rule.E, found.passes, rule.eta, rule.bound, space.exchanges)
+    warnings = (*_run_warnings(options, found, first), *remarks)
     along, sizes = tuple(found.along), dict(zip(rows.labels, found.sizes.tolist(), strict=True))
-    return TableFit(plan.names, methods, about, sizes, dropped, asked.level, used, told, along)
+    return TableFit(
+        plan.names, methods, about, sizes, dropped, options.level, used, warnings, along
+    )
 
 
 def _coefficients(
-    space: Whitened, asked: Options, reading: Reading, sample: FloatArray
+    space: Whitened, options: Options, reading: Reading, sample: FloatArray
 ) -> Coefficients:
-    """Estimate and covariance of the table's coefficients.
+    """Return estimate and covariance of the table's coefficients.
 
-    For the population the run's own covariance and the sample's add up. Where each row was met once, the
-    chance in the sample is the run's, and for these rows alone there is no other.
+    For the population the run's own covariance and the sample's add up. If each row was met once, the chance in
+    the sample is the run's, and for these rows alone there is no other.
     """
-    ours = space.covariance(reading)
-    from_run = asked.fresh or asked.target == "sample"
+    ours = space.covariance(reading.matrix)
+    from_run = options.fresh or options.target == "sample"
     total = ours if from_run else ours + sample
-    return Coefficients(reading.method.name, space.table(reading), total, ours, reading, from_run)
+    estimate = space.coefficients(reading.estimate)
+    return Coefficients(reading.method.name, estimate, total, ours, reading, from_run)
 
 
-def _run_warnings(asked: Options, found: Finished, first: Coefficients) -> list[str]:
-    """What went otherwise than it should, in words."""
-    told = []
-    if not asked.fresh and found.share > asked.share:
-        told.append(
+def _run_warnings(options: Options, found: Finished, first: Coefficients) -> list[str]:
+    """Return what went wrong in a run, in words."""
+    notes = []
+    if not options.fresh and found.share > options.share:
+        notes.append(
             f"the run's own variance is {100 * found.share:.2g} % of the sample's after "
-            f"{found.passes} passes, where {100 * asked.share:g} % were asked for; raise max_passes"
+            f"{found.passes} passes, more than {100 * options.share:g} %; raise max_passes"
         )
     if found.slower < 1:
-        told.append(
+        notes.append(
             f"the run diverged with the pilot's steps, and was begun again {1 / found.slower:g} times slower"
         )
     far = np.max(np.abs(found.left) / first.std_error)
-    if far > (4.0 if asked.target == "sample" else 1.0 if asked.fresh else _FAR):
-        told.append(
+    if far > (4.0 if options.target == "sample" else 1.0 if options.fresh else 0.25):
+        notes.append(
             f"the estimate is up to {far:.2g} standard errors from the minimiser of these rows: "
             "the run has not settled; raise max_passes or lower local_steps"
         )
     for reading in found.readings:
-        told += [f"{reading.method.name}: {note}" for note in reading.notes]
-    return told
+        notes += [f"{reading.method.name}: {note}" for note in reading.notes]
+    return notes

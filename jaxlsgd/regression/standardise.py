@@ -1,7 +1,6 @@
-"""Products over many rows and few columns, in pieces that OpenBLAS multiplies in one thread.
+"""Rows sorted by client with standardised columns, and the way back to the scale of the table.
 
-Its threads wait for one another by spinning. Where compilers and readers of files want the cores as well, that
-takes longer than the product.
+Start with `by_client`. With x_s = (x − m)/s and y′ = (y − y_c)/y_s, a coefficient θ of x_s is y_s θ/s of x.
 """
 
 from __future__ import annotations
@@ -14,15 +13,19 @@ from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.regression.design import INTERCEPT, Block, Design
-from jaxlsgd.regression.losses import check_response
 from jaxlsgd.regression.options import STEPS, Options
 
 FloatArray = NDArray[np.floating[Any]]
-_ONE_THREAD = 1 << 18  # multiplications, up to which OpenBLAS keeps to one
+_CONSTANT = 1e-10  # standard deviation over largest size of a column that is refused as constant
+_COLLINEAR = 1e-11  # eigenvalue of the correlations
+# Products over many rows and few columns are made in pieces of so many multiplications, which OpenBLAS makes in one
+# thread. Its threads wait for one another by spinning: while compilers and readers of files use the cores as well,
+# that takes longer than the product.
+_ONE_THREAD = 1 << 18
 
 
 def gram(A: FloatArray, B: FloatArray) -> FloatArray:
-    """AᵀB for (n, d) and (n, e)."""
+    """Return AᵀB for (n, d) and (n, e)."""
     found = np.zeros((A.shape[1], B.shape[1]))
     for part in _pieces(len(A), A.shape[1] * B.shape[1]):
         found += A[part].T @ B[part]
@@ -30,7 +33,7 @@ def gram(A: FloatArray, B: FloatArray) -> FloatArray:
 
 
 def times(X: FloatArray, W: FloatArray, out: FloatArray | None = None) -> FloatArray:
-    """XW for (n, d) and (d, e)."""
+    """Return XW for (n, d) and (d, e)."""
     found = np.empty((len(X), W.shape[1]), np.result_type(X, W)) if out is None else out
     for part in _pieces(len(X), W.size):
         np.matmul(X[part], W, out=found[part])
@@ -38,22 +41,18 @@ def times(X: FloatArray, W: FloatArray, out: FloatArray | None = None) -> FloatA
 
 
 def along(X: FloatArray, v: FloatArray) -> FloatArray:
-    """Xv for (n, d) and (d,)."""
+    """Return Xv for (n, d) and (d,)."""
     return np.einsum("ij,j->i", X, v)
 
 
 def across(X: FloatArray, v: FloatArray) -> FloatArray:
-    """Xᵀv for (n, d) and (n,)."""
+    """Return Xᵀv for (n, d) and (n,)."""
     return np.einsum("ij,i->j", X, v)
 
 
 def _pieces(n: int, each: int) -> Iterator[slice]:
     size = max(1, _ONE_THREAD // each)
     return (slice(begin, begin + size) for begin in range(0, n, size))
-
-
-_CONSTANT = 1e-10  # standard deviation over largest size of a column that says nothing
-_COLLINEAR = 1e-11  # eigenvalue of the correlations
 
 
 class Coordinates(NamedTuple):
@@ -66,39 +65,39 @@ class Coordinates(NamedTuple):
     slopes: NDArray[np.bool_]  # (d,) False for the intercept
 
     def features(self, X: FloatArray) -> FloatArray:
-        """x_s."""
+        """Return x_s."""
         found = X - self.center
         found /= self.scale
         return found
 
     def response(self, y: FloatArray) -> FloatArray:
-        """y′."""
+        """Return y′."""
         return (y - self.y_center) / self.y_scale
 
     @property
     def back(self) -> FloatArray:
-        """y_s Z: coefficients of x_s to those of x."""
+        """The matrix that takes coefficients of x_s to those of x."""
         Z = np.diag(1 / self.scale)
         if not self.slopes.all():
             Z[~self.slopes] -= (self.center / self.scale)[None, :]
         return self.y_scale * Z
 
     def coefficients(self, theta: FloatArray) -> FloatArray:
-        """β of θ."""
+        """Return β, on the scale of the table, of θ."""
         return self.back @ theta + self.y_center * ~self.slopes
 
 
 def coordinates(
     X: FloatArray, y: FloatArray, names: tuple[str, ...], intercept: int | None, scaled: bool
 ) -> Coordinates:
-    """Means and standard deviations; refuses columns that are constant.
+    """Return means and standard deviations; refuse columns that are constant.
 
     Args:
       X: (n, d).
       y: (n,).
       names: of the columns.
-      intercept: which column is the intercept's.
-      scaled: whether the loss allows to scale the response.
+      intercept: which column is the intercept's, if there is one.
+      scaled: whether the response may be scaled.
     """
     slopes = np.ones(X.shape[1], bool)
     if intercept is not None:
@@ -116,8 +115,8 @@ def coordinates(
     return Coordinates(center, scale, y_center, y_scale or 1.0, slopes)
 
 
-def check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
-    """Refuses columns that are combinations of one another, and names them."""
+def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
+    """Refuse columns that are combinations of one another, and name them."""
     if len(X_s) < X_s.shape[1]:
         what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
         raise refusal("frame", "have more rows than coefficients", what)
@@ -144,51 +143,54 @@ class Rows(NamedTuple):
     coordinates: Coordinates
 
 
-def by_client(plan: Design, block: Block, asked: Options) -> Rows:
-    """Sorts and standardises rows; refuses those that no fit can use."""
+def by_client(plan: Design, block: Block, options: Options) -> Rows:
+    """Sort and standardise rows; refuse those that cannot be fitted."""
     if not len(block.y):
         raise refusal("frame", "have rows in which nothing is missing", "none")
-    check_response(asked.family, plan.response, block.y)
+    options.family.check_range(plan.response, block.y)
+    if block.y.min() == block.y.max():
+        what = f"{block.y[0]:g} in all {len(block.y):,} rows"
+        raise refusal(f"response {plan.response!r}", "vary", what)
     labels, client = np.unique(_comparable(block.client), return_inverse=True)
-    # Of few bits, as sorting is then by counting.
+    # Sorting integers of 16 bits is by counting.
     few = np.uint16 if len(labels) < 1 << 16 else np.int64
     order = np.argsort(client.astype(few), kind="stable")
     sizes = np.bincount(client)
-    p = sizes / sizes.sum() if asked.weights == "size" else np.full(len(sizes), 1 / len(sizes))
+    p = sizes / sizes.sum() if options.weights == "size" else np.full(len(sizes), 1 / len(sizes))
     where = plan.names.index(INTERCEPT) if plan.intercept else None
-    frame = coordinates(block.X, block.y, plan.names, where, asked.family.scaled)
+    frame = coordinates(block.X, block.y, plan.names, where, options.family.scaled)
     X = frame.features(block.X[order])
-    if not asked.ridge:
-        check_rank(X, plan.names)
+    if not options.ridge:
+        _check_rank(X, plan.names)
     least = int(sizes.min())
-    if asked.fresh and least < STEPS:
+    if options.fresh and least < STEPS:
         rule = f"be reshuffled unless every client has {STEPS} rows"
         name = str(labels[sizes.argmin()])
-        raise refusal("rows", rule, f"{asked.rows!r}, and {least} of client {name!r}")
+        raise refusal("rows", rule, f"{options.rows!r}, and {least} of client {name!r}")
     y = frame.response(block.y[order])
     return Rows(X, y, client[order], tuple(map(str, labels)), sizes, p, frame)
 
 
 def _comparable(labels: NDArray[Any]) -> NDArray[Any]:
-    """Labels that can be sorted: a mixture of text and numbers as text."""
+    """Return labels that can be sorted: a mixture of text and numbers as text."""
     return labels.astype(str) if labels.dtype.kind == "O" else labels
 
 
-def remarks(rows: Rows, asked: Options) -> list[str]:
-    """What a person should know of the table."""
+def remarks(rows: Rows, options: Options) -> list[str]:
+    """Return remarks on the table that bear on the intervals."""
     notes = []
     n, d = rows.X.shape
     if len(rows.sizes) == 1:
         notes.append("there is one client: nothing needs to be communicated")
     alone = [rows.labels[k] for k in np.flatnonzero(rows.sizes == 1)]
-    if alone and asked.target == "population":
+    if alone and options.target == "population":
         notes.append(
             f"one row only of {', '.join(alone[:3])}{' and others' if len(alone) > 3 else ''}: its "
             "spread is taken from its square, so that standard errors are a little too large"
         )
     if n < 10 * d:
         notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short")
-    if asked.family.separable and asked.family.most == 1:
+    if options.family.separable and options.family.most == 1:
         events = int(min(rows.y.sum(), n - rows.y.sum()))
         if events < 10 * d:
             notes.append(

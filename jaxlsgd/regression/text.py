@@ -21,8 +21,8 @@ _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciic
 _TEX |= {c: "\\" + c for c in "&%$#_{}"}
 
 
-def head(fit: TableFit) -> list[str]:
-    """What was fitted to what, and what the intervals are about."""
+def _head(fit: TableFit) -> list[str]:
+    """Return lines on what was fitted, and what the intervals are about."""
     about, n = fit.about, sum(fit.sizes.values())
     clients = plural(len(fit.sizes), "client")
     by = f" ({about['client']})" if about["client"] else ""
@@ -57,14 +57,14 @@ def _exchanged(fit: TableFit) -> str:
     passes = "one pass" if used.passes == 1 else f"{used.passes} passes"
     return (
         f"Local SGD: {passes}, {plural(used.rounds, 'round')} of {plural(used.local_steps, 'local step')} "
-        f"({used.acf:.2g} exchanges a step); the pilot took {used.pilot} exchanges of d² numbers"
+        f"({used.acf:.2g} exchanges per step); the pilot took {used.pilot} exchanges of d² numbers"
     )
 
 
 def _added(one: Coefficients) -> str:
     if one.from_run:
         return "Standard errors are the run's own."
-    return f"The run adds {100 * float(np.max(one.added)):.2g} % to a standard error at most."
+    return f"The run adds at most {100 * float(np.max(one.added)):.2g} % to a standard error."
 
 
 def _cells(fit: TableFit, method: str) -> list[list[str]]:
@@ -84,8 +84,8 @@ def _cells(fit: TableFit, method: str) -> list[list[str]]:
 
 
 def as_text(fit: TableFit) -> str:
-    """For a terminal."""
-    lines = [printable(line) for line in head(fit)]
+    """Return the fit as text for a terminal."""
+    lines = [printable(line) for line in _head(fit)]
     for name, one in fit.methods.items():
         lines += ["", name, align(_cells(fit, name), left=(0,)), _added(one)]
     if fit.warnings:
@@ -94,8 +94,8 @@ def as_text(fit: TableFit) -> str:
 
 
 def as_html(fit: TableFit) -> str:
-    """For a notebook."""
-    parts = ["<div>", *(f"<p>{html.escape(line)}</p>" for line in head(fit))]
+    """Return the fit as HTML for a notebook."""
+    parts = ["<div>", *(f"<p>{html.escape(line)}</p>" for line in _head(fit))]
     for name, one in fit.methods.items():
         header, *body = _cells(fit, name)
         parts.append(f"<table><caption>{html.escape(name)}</caption><thead>")
@@ -114,7 +114,7 @@ def as_html(fit: TableFit) -> str:
 
 
 def as_json(fit: TableFit) -> str:
-    """For programs: everything but the path; numbers that JSON does not have are null."""
+    """Return everything but the path as JSON; numbers that JSON does not have are null."""
     content = {
         "about": {**fit.about, "words": _target(fit), "level": fit.level},
         "clients": fit.sizes,
@@ -135,7 +135,7 @@ def _finite(value: Any) -> Any:
 
 
 def as_csv(fit: TableFit) -> str:
-    """The rows of all methods, with what they are about in a column of their own."""
+    """Return the rows of all methods as CSV, with the target in a column."""
     rows = [{**row, "target": fit.about["target"]} for row in fit.rows()]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
@@ -145,8 +145,8 @@ def as_csv(fit: TableFit) -> str:
 
 
 def as_latex(fit: TableFit) -> str:
-    """For a paper; needs booktabs."""
-    lines = [f"% {line}" for line in head(fit)]
+    """Return a LaTeX table per method; needs booktabs."""
+    lines = [f"% {line}" for line in _head(fit)]
     for name in fit.methods:
         header, *body = _cells(fit, name)
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]

@@ -1,4 +1,7 @@
-"""Reports: rows of a study as tables and figures, and the paper's own reproduced."""
+"""Reports: rows of a study as tables (`tables`), figures, files for other programs and one HTML page.
+
+Start reading at `tables.render`; `paper` reproduces the tables and figures of the paper.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,11 @@ from typing import TYPE_CHECKING
 from jaxlsgd.core.lazy import attach
 
 _WHERE = {
-    "comparison": "jaxlsgd.report.comparison:",
-    "diagnostics": "jaxlsgd.report.figures:",
-    "drawing": "jaxlsgd.report.style:",
-    "export": "jaxlsgd.report.export:",
-    "figures": "jaxlsgd.report.figures:",
-    "layout": "jaxlsgd.core.display:",
-    "page": "jaxlsgd.report.page:",
-    "panels": "jaxlsgd.report.figures:",
-    "paper": "jaxlsgd.report.paper:",
-    "publication": "jaxlsgd.report.publication:",
-    "selection": "jaxlsgd.report.tables:",
-    "tables": "jaxlsgd.report.tables:",
+    name: f"jaxlsgd.report.{name}:"
+    for name in ("comparison", "export", "figures", "page", "paper", "style", "tables")
 }
 __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd.core import display
-    from jaxlsgd.report import comparison, export, figures, page, paper, publication, style, tables
+    from jaxlsgd.report import comparison, export, figures, page, paper, style, tables

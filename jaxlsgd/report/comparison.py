@@ -1,24 +1,25 @@
-"""Two studies, cell by cell: what they have in common, and where their numbers differ."""
+"""Comparison of two studies, cell by cell: start reading at `compare`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxlsgd.analysis.measures import columns_for_people, summarise
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.analysis.pairs import paired_difference
-from jaxlsgd.core import checks, display
+from jaxlsgd.core import checks
+from jaxlsgd.core.display import Table
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import tables
 from jaxlsgd.study.store.reader import Results
 
 FORMATS = ("text", "markdown", "csv")
-_SIZE = 0.05  # chance that studies of the same thing are said to differ
+_SIZE = 0.05  # chance that two studies of the same cells are reported to differ
 _WHERE = ("problem", "algorithm", "schedule", "num_steps", "method", "level", "coordinate")
 _SHARES = ("coverage", "coverage_other")
 _PAIRED = ("coverage_difference", "length_ratio")
@@ -35,17 +36,17 @@ COLUMNS = (
 
 
 class Comparison(NamedTuple):
-    """What there is to say of two studies, and a row per cell, method and level, farthest apart first.
+    """Findings in sentences, and a row per cell, method and level, largest difference first.
 
     A row has the coverage here and there, their difference, the ratio of the mean lengths, each with
-    its combined standard error, and `score`, how many of them the two are apart.
+    its combined standard error, and `score`, the difference in standard errors.
     """
 
-    told: list[str]
+    findings: list[str]
     rows: list[Row]
 
-    def table(self, most: int | None = None) -> display.Table:
-        """The rows that differ as a table, at most so many."""
+    def table(self, most: int | None = None) -> Table:
+        """Return the rows that differ as a table, at most so many."""
         apart = [row for row in self.rows if row["score"] > 0]
         shown = apart[:most]
         table = tables.tabulate([_texts(row) for row in shown], *_columns(shown))
@@ -68,9 +69,9 @@ def _texts(row: Row) -> Row:
 
 
 def compare(one: Results, other: Results, name: str) -> Comparison:
-    """Compares two studies at the first coordinate and the last round of the cells that both have.
+    """Compare two studies at the first coordinate and the last round of the cells that both have.
 
-    Where the seed and the problem are the same, replication r saw the same data in both, and the errors
+    If the seed and the problem are the same, replication r has the same data in both, and the errors
     are those of paired differences.
 
     Args:
@@ -80,7 +81,7 @@ def compare(one: Results, other: Results, name: str) -> Comparison:
 
     Example::
 
-        print("\\n".join(compare(Results("new"), Results("old"), "old").told))
+        print("\\n".join(compare(Results("new"), Results("old"), "old").findings))
     """
     ours, theirs = ({cell.coordinates: cell for cell in x.study.cells} for x in (one, other))
     shared = [key for key in ours if key in theirs]
@@ -95,18 +96,18 @@ def compare(one: Results, other: Results, name: str) -> Comparison:
         alike = ours[key].problem.content == theirs[key].problem.content
         rows += _rows(a, b, paired=alike and one.study.seed == other.study.seed)
     here, there = len(ours) - len(shared), len(theirs) - len(shared)
-    told = [
+    findings = [
         f"Cells in both: {len(shared):,}, of which {read:,} have rows in both. "
         f"Only here: {here:,}. Only in {name}: {there:,}."
     ]
     if read:
-        told.append(f"The rows are the same to the last bit in {same:,} of {read:,} cells.")
-        told += _largest(rows)
-    return Comparison(told, sorted(rows, key=lambda row: -row["score"]))
+        findings.append(f"The rows are the same to the last bit in {same:,} of {read:,} cells.")
+        findings += _largest(rows)
+    return Comparison(findings, sorted(rows, key=lambda row: -row["score"]))
 
 
 def render(found: Comparison, format: str = "text") -> str:
-    """A comparison as text or Markdown, what there is to say first, or every row of it as CSV.
+    """Return a comparison as text or Markdown, findings first, or every row of it as CSV.
 
     Args:
       found: from `compare`.
@@ -114,12 +115,10 @@ def render(found: Comparison, format: str = "text") -> str:
     """
     checks.choice("format", format, FORMATS)
     if format == "csv":
-        return tables.to_csv([{name: row[name] for name in COLUMNS} for row in found.rows], COLUMNS)
-    lay_out = display.text if format == "text" else display.markdown
-    between = "\n" if format == "text" else "\n\n"
+        return Table.of(found.rows, COLUMNS).csv()
     table = found.table()
-    body = lay_out(table) if table.lines else ""
-    return between.join(found.told) + ("\n\n" + body if body else "\n")
+    body, between = (table.text, "\n") if format == "text" else (table.markdown, "\n\n")
+    return between.join(found.findings) + ("\n\n" + body() if table.lines else "\n")
 
 
 def _rows(a: CellRows, b: CellRows, paired: bool) -> Iterator[Row]:
@@ -165,7 +164,7 @@ def _ratio(a: Row, b: Row) -> Row:
 
 
 def _score(row: Row) -> float:
-    """How many standard errors the two are apart, in coverage or in length."""
+    """Return the larger of the differences in coverage and in length, in standard errors."""
     return max(_apart(row, "coverage_difference", 0.0), _apart(row, "length_ratio", 1.0))
 
 
@@ -185,7 +184,7 @@ def _identical(a: CellRows, b: CellRows) -> bool:
     )
 
 
-def _largest(rows: list[Any]) -> list[str]:
+def _largest(rows: list[Row]) -> list[str]:
     if not rows:
         return []
     limit = NormalDist().inv_cdf(1 - _SIZE / (4 * len(rows)))

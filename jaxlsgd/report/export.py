@@ -1,8 +1,7 @@
-"""Rows for other programs: one line per replication as Parquet or CSV, labelled arrays as netCDF."""
+"""Rows of replications for other programs: `write` makes Parquet, CSV or netCDF, `to_xarray` a dataset."""
 
 from __future__ import annotations
 
-import csv
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +12,10 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.causes import Cause
+from jaxlsgd.core.display import write_csv
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.core.storage import replacing
-from jaxlsgd.report.tables import cells_of, inert
+from jaxlsgd.report.tables import cells_of
 
 ENDINGS = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}
 _FACTS = ("problem", "algorithm", "schedule", "num_steps", "num_rounds")
@@ -26,15 +26,16 @@ COLUMNS = (
     *("save_round", "save_steps", "method", "level", "coordinate", "replication"),
     *("estimate", "scale", "half_width", "truth", "floored", "cause", "truth_error"),
 )
-_MISSING = 255  # cause of a replication that an array has room for and the cell has not
+_MISSING = 255  # cause of a replication that a cell does not have
 
 
 def write(source: Any, path: str | Path, format: str, *, force: bool = False) -> Path:
-    """Writes every row of every replication, whole or not at all.
+    """Write every row of every replication; the file is complete or not there.
 
     Parquet and CSV have the columns `COLUMNS`: one line for each cell, method, saved round, level,
-    coordinate and replication, whose interval is estimate ± half_width. A truth that is not known is
-    missing, and so is its standard error, `truth_error`, which is 0 for an exact truth. netCDF has the arrays of `to_xarray`. Numbers keep every bit.
+    coordinate and replication, whose interval is estimate ± half_width. An unknown truth is missing, and
+    so is its standard error, `truth_error`, which is 0 for an exact truth. netCDF has the arrays of
+    `to_xarray`. Numbers keep every bit.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
@@ -59,20 +60,20 @@ def write(source: Any, path: str | Path, format: str, *, force: bool = False) ->
 
 
 def to_xarray(source: Any) -> Any:
-    """Replications, not their measures, as one `xarray.Dataset`.
+    """Return replications, not their measures, as one `xarray.Dataset`.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
 
     Returns:
-      Variables estimate, scale, half_width, floored, cause (of `Cause`), truth and truth_error over cell, method,
-      save, level, replication and coordinate, and for each cell its problem, algorithm, schedule,
+      Variables estimate, scale, half_width, floored, cause (of `Cause`), truth and truth_error over cell,
+      method, save, level, replication and coordinate, and for each cell its problem, algorithm, schedule,
       num_steps and num_rounds, and the rounds and steps of its saves. What a cell does not have is NaN,
       round 0, or cause 255.
 
     Example::
 
-        rows = to_xarray(cells).sel({"method": "one_step"})  # `method=` means something else to xarray
+        rows = to_xarray(cells).sel({"method": "one_step"})  # `method=` is an option of xarray's own
         covered = abs(rows.estimate - rows.truth) <= rows.half_width
         covered.where(rows.cause <= 1).mean("replication")
     """
@@ -115,7 +116,7 @@ def to_xarray(source: Any) -> Any:
 
 
 def _axes(cells: Sequence[CellRows]) -> dict[str, list[Any]]:
-    """Methods, levels and coordinates of all cells."""
+    """Return methods, levels and coordinates of all cells."""
     return {
         "method": list(dict.fromkeys(name for cell in cells for name in cell.methods)),
         "level": list(dict.fromkeys(level for cell in cells for level in cell.levels)),
@@ -144,13 +145,13 @@ def _fill(made: dict[str, np.ndarray], i: int, cell: CellRows, axes: dict[str, l
 
 def _to_netcdf(cells: Sequence[CellRows], path: Path) -> None:
     made = to_xarray(cells)
-    # Of the readers and writers that xarray knows, SciPy is there in any case; it wants to be told.
+    # SciPy is always installed, but xarray takes it only if it is named.
     installed = [name for name in ("netCDF4", "h5netcdf") if importlib.util.find_spec(name)]
     made.to_netcdf(path, engine=None if installed else "scipy")
 
 
-def blocks(cell: CellRows) -> Iterator[dict[str, Any]]:
-    """The lines of a cell, one method, saved round and level at a time, as columns.
+def _blocks(cell: CellRows) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a cell as columns, one method, saved round and level at a time.
 
     A column is one value for all its lines, or an array with a value for each.
     """
@@ -185,12 +186,12 @@ def _to_parquet(cells: Sequence[CellRows], path: Path) -> None:
     schema = arrow.schema(list(kinds.items()))
     with parquet.ParquetWriter(path, schema) as writer:
         for cell in cells:
-            tables = [arrow.table(_full(block), schema) for block in blocks(cell)]
+            tables = [arrow.table(_full(block), schema) for block in _blocks(cell)]
             writer.write_table(arrow.concat_tables(tables))
 
 
 def _full(block: dict[str, Any]) -> dict[str, Any]:
-    """The columns of a block, each with a value for every line; an unknown truth is none."""
+    """Return the columns of a block with a value for every line, None for an unknown truth."""
     count = len(block["replication"])
     found = {}
     for name in COLUMNS:
@@ -203,17 +204,15 @@ def _full(block: dict[str, Any]) -> dict[str, Any]:
 
 def _to_csv(cells: Sequence[CellRows], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for cell in cells:
-            for block in blocks(cell):
-                columns = [_plain(column) for column in _full(block).values()]
-                writer.writerows(zip(*columns, strict=True))
+        write_csv(file, COLUMNS, (line for cell in cells for line in _lines(cell)))
 
 
-def _plain(column: Any) -> list[Any]:
-    values = column.tolist() if isinstance(column, np.ndarray) else column
-    return [inert(value) for value in values]
+def _lines(cell: CellRows) -> Iterator[tuple[Any, ...]]:
+    for block in _blocks(cell):
+        columns = _full(block).values()
+        yield from zip(
+            *(x.tolist() if isinstance(x, np.ndarray) else x for x in columns), strict=True
+        )
 
 
 _WRITERS: dict[str, Callable[[Sequence[CellRows], Path], None]] = {

@@ -1,27 +1,27 @@
-"""The drawings of a study's figures: by schedule, by horizon, and along the communication rounds."""
+"""Figures of a study: `save_all` draws what the rows have, `save_for_print` one figure for a journal.
+
+Drawn by schedule, by horizon, along the communication rounds, and against the numbers that a client sends.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from scipy.special import ndtri
-
 from jaxlsgd.analysis import failures
 from jaxlsgd.analysis.measures import LOCAL_SGD, summarise
 from jaxlsgd.analysis.moments import Row
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import FAILURES
-from jaxlsgd.core.display import p_value, plural
+from jaxlsgd.core.display import plural
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import style
-from jaxlsgd.report import style as drawing
 from jaxlsgd.report.tables import cells_of
-from jaxlsgd.runs.fclt import FcltCheck
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,35 +31,48 @@ if TYPE_CHECKING:
 Setting = tuple[Any, ...]  # problem and algorithm
 _TITLE_WIDTH = 46  # characters
 _MOST_NAMES = 10  # along x
-_BARS = {"coverage": "95 % Wilson intervals", "length": "standard deviations"}
+_BARS = {
+    "coverage": "95 % Wilson intervals",
+    "length": "standard deviations",
+    "tradeoff": "1.96 Monte-Carlo standard errors",
+}
+MOST_FIGURES = 12
+_MOST_SETTINGS = 6  # problems and algorithms on a page
+Warmup = Callable[[Row], int]  # rounds of warm-up of the cell that a row is from
+PRINTED = ("coverage", "tradeoff")
+PRINT_FORMATS = ("pdf", "svg", "png")
+# In print: inches of a panel and of a legend's lines, entries and letters; panels side by side.
+_PANEL_HEIGHT, _LEGEND_LINE, _HANDLE, _LETTER = 1.9, 0.17, 0.42, 0.05
+_PER_ROW = {"column": 1, "page": 3}
+_log = logging.getLogger("jaxlsgd.report")
 
 
 def first_coordinate(cell: CellRows) -> list[Row]:
-    """The measures of a cell's first coordinate, at all saved rounds."""
+    """Return the measures of a cell's first coordinate, at all saved rounds."""
     rows = summarise(cell)
     return [row for row in rows if row["coordinate"] == cell.coordinates[row["method"]][0]]
 
 
-def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the values of some columns."""
+def _grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Group rows by the values of some columns."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     return groups
 
 
-def unique(rows: Iterable[Row], key: str) -> list[Any]:
-    """The values of a column, each once."""
+def _unique(rows: Iterable[Row], key: str) -> list[Any]:
+    """Return the values of a column, each once."""
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def settings_of(rows: Sequence[Row]) -> dict[Setting, list[Row]]:
-    """Rows by problem and algorithm, each of which has panels of its own."""
-    return grouped(rows, "problem", "algorithm")
+def _settings_of(rows: Sequence[Row]) -> dict[Setting, list[Row]]:
+    """Group rows by problem and algorithm, each of which has panels of its own."""
+    return _grouped(rows, "problem", "algorithm")
 
 
 def method_labels(rows: Iterable[Row]) -> dict[str, str]:
-    """Methods as people write them, with the name added where two have the same label."""
+    """Return the labels of methods, with the name added if two have the same label."""
     labels = {row["method"]: row["label"] for row in rows}
     shared = [label for label in labels.values() if list(labels.values()).count(label) > 1]
     return {
@@ -68,46 +81,46 @@ def method_labels(rows: Iterable[Row]) -> dict[str, str]:
     }
 
 
-@drawing.styled
+@style.styled
 def by_schedule(rows: Sequence[Row], measure: str, everyone: Sequence[Row] | None = None) -> Figure:
-    """Coverage or length at the last round.
+    """Draw coverage or length at the last round.
 
     With one horizon, there is a panel for each problem and algorithm, with the schedules along x and the
     methods next to one another. With several, horizons are along x, schedules next to one another, and
-    each method has a column of panels. Where runs failed, a hollow marker is the coverage with failures
-    as misses, and a note says how many, and why.
+    each method has a column of panels. If runs failed, a hollow marker is the coverage that counts
+    failures as misses, and a note has their number and causes.
 
     Args:
       rows: of `summarise`, last round, one level and one coordinate.
       measure: "coverage", with Wilson intervals, or "length", with standard deviations.
-      everyone: rows to count failures in, where some have nothing to draw; `rows` if None.
+      everyone: rows to count failures in, with those that have nothing to draw; `rows` if None.
     """
     coverage, level = measure == "coverage", rows[0]["level"]
-    one = len(unique(rows, "num_steps")) == 1
+    one = len(_unique(rows, "num_steps")) == 1
     draw = _by_schedule if one else _by_horizon
     figure, axes, looks = draw(rows, measure)
     for line in axes:
         line[0].set_ylabel("Coverage (%)" if coverage else "Mean length")
         for axis in line if not coverage else ():
             axis.set_ylim(bottom=0)
-    drawing.legend(figure, looks, lines=False, level=level if coverage else None)
+    style.legend(figure, looks, lines=False, level=level if coverage else None)
     floor = _floor(rows) if coverage else 0.0
     marked = coverage and any(100 * row["coverage"] < floor for row in rows)
     about = _about(rows, _BARS[measure], marked)
-    drawing.note(figure, about, _failed(everyone or rows, hollow=coverage))
+    style.note(figure, about, _failed(everyone or rows, hollow=coverage))
     return figure
 
 
-def _by_schedule(rows: Sequence[Row], measure: str) -> tuple[Figure, Any, dict[str, drawing.Look]]:
-    """Schedules along x, methods next to one another, a panel per problem and algorithm."""
-    settings, labels = settings_of(rows), method_labels(rows)
-    algorithms, schedules = _algorithm_titles(rows), unique(rows, "schedule")
-    looks = dict(zip(labels, drawing.method_looks(len(labels)), strict=True))
+def _by_schedule(rows: Sequence[Row], measure: str) -> tuple[Figure, Any, dict[str, style.Look]]:
+    """Draw schedules along x, methods next to one another, a panel per problem and algorithm."""
+    settings, labels = _settings_of(rows), method_labels(rows)
+    algorithms, schedules = _algorithm_titles(rows), _unique(rows, "schedule")
+    looks = style.method_looks(labels)
     wide = min(1.9, max(1.2, len(schedules) * max(3, len(labels)) / 13))
     columns = 1 if len(settings) <= 3 else 2
     lines = -(-len(settings) // columns)
     share = "all" if measure == "coverage" else False
-    figure, axes = drawing.grid(lines, columns, wide, sharey=share)
+    figure, axes = style.grid(lines, columns, wide, sharey=share)
     flat = [axis for line in axes for axis in line]
     floor = _floor(rows) if measure == "coverage" else None
     for axis, ((problem, algorithm), group) in zip(flat, settings.items(), strict=False):
@@ -121,16 +134,14 @@ def _by_schedule(rows: Sequence[Row], measure: str) -> tuple[Figure, Any, dict[s
     return figure, axes, {labels[name]: look for name, look in looks.items()}
 
 
-def _by_horizon(rows: Sequence[Row], measure: str) -> tuple[Figure, Any, dict[str, drawing.Look]]:
-    """Horizons along x, schedules next to one another, a panel per setting and method."""
-    settings, labels = settings_of(rows), method_labels(rows)
-    algorithms, several = _algorithm_titles(rows), len(unique(rows, "problem")) > 1
-    horizons = sorted(unique(rows, "num_steps"))
-    looks = {
-        name: drawing.looks(unique(rows, "schedule"))[name] for name in unique(rows, "schedule")
-    }
+def _by_horizon(rows: Sequence[Row], measure: str) -> tuple[Figure, Any, dict[str, style.Look]]:
+    """Draw horizons along x, schedules next to one another, a panel per setting and method."""
+    settings, labels = _settings_of(rows), method_labels(rows)
+    algorithms, several = _algorithm_titles(rows), len(_unique(rows, "problem")) > 1
+    horizons = sorted(_unique(rows, "num_steps"))
+    looks = style.looks(_unique(rows, "schedule"))
     share = {"sharex": True, "sharey": "all" if measure == "coverage" else "row"}
-    figure, axes = drawing.grid(len(settings), len(labels), **share)
+    figure, axes = style.grid(len(settings), len(labels), **share)
     floor = _floor(rows) if measure == "coverage" else None
     places = {steps: i for i, steps in enumerate(horizons)}
     for line, ((problem, algorithm), group) in zip(axes, settings.items(), strict=True):
@@ -150,44 +161,44 @@ def _draw_points(
     rows: Sequence[Row],
     measure: str,
     along: tuple[str, dict[Any, int]],
-    beside: tuple[str, dict[Any, drawing.Look]],
+    beside: tuple[str, dict[Any, style.Look]],
     floor: float | None,
 ) -> None:
-    """Points with bars: one column of the rows says where along x, another which of the neighbours."""
+    """Draw points with bars: one column of the rows gives the place along x, another the look."""
     (place, places), (kind, looks) = along, beside
     if measure == "coverage" and rows:
-        drawing.nominal(axis, rows[0]["level"])
+        style.nominal(axis, rows[0]["level"])
     names = list(looks)
     # One call for each of the neighbours: Matplotlib takes as long for one point as for many.
-    for (name,), group in grouped(rows, kind).items():
+    for (name,), group in _grouped(rows, kind).items():
         look, shift = looks[name], 0.76 * ((names.index(name) + 0.5) / len(names) - 0.5)
         points = [(places[row[place]] + shift, *_point(row, measure), row) for row in group]
         low = [point for point in points if floor is not None and point[1] < floor]
         for x, y, *_ in low:
-            drawing.below(axis, x, floor or 0.0, y, look.color)
+            style.below(axis, x, floor or 0.0, y, look.color)
         if not (high := [point for point in points if point not in low]):
             continue
         x, y, below, above, _ = zip(*high, strict=True)
         down = [min(b, v - (floor or 0.0)) for b, v in zip(below, y, strict=True)]
-        style: dict[str, Any] = {"color": look.color, "marker": look.marker, "linestyle": "none"}
-        axis.errorbar(x, y, yerr=[down, above], **drawing.BARS, **style)
+        mark: dict[str, Any] = {"color": look.color, "marker": look.marker, "linestyle": "none"}
+        axis.errorbar(x, y, yerr=[down, above], **style.BARS, **mark)
         for at, *_, row in high:
             if measure == "coverage" and row["n_failed"]:
-                drawing.hollow(axis, at, max(floor or 0.0, 100 * row["coverage_all"]), look)
+                style.hollow(axis, at, max(floor or 0.0, 100 * row["coverage_all"]), look)
     if floor is not None and rows:
         tops = (100 * max(row["coverage_high"], row["level"] + 0.01) for row in rows)
         axis.set_ylim(floor - 0.6, max(axis.get_ylim()[1], min(100.6, max(tops) + 0.6)))
 
 
 def _named_ticks(axis: Axes, names: Sequence[str]) -> None:
-    """Names along x, of many only some."""
+    """Write names along x; of many only some."""
     places = range(0, len(names), -(-len(names) // _MOST_NAMES))
     axis.set_xticks(places, [names[i] for i in places])
     axis.set_xlim(-0.5, len(names) - 0.5)
 
 
 def _separate(axis: Axes, count: int) -> None:
-    """Faint lines between so many places."""
+    """Draw faint lines between so many places."""
     axis.tick_params(axis="x", length=0)
     between = [i - 0.5 for i in range(1, count)]
     across = axis.get_xaxis_transform()
@@ -195,42 +206,42 @@ def _separate(axis: Axes, count: int) -> None:
 
 
 def _point(row: Row, measure: str) -> tuple[float, float, float]:
-    """A value, and how far its bar reaches below and above."""
+    """Return a value, and how far its bar reaches below and above."""
     if measure == "length":
         deviation = row["length_sd"] or 0.0
         return row["length"], min(deviation, row["length"]), deviation
     middle, low, high = (100 * row[f"coverage{suffix}"] for suffix in ("", "_low", "_high"))
-    # Rounding must not turn a bar around: Matplotlib would refuse it.
+    # Rounding can make a length negative, which Matplotlib refuses.
     return middle, max(0.0, middle - low), max(0.0, high - middle)
 
 
 def _floor(rows: Iterable[Row]) -> float:
-    """The bottom of the coverage axis; a few that are far lower are marked there with their number."""
+    """Return the bottom of the coverage axis; what is far lower is marked there with its number."""
     known = [row for row in rows if row["coverage"] is not None]
     nominal = 100 * known[0]["level"]
     lowest = min(100 * min(row["coverage_low"], row["coverage"]) for row in known)
-    return max(0.0, min(nominal - 4, max(lowest - 0.6, nominal - drawing.DEEPEST)))
+    return max(0.0, min(nominal - 4, max(lowest - 0.6, nominal - style.DEEPEST)))
 
 
-@drawing.styled
+@style.styled
 def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
-    """Coverage (left) and length (right) against communication rounds, a row of panels per method.
+    """Draw coverage (left) and length (right) against communication rounds, a row of panels per method.
 
-    The grey band is where 95 % of the points of a method with exact coverage would be. What is below
-    the axis is marked there, with the lowest coverage of the schedule.
+    The grey band holds 95 % of the points of a method with exact coverage. What is below the axis is
+    marked there, with the lowest coverage of the schedule.
 
     Args:
       rows: of `summarise`, one problem, algorithm, horizon, level and coordinate, all saved rounds.
       warmup: rounds of warm-up, to be marked.
     """
-    labels, level, schedules = method_labels(rows), rows[0]["level"], unique(rows, "schedule")
+    labels, level, schedules = method_labels(rows), rows[0]["level"], _unique(rows, "schedule")
     (algorithm,) = _algorithm_titles(rows).values()
-    figure, axes = drawing.grid(len(labels), 2, 1.15, sharex=True, sharey="col")
+    figure, axes = style.grid(len(labels), 2, 1.15, sharex=True, sharey="col")
     known = [row for row in rows if row["coverage"] is not None]
     for (left, right), (method, label) in zip(axes, labels.items(), strict=True):
         chosen = [row for row in rows if row["method"] == method]
         _draw_lines(left, chosen, "coverage", schedules, warmup, factor=100)
-        drawing.nominal(left, level, max(row["n_ok"] for row in chosen))
+        style.nominal(left, level, max(row["n_ok"] for row in chosen))
         _draw_lines(right, chosen, "length", schedules, warmup)
         left.set_title(_title(label, algorithm, what="coverage (%)"))
         right.set_title(_title(label, algorithm, what="length"))
@@ -239,32 +250,31 @@ def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
         axes[0][0].set_ylim(bottom, 100.6)
         for (left, _), method in zip(axes, labels, strict=True):
             _mark_below(left, [row for row in known if row["method"] == method], schedules, bottom)
-    drawing.plain_log(axes[0][1].yaxis)
+    style.plain_log(axes[0][1].yaxis)
     for axis in axes[-1]:
         axis.set_xlabel("Communication rounds")
-    looks = {name: drawing.looks(schedules)[name] for name in schedules}
-    drawing.legend(figure, looks, level=level, band=True, warmup=bool(warmup))
+    style.legend(figure, style.looks(schedules), level=level, band=True, warmup=bool(warmup))
     marked = any(100 * row["coverage"] < bottom for row in known)
-    drawing.note(figure, _about(rows, marked=marked), _failed(rows))
+    style.note(figure, _about(rows, marked=marked), _failed(rows))
     return figure
 
 
 def _mark_below(axis: Axes, rows: Sequence[Row], schedules: Sequence[str], bottom: float) -> None:
-    """A mark and the lowest number for each line that leaves the axis."""
-    look, marked = drawing.looks(schedules), 0
-    for (schedule,), group in grouped(rows, "schedule").items():
+    """Mark each line that leaves the axis, with its lowest number."""
+    look, marked = style.looks(schedules), 0
+    for (schedule,), group in _grouped(rows, "schedule").items():
         lowest = min(group, key=lambda row: row["coverage"])
         if 100 * lowest["coverage"] < bottom:
             x, y = lowest["save_round"], 100 * lowest["coverage"]
-            drawing.below(axis, x, bottom, y, look[schedule].color, stacked=marked)
+            style.below(axis, x, bottom, y, look[schedule].color, stacked=marked)
             marked += 1
 
 
-@drawing.styled
+@style.styled
 def error_along_rounds(
     rows: Sequence[Row], warmup: Callable[[str], int | None] = lambda problem: None
 ) -> Figure:
-    """L2 error against communication rounds on logarithmic axes, a panel per problem and algorithm.
+    """Draw the L2 error against communication rounds on logarithmic axes, a panel per problem and algorithm.
 
     Bands are 1.96 Monte-Carlo standard errors to both sides.
 
@@ -272,29 +282,28 @@ def error_along_rounds(
       rows: of `summarise`, all saved rounds; the longest horizon of each schedule is drawn.
       warmup: rounds of warm-up by problem, to be marked.
     """
-    settings, algorithms = settings_of(rows), _algorithm_titles(rows)
-    schedules = unique(rows, "schedule")
-    figure, axes = drawing.grid(1, len(settings), 1.25)
+    settings, algorithms = _settings_of(rows), _algorithm_titles(rows)
+    schedules = _unique(rows, "schedule")
+    figure, axes = style.grid(1, len(settings), 1.25)
     for axis, ((problem, algorithm), group) in zip(axes[0], settings.items(), strict=True):
         _draw_lines(axis, _longest(group), "l2_error", schedules, warmup(problem), band=True)
-        drawing.plain_log(axis.yaxis)
+        style.plain_log(axis.yaxis)
         axis.set_title(_title(problem, algorithms[algorithm]))
         axis.set_xlabel("Communication rounds")
     axes[0][0].set_ylabel("L2 error")
     marked = any(warmup(problem) for problem, _ in settings)
-    looks = {name: drawing.looks(schedules)[name] for name in schedules}
-    drawing.legend(figure, looks, warmup=marked)
+    style.legend(figure, style.looks(schedules), warmup=marked)
     label = method_labels(rows)[rows[0]["method"]]
     about = f"Error of all coordinates, estimate of {label}. {_replications(rows)}. "
-    drawing.note(figure, about + "Bands: 1.96 Monte-Carlo standard errors.", _failed(rows))
+    style.note(figure, about + "Bands: 1.96 Monte-Carlo standard errors.", _failed(rows))
     return figure
 
 
 def _longest(rows: Sequence[Row]) -> list[Row]:
-    """The longest horizon of each schedule, of one method and level."""
+    """Return the rows of each schedule's longest horizon, of one method and level."""
     steps = {
         name: max(r["num_steps"] for r in group)
-        for (name,), group in grouped(rows, "schedule").items()
+        for (name,), group in _grouped(rows, "schedule").items()
     }
     once = (rows[0]["method"], rows[0]["level"])
     one = [row for row in rows if (row["method"], row["level"]) == once]
@@ -310,23 +319,23 @@ def _draw_lines(
     factor: float = 1,
     band: bool = False,
 ) -> None:
-    """A line per schedule, which ends where its observations are used up."""
-    look = drawing.looks(schedules)
+    """Draw a line per schedule, which ends where its observations are used up."""
+    look = style.looks(schedules)
     known = [row for row in rows if row[measure] is not None]
-    for (schedule,), group in grouped(known, "schedule").items():
+    for (schedule,), group in _grouped(known, "schedule").items():
         x, y = [r["save_round"] for r in group], [factor * r[measure] for r in group]
         order = list(schedules).index(schedule)
-        drawing.line(axis, x, y, look[schedule], order, len(schedules))
+        style.line(axis, x, y, look[schedule], order, len(schedules))
         if band:
             half = [1.96 * factor * (r[f"{measure}_mcse"] or 0.0) for r in group]
-            drawing.band(axis, x, y, half, look[schedule].color)
+            style.band(axis, x, y, half, look[schedule].color)
     if warmup:
-        axis.axvline(warmup, color=drawing.GREY, linestyle=drawing.DOTS, linewidth=1, zorder=1)
-    drawing.plain_log(axis.xaxis)
+        axis.axvline(warmup, color=style.GREY, linestyle=style.DOTS, linewidth=1, zorder=1)
+    style.plain_log(axis.xaxis)
 
 
 def _title(*parts: str, what: str = "") -> str:
-    """Parts of a title, on as many lines as a panel's width needs."""
+    """Join the parts of a title, on as many lines as a panel's width needs."""
     whole = ", ".join(part for part in parts if part) + (f": {what}" if what else "")
     return textwrap.fill(whole[:1].upper() + whole[1:], _TITLE_WIDTH)
 
@@ -336,29 +345,32 @@ def _steps(rows: Sequence[Row]) -> str:
 
 
 def _algorithm_titles(rows: Iterable[Row]) -> dict[str, str]:
-    """How titles name the algorithms; Local SGD alone goes without saying."""
-    names = unique(rows, "algorithm")
+    """Return the names of algorithms for titles; Local SGD is left out if it is the only one."""
+    names = _unique(rows, "algorithm")
     return {name: "" if names == [LOCAL_SGD] else name for name in names}
 
 
 def _replications(rows: Sequence[Row]) -> str:
-    runs = sorted(unique(rows, "replications"))
-    count = f"{runs[0]:,}" if len(runs) == 1 else f"{runs[0]:,} to {runs[-1]:,}"
-    return f"{count} replications per cell"
+    return f"{_count(rows)} replications per cell"
+
+
+def _count(rows: Sequence[Row]) -> str:
+    runs = sorted(_unique(rows, "replications"))
+    return f"{runs[0]:,}" if len(runs) == 1 else f"{runs[0]:,} to {runs[-1]:,}"
 
 
 def _about(rows: Sequence[Row], bars: str = "", marked: bool = False) -> str:
-    """What is drawn: coordinate, level, replications, and what bars are."""
-    names = unique(rows, "coordinate")
+    """Describe what is drawn: coordinate, level, replications, and what bars are."""
+    names = _unique(rows, "coordinate")
     where = names[0] if len(names) == 1 else "first coordinate of each method"
     text = f"{where}, {100 * rows[0]['level']:g} % intervals, {_replications(rows)}."
     text += f" Bars: {bars}." if bars else ""
-    return text + (f" {drawing.BELOW}" if marked else "")
+    return text + (f" {style.BELOW}" if marked else "")
 
 
 def _failed(rows: Sequence[Row], hollow: bool = False) -> str:
-    """How many runs failed, and why; "" where none did."""
-    groups = grouped(rows, "problem", "algorithm", "schedule", "num_steps", "save_round")
+    """Describe how many runs failed, and why; "" if none did."""
+    groups = _grouped(rows, "problem", "algorithm", "schedule", "num_steps", "save_round")
     worst = [max(group, key=lambda row: row["n_failed"]) for group in groups.values()]
     last = [row for row in worst if row["save_round"] == row["num_rounds"] and row["n_failed"]]
     if not last:
@@ -369,32 +381,26 @@ def _failed(rows: Sequence[Row], hollow: bool = False) -> str:
     return text + ("; hollow: coverage with failures as misses." if hollow else ".")
 
 
-MOST_FIGURES = 12
-_MOST_SETTINGS = 6  # problems and algorithms on a page
-_log = logging.getLogger("jaxlsgd.report")
-Warmup = Callable[[Row], int]  # rounds of warm-up of the cell that a row is from
-
-
 def save_all(
     source: Any,
     directory: str | Path,
     most: int = MOST_FIGURES,
     warmup: Warmup = lambda row: 0,
 ) -> list[Path]:
-    """Draws what the rows have and saves every figure as PNG (200 dpi) and PDF.
+    """Draw what the rows have and save every figure as PNG (200 dpi) and PDF.
 
-    `coverage` and `length` by schedule, horizon and method; and for cells with more than one saved
-    round `rounds_<problem>_<steps>`, coverage and length along the communication rounds, and
+    The figures are `coverage` and `length` by schedule, horizon and method; and for cells with more than
+    one saved round `rounds_<problem>_<steps>`, coverage and length along the communication rounds, and
     `l2_error`. Algorithms other than Local SGD have panels and files of their own, with their name.
     Each of several levels has its own files. The first coordinate is drawn, as in the tables; what is
-    not known (coverage without a truth) is left out. Many problems are spread over several files
+    unknown (coverage without a truth) is left out. Many problems are spread over several files
     (`coverage`, `coverage_2`, …); what is beyond `most` figures is left out, with a warning.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
       directory: where to save; made if it is not there.
       most: how many figures to draw.
-      warmup: rounds of warm-up of the cell that a row of `summarise` is from, which are marked.
+      warmup: rounds of warm-up, which are marked, of the cell that a row of `summarise` is from.
 
     Returns:
       The files.
@@ -408,15 +414,15 @@ def save_all(
     for name, draw in figures[:most]:
         paths += style.save(draw(), Path(directory) / name)
     if len(figures) > most:
-        left = f"the first {most} of {len(figures)} figures are drawn"
-        _log.warning("%s; plot fewer cells for the others (--cell PART)", left)
+        drawn = f"the first {most} of {len(figures)} figures are drawn"
+        _log.warning("%s; plot fewer cells for the others (--cell PART)", drawn)
     return paths
 
 
 def _figures(
     rows: Sequence[Row], warmup: Warmup = lambda row: 0
 ) -> Iterable[tuple[str, Callable[[], Figure]]]:
-    """Names, and what draws them: those that compare first, so that they are among the first."""
+    """Yield names and what draws them: figures that compare cells come first."""
     paths = _with_path(rows)
     known = [row for row in paths if row["l2_error"] is not None]
     errors = (
@@ -425,32 +431,32 @@ def _figures(
     )
     compared = sorted([*_schedule_figures(rows), *errors], key=lambda figure: figure[0])
     yield from ((name, draw) for _, name, draw in compared)
-    levels = unique(rows, "level")
+    levels = _unique(rows, "level")
     for level in levels:
         suffix = f"_{100 * level:g}" if len(levels) > 1 else ""
         here = [row for row in paths if row["level"] == level]
-        for key, group in grouped(here, "problem", "algorithm", "num_steps").items():
+        for key, group in _grouped(here, "problem", "algorithm", "num_steps").items():
             draw = functools.partial(along_rounds, group, _shared(group, warmup))
             yield _rounds_name(*key) + suffix, draw
 
 
 def _schedule_figures(rows: Sequence[Row]) -> Iterable[tuple[int, str, Callable[[], Figure]]]:
     last = [row for row in rows if row["save_round"] == row["num_rounds"]]
-    levels = unique(rows, "level")
+    levels = _unique(rows, "level")
     for level in levels:
         suffix = f"_{100 * level:g}" if len(levels) > 1 else ""
         here = [row for row in last if row["level"] == level]
         for measure in ("coverage", "length"):
             known = [row for row in here if row[measure] is not None]
             for page, name, part in _pages(measure + suffix, known):
-                settings = settings_of(part)
+                settings = _settings_of(part)
                 everyone = [r for r in here if (r["problem"], r["algorithm"]) in settings]
                 yield page, name, functools.partial(by_schedule, part, measure, everyone)
 
 
 def _pages(name: str, rows: Sequence[Row]) -> Iterable[tuple[int, str, list[Row]]]:
-    """Rows of a few problems and algorithms at a time, which is what fits on a page."""
-    groups = list(settings_of(rows).values())
+    """Yield the rows of as many problems and algorithms at a time as fit on a page."""
+    groups = list(_settings_of(rows).values())
     for page, first in enumerate(range(0, len(groups), _MOST_SETTINGS), start=1):
         part = [row for group in groups[first : first + _MOST_SETTINGS] for row in group]
         yield page, name if page == 1 else f"{name}_{page}", part
@@ -462,21 +468,21 @@ def _rounds_name(problem: str, algorithm: str, steps: int) -> str:
 
 
 def _with_path(rows: Sequence[Row]) -> list[Row]:
-    """Rows of cells that were read at more than one round."""
-    groups = grouped(rows, "problem", "algorithm", "schedule", "num_steps").values()
+    """Return the rows of cells that have more than one saved round."""
+    groups = _grouped(rows, "problem", "algorithm", "schedule", "num_steps").values()
     return [row for group in groups if len({r["save_round"] for r in group}) > 1 for row in group]
 
 
 def _shared(rows: Iterable[Row], warmup: Warmup) -> int | None:
-    """The rounds of warm-up that all cells have; None where they differ."""
-    found = {warmup(group[0]) for group in grouped(rows, "schedule").values()}
+    """Return the rounds of warm-up that all cells have; None if they differ."""
+    found = {warmup(group[0]) for group in _grouped(rows, "schedule").values()}
     return found.pop() if len(found) == 1 else None
 
 
 def _by_problem(rows: Sequence[Row], warmup: Warmup) -> Callable[[str], int | None]:
     longest = {
-        problem: [row for row in group if row["num_steps"] == max(unique(group, "num_steps"))]
-        for (problem,), group in grouped(rows, "problem").items()
+        problem: [row for row in group if row["num_steps"] == max(_unique(group, "num_steps"))]
+        for (problem,), group in _grouped(rows, "problem").items()
     }
     return lambda problem: _shared(longest[problem], warmup)
 
@@ -485,86 +491,145 @@ def _safe(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
-# Of the palette of `drawing`.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7")
-_CURVES = 4  # values of s that are drawn
-_POINTS = 200  # of the quantile plot
+def save_for_print(
+    source: Any,
+    directory: str | Path,
+    figure: str,
+    *,
+    format: str = "pdf",
+    width: str = "column",
+) -> Path:
+    """Save one figure in the width of a journal's column or page, in its font size.
 
-
-def save_fclt(check: FcltCheck, stem: str | Path) -> list[Path]:
-    """Draws an `FcltCheck` as PNG and PDF; returns the files written."""
-    return style.save(fclt_figure(check), Path(stem))
-
-
-@style.styled
-def fclt_figure(check: FcltCheck) -> Figure:
-    """Left, Cov(φ(r), φ(s)) against r for some s, with min(r, s) in grey; right, quantiles of φ(1).
-
-    The bars are two standard errors, as they would be for Brownian motion itself. The title on the
-    right has the p-value of a Kolmogorov-Smirnov test of normality.
+    Methods differ in colour, marker and line, so that the figure is legible in grey and with any colour
+    vision. A hollow mark is a coverage more than 2 standard errors from its level. The first level and
+    coordinate are drawn.
 
     Args:
-      check: from `fclt_check`.
+      source: `CellRows`, a sequence of them, or the results of a study.
+      directory: where to save; made if it is not there.
+      figure: "coverage" by schedule, or "tradeoff", length against the numbers that a client sends.
+      format: "pdf", "svg" or "png".
+      width: "column" or "page".
+
+    Returns:
+      The file, `<figure>_<width>.<format>`.
 
     Example::
 
-        save_fclt(check, "fclt")
+        save_for_print(cells, "figures", "tradeoff", width="page")
     """
-    figure, ((left, right),) = style.grid(1, 2, 1.15)
-    chosen = np.unique(np.linspace(0, len(check.grid) - 1, _CURVES).round().astype(int))
-    for i, color in zip(chosen, _COLOURS, strict=False):
-        _draw_covariance(left, check, int(i), color)
-    left.set_title("Covariance of φ(r) and φ(s)")
-    left.set_xlabel("Share r of the run, by Σ 1/E")
-    left.set_ylabel("Cov(φ(r), φ(s))")
-    left.set_ylim(bottom=0)
-    _draw_quantiles(right, check)
-    _fclt_legend(figure, [f"s = {check.grid[i]:.2f}" for i in chosen])
-    points, runs, d = check.process.shape
-    style.note(
-        figure,
-        f"{runs:,} replications of {plural(d, 'coordinate')}, at {plural(points, 'end')} of rounds. "
-        "Bars: 2 standard errors, as Brownian motion would have them.",
-    )
+    checks.choice("figure", figure, PRINTED)
+    checks.choice("format", format, PRINT_FORMATS)
+    checks.choice("width", width, tuple(style.WIDTHS))
+    first = [row for cell in cells_of(source) for row in first_coordinate(cell)]
+    last = [row for row in first if row["save_round"] == row["num_rounds"]]
+    needed = ("coverage",) if figure == "coverage" else ("length", "sent_over_c1")
+    known = [
+        row
+        for row in last
+        if row["level"] == last[0]["level"] and all(row[name] is not None for name in needed)
+    ]
+    if not known:
+        raise checks.refusal("figure", "be one that the rows can draw", figure)
+    path = Path(directory) / f"{figure}_{width}.{format}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with style.matplotlib().rc_context(style.PRINT):
+        # No dates, so that the same rows give the same bytes.
+        dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+        _draw_for_print(known, figure, width).savefig(path, metadata=dates[format])
+    return path
+
+
+def _draw_for_print(rows: Sequence[Row], kind: str, width: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    groups = _grouped(rows, "problem", "algorithm", "num_steps")
+    labels = method_labels(rows)
+    looks = style.method_looks(labels)
+    columns = min(len(groups), _PER_ROW[width])
+    columns = 2 if columns == 3 and len(groups) == 4 else columns
+    lines = math.ceil(len(groups) / columns)
+    inches = style.WIDTHS[width]
+    per_line = max(1, int(inches / (_HANDLE + _LETTER * max(map(len, labels.values())))))
+    extra = _LEGEND_LINE * (math.ceil(len(labels) / per_line) + (4 if width == "column" else 2))
+    figure = Figure((inches, _PANEL_HEIGHT * lines + extra), layout="constrained")
+    # All panels share the axis whose measure is the same everywhere.
+    share: dict[str, Any] = {"sharey": kind == "coverage", "sharex": kind == "tradeoff"}
+    axes = figure.subplots(lines, columns, squeeze=False, **share).ravel().tolist()
+    for axis, ((problem, algorithm, steps), group) in zip(axes, groups.items(), strict=False):
+        other = [] if algorithm == LOCAL_SGD else [algorithm]
+        axis.set_title(", ".join([problem, *other, f"{steps:,} steps"]))
+        (_draw_coverage if kind == "coverage" else _draw_tradeoff)(axis, group, looks)
+    for axis in axes[len(groups) :]:
+        axis.set_visible(False)
+    if kind == "tradeoff":  # with room at the sides, also if all schedules communicate alike
+        shares = [row["sent_over_c1"] for row in rows]
+        axes[0].set_xlim(min(shares) / 1.3, 1.3 * max(shares))
+        style.plain_log(axes[0].xaxis)
+    for i in range(0, len(groups), columns):
+        axes[i].set_ylabel("Coverage (%)" if kind == "coverage" else "Mean length")
+    figure.supxlabel(_print_note(rows, kind, width), fontsize=6, x=0.01, ha="left")
+    handles = [style.handle(look, kind == "tradeoff") for look in looks.values()]
+    figure.legend(handles, labels.values(), loc="outside upper left", ncols=per_line)
     return figure
 
 
-def _draw_covariance(axis: Axes, check: FcltCheck, i: int, color: str) -> None:
-    r = check.grid
-    line = np.append(0.0, r)
-    axis.plot(line, np.minimum(line, r[i]), color=style.GREY, linewidth=1, zorder=1)
-    axis.errorbar(
-        r,
-        check.covariance[i],
-        yerr=2 * check.standard_error[i],
-        color=color,
-        marker="o",
-        linestyle="none",
-        **style.BARS,
+def _print_note(rows: Sequence[Row], kind: str, width: str) -> str:
+    text = (
+        f"{rows[0]['coordinate']}, {100 * rows[0]['level']:g} % intervals, {_count(rows)} replications. "
+        f"Bars: {_BARS[kind]}. Hollow: coverage more than 2 standard errors from its level."
     )
+    if kind == "tradeoff":
+        text += " Numbers sent: models, and the gradients and Hessians that a method needs."
+    elif any(100 * row["coverage"] < _lowest(row["level"]) for row in rows):
+        text += f" {style.BELOW}"
+    return textwrap.fill(text, 74 if width == "column" else 160)
 
 
-def _draw_quantiles(axis: Axes, check: FcltCheck) -> None:
-    """Quantiles of φ(r)/√r at the last r, all coordinates together, against normal ones."""
-    values = np.sort(check.process[-1].ravel()) / np.sqrt(check.grid[-1])
-    share = (np.arange(min(_POINTS, values.size)) + 0.5) / min(_POINTS, values.size)
-    normal = ndtri(share)
-    axis.plot(normal, normal, color=style.GREY, linewidth=1, zorder=1)
-    observed = np.quantile(values, share)
-    axis.plot(normal, observed, "o", color=_COLOURS[0], markersize=2.5)
-    last = f"φ({check.grid[-1]:.2g})"
-    p = p_value(float(check.normality[-1]))
-    axis.set_title(f"{last} against normal: Kolmogorov-Smirnov p = {p}".replace("p = <", "p < "))
-    axis.set_xlabel("Standard normal quantile")
-    axis.set_ylabel(f"Quantile of {last}")
+def _lowest(level: float) -> float:
+    return max(0.0, 100 * level - style.DEEPEST)
 
 
-def _fclt_legend(figure: Figure, names: list[str]) -> None:
-    from matplotlib.lines import Line2D
+def _mark(row: Row, look: style.Look) -> dict[str, Any]:
+    """Return how to draw a row's point, hollow if its coverage is off its level."""
+    coverage, level = row["coverage"], row["level"]
+    error = math.sqrt(level * (1 - level) / row["n_ok"])
+    off = coverage is not None and abs(coverage - level) > 2 * error
+    face = "white" if off else look.color
+    return {"color": look.color, "marker": look.marker, "markerfacecolor": face}
 
-    entries = {
-        name: Line2D([], [], linestyle="none", marker="o", color=color)
-        for name, color in zip(names, _COLOURS, strict=False)
-    }
-    entries["Brownian motion"] = Line2D([], [], color=style.GREY, linewidth=1)
-    figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=1.8)
+
+def _draw_coverage(axis: Axes, rows: Sequence[Row], looks: dict[str, style.Look]) -> None:
+    """Draw schedules side by side, methods next to one another."""
+    level, schedules = rows[0]["level"], _unique(rows, "schedule")
+    floor = _lowest(level)
+    style.nominal(axis, level, max(row["n_ok"] for row in rows))
+    for row in rows:
+        i, look = list(looks).index(row["method"]), looks[row["method"]]
+        x = schedules.index(row["schedule"]) + 0.7 * ((i + 0.5) / len(looks) - 0.5)
+        y, low, high = (100 * row[f"coverage{end}"] for end in ("", "_low", "_high"))
+        if y < floor:
+            style.below(axis, x, floor, y, look.color)
+            continue
+        bars = [[y - max(low, floor)], [high - y]]
+        axis.errorbar([x], [y], yerr=bars, **style.PRINT_BARS, **_mark(row, look))
+    axis.set_xticks(range(len(schedules)), schedules)
+    axis.set_xlim(-0.5, len(schedules) - 0.5)
+    axis.tick_params(axis="x", length=0)
+
+
+def _draw_tradeoff(axis: Axes, rows: Sequence[Row], looks: dict[str, style.Look]) -> None:
+    """Draw mean length against numbers sent over those of plain Local SGD under C1, a line per method."""
+    for (method,), group in _grouped(rows, "method").items():
+        look, line = looks[method], sorted(group, key=lambda row: row["sent_over_c1"])
+        x, y = [row["sent_over_c1"] for row in line], [row["length"] for row in line]
+        axis.plot(x, y, color=look.color, linestyle=look.dashes, zorder=2)
+        for row in line:
+            bars = 1.96 * (row["length_mcse"] or 0.0)
+            at = ([row["sent_over_c1"]], [row["length"]])
+            axis.errorbar(*at, yerr=bars, zorder=3, **style.PRINT_BARS, **_mark(row, look))
+    axis.set(xscale="log")
+    style.plain_log(axis.yaxis)
+    axis.tick_params(labelbottom=True)
+    axis.set_xlabel("Numbers sent per client / Local SGD's under C1")

@@ -1,11 +1,11 @@
-"""The house style of the figures: palette, panels, legend, axes."""
+"""The style of all figures, on a screen and in print: palette, panels, legend, axes."""
 
 from __future__ import annotations
 
 import functools
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Okabe and Ito's palette, which people with any colour vision can tell apart; no yellow on white.
+# Okabe and Ito's palette, distinct with any colour vision; without yellow, which is faint on white.
 COLOURS = ("#000000", "#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 GREY, _BAND = "#808080", "#EFEFEF"
@@ -32,7 +33,7 @@ _LOG_TICKS = (
     (1000, (1.0, 3.0)),
     (math.inf, (1.0,)),
 )
-STYLE = {
+SCREEN = {
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
@@ -57,17 +58,30 @@ STYLE = {
     "pdf.fonttype": 42,
     "savefig.dpi": 200,
 }
-
-
-DEEPEST = 20.0  # points below its level that an axis of coverages goes; what is lower is marked
+PRINT = SCREEN | {
+    "font.size": 7,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 6.5,
+    "lines.markersize": 3.6,
+    "lines.linewidth": 0.9,
+    "savefig.dpi": 600,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "jaxlsgd",
+}
+WIDTHS = {"column": 3.35, "page": 6.9}  # inches, in print
+DEEPEST = 20.0  # points below the level at which an axis of coverages ends; what is lower is marked
 BELOW = "Triangles: below the axis, with the (lowest) coverage."
 # Caps are wider than markers, so that a short bar shows as well.
 BARS: dict[str, Any] = {"elinewidth": 1.1, "capsize": 4.0, "capthick": 1.0, "markersize": 4.5}
+PRINT_BARS: dict[str, Any] = {"elinewidth": 0.8, "capsize": 2.6, "capthick": 0.7}
 _DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 2)), (0, (1, 1)))
 
 
 class Look(NamedTuple):
-    """How a schedule or a method is drawn, everywhere the same."""
+    """How a schedule or a method is drawn, in every figure."""
 
     color: str
     marker: str
@@ -75,7 +89,7 @@ class Look(NamedTuple):
 
 
 def matplotlib() -> Any:
-    """Matplotlib, which is an extra."""
+    """Return Matplotlib, which is an extra."""
     try:
         import matplotlib
     except ImportError as error:
@@ -84,26 +98,26 @@ def matplotlib() -> Any:
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Makes a function draw in the house style."""
+    """Make a function draw in the style for a screen."""
 
     @functools.wraps(draw)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        with matplotlib().rc_context(STYLE):
+        with matplotlib().rc_context(SCREEN):
             return draw(*args, **kwargs)
 
     return wrapper
 
 
 def looks(schedules: Iterable[str]) -> dict[str, Look]:
-    """Looks by schedule: the paper's five have fixed ones, others take the rest."""
-    others = [name for name in dict.fromkeys(schedules) if name not in PAPER_SCHEDULES]
-    place = {name: i for i, name in enumerate((*PAPER_SCHEDULES, *others))}
-    return {name: _look(i) for name, i in place.items()}
+    """Return looks by schedule: the paper's five have fixed ones, others take the rest."""
+    names = list(dict.fromkeys(schedules))
+    order = list(dict.fromkeys((*PAPER_SCHEDULES, *names)))
+    return {name: _look(order.index(name)) for name in names}
 
 
-def method_looks(count: int) -> list[Look]:
-    """As many looks, for methods in their order."""
-    return [_look(i) for i in range(count)]
+def method_looks(methods: Iterable[str]) -> dict[str, Look]:
+    """Return looks by method, in their order."""
+    return {name: _look(i) for i, name in enumerate(methods)}
 
 
 def _look(i: int) -> Look:
@@ -114,7 +128,7 @@ def _look(i: int) -> Look:
 def grid(
     rows: int, columns: int, wide: float = 1.0, **share: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """An empty figure of equal panels, so many times as wide as usual, and a legend on the right."""
+    """Return an empty figure of equal panels, `wide` times the usual width, with room for a legend."""
     from matplotlib.figure import Figure
 
     size = (wide * _PANEL[0] * columns + _LEGEND, _PANEL[1] * rows + _NOTE)
@@ -124,7 +138,7 @@ def grid(
 
 
 def nominal(axis: Axes, level: float, replications: int | None = None) -> None:
-    """A dashed line at the nominal level, and a band for Monte-Carlo error where coverage is exact."""
+    """Draw a dashed line at the level, and the band of Monte-Carlo errors that exact coverage would have."""
     from matplotlib.ticker import MaxNLocator
 
     axis.axhline(100 * level, color="black", linestyle=DASHES, linewidth=0.8, zorder=1)
@@ -135,7 +149,7 @@ def nominal(axis: Axes, level: float, replications: int | None = None) -> None:
 
 
 def plain_log(axis: XAxis | YAxis) -> None:
-    """A logarithmic axis with few ticks, written as plain numbers."""
+    """Make an axis logarithmic, with few ticks, written as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
@@ -150,8 +164,10 @@ def _plain_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.6g}"
 
 
-def line(axis: Axes, x: Any, y: Any, look: Look, order: int, count: int) -> None:
-    """One of several lines: later ones are thinner and have gaps, so that coincident ones show.
+def line(
+    axis: Axes, x: Sequence[float], y: Sequence[float], look: Look, order: int, count: int
+) -> None:
+    """Draw one of several lines: later ones are thinner and have gaps, so that coincident ones show.
 
     Args:
       axis: where to draw.
@@ -171,23 +187,16 @@ def line(axis: Axes, x: Any, y: Any, look: Look, order: int, count: int) -> None
     axis.plot([x[i] for i in every], [y[i] for i in every], markersize=size, **marks, **edge)
 
 
-def band(axis: Axes, x: Any, y: Any, half: Any, color: str) -> None:
-    """A band around a line."""
+def band(
+    axis: Axes, x: Sequence[float], y: Sequence[float], half: Sequence[float], color: str
+) -> None:
+    """Draw a band around a line."""
     low, high = ([a + sign * b for a, b in zip(y, half, strict=True)] for sign in (-1, 1))
     axis.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=1)
 
 
 def below(axis: Axes, x: float, floor: float, value: float, color: str, stacked: int = 0) -> None:
-    """A mark at the bottom of an axis for what is below it, with its number.
-
-    Args:
-      axis: where to draw.
-      x: where it is along x.
-      floor: the bottom of the axis.
-      value: what is below it.
-      color: its colour.
-      stacked: how many numbers there are below this one already.
-    """
+    """Mark a value below the bottom `floor` of an axis there, with its number above `stacked` others."""
     axis.plot([x], [floor], color=color, marker="v", markersize=5, clip_on=False, zorder=4)
     place: dict[str, Any] = {"xytext": (0, 5 + 8 * stacked), "textcoords": "offset points"}
     axis.annotate(f"{value:.0f}", (x, floor), ha="center", fontsize=7, color=color, **place)
@@ -202,17 +211,13 @@ def legend(
     band: bool = False,
     warmup: bool = False,
 ) -> None:
-    """One legend for all panels, to the right of them."""
+    """Add one legend for all panels, to the right of them."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     entries: dict[str, Any] = {}
     for name, look in looks.items():
-        style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4.5}
-        dashes = look.dashes if lines else "none"
-        entries[textwrap.fill(name, 22, break_long_words=False)] = Line2D(
-            [], [], linestyle=dashes, **style
-        )
+        entries[textwrap.fill(name, 22, break_long_words=False)] = handle(look, lines, 4.5)
     if level is not None:
         dashes = Line2D([], [], color="black", linestyle=DASHES, linewidth=0.8)
         entries[f"nominal {100 * level:g} %"] = dashes
@@ -223,25 +228,33 @@ def legend(
     figure.legend(entries.values(), entries.keys(), loc="outside right upper", handlelength=2.6)
 
 
+def handle(look: Look, line: bool, size: float | None = None) -> Line2D:
+    """Return a legend's entry: the marker, on a piece of the line if there is one."""
+    from matplotlib.lines import Line2D
+
+    dashes = look.dashes if line else "none"
+    return Line2D([], [], color=look.color, marker=look.marker, markersize=size, linestyle=dashes)
+
+
 def hollow(axis: Axes, x: float, y: float, look: Look) -> None:
-    """A hollow marker: a second value of a point."""
+    """Draw a hollow marker: a second value of a point."""
     style: dict[str, Any] = {"marker": look.marker, "color": look.color}
     axis.plot([x], [y], linestyle="none", markerfacecolor="none", **style)
 
 
 def note(figure: Figure, *parts: str) -> None:
-    """Lines below all panels, if there is something to say."""
+    """Write lines below all panels, leaving empty ones out."""
     width = int(figure.get_figwidth() * 16)  # characters, at this size
     if lines := [textwrap.fill(part, width) for part in parts if part]:
         figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Saves a figure as PNG and PDF; the same figure gives the same bytes."""
+    """Save a figure as PNG and PDF; the same figure gives the same bytes."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
-    with matplotlib().rc_context(STYLE):
+    with matplotlib().rc_context(SCREEN):
         figure.savefig(paths[0])
-        figure.set_layout_engine("none")  # laid out once, which takes as long as drawing
+        figure.set_layout_engine("none")  # places are kept: finding them takes as long as drawing
         figure.savefig(paths[1], metadata={"CreationDate": None})
     return paths

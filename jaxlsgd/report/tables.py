@@ -1,18 +1,19 @@
-"""Which rows of a study to show, by the names that people know them by."""
+"""Tables of a study's measures, for people and for programs: start reading at `render`.
+
+`Selection` chooses rows by the names of problems, schedules, methods, levels and coordinates.
+"""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from jaxlsgd.analysis import failures
-from jaxlsgd.analysis import measures as measures_lib
 from jaxlsgd.analysis.measures import (
+    BRACKETS,
     COUNTS,
     DIFFERENT,
     EXACT,
@@ -21,21 +22,25 @@ from jaxlsgd.analysis.measures import (
     NO_TRUTH,
     NUMBERS,
     SHARE,
+    TRUTH,
+    columns_for_people,
+    cost_notes,
+    differences,
+    no_truth,
+    summarise,
+    truth_notes,
+    withheld_notes,
 )
 from jaxlsgd.analysis.moments import Row
-from jaxlsgd.core import checks, display
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.display import error_decimals, percent, with_error
+from jaxlsgd.core.display import WIDTH, Table, error_decimals, percent, with_error
 from jaxlsgd.core.rows import CellRows
 
 ALL = "all"
-_NAMED = {
-    "problems": "problem",
-    "schedules": "schedule",
-    "methods": "method",
-    "levels": "level",
-}  # fields and the columns they choose by
+# Fields of a selection, and the columns that they choose by.
+_NAMED = {"problems": "problem", "schedules": "schedule", "methods": "method", "levels": "level"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Selection:
     coordinate: str | None = None
 
     def check(self, cells: Sequence[CellRows]) -> None:
-        """Refuses a name that no cell has, and offers the nearest."""
+        """Refuse a name that no cell has, and suggest the nearest."""
         if not cells:
             return
         known = {
@@ -78,11 +83,11 @@ class Selection:
             checks.choice("coordinate", self.coordinate, _unique(names))
 
     def cells(self, cells: Iterable[CellRows]) -> list[CellRows]:
-        """The cells of the problems."""
+        """Return the cells of the chosen problems."""
         return [cell for cell in cells if not self.problems or cell.problem in self.problems]
 
     def keeps(self, row: Row, first: str) -> bool:
-        """Whether a row is shown, where `first` is the first coordinate of its method."""
+        """Return whether a row is shown; `first` is the first coordinate of its method."""
         wanted = self.coordinate or first
         return wanted in (ALL, row["coordinate"]) and all(
             not getattr(self, field) or row[column] in getattr(self, field)
@@ -91,13 +96,7 @@ class Selection:
 
 
 def sort_rows(rows: Sequence[Row], column: str | None, descending: bool = False) -> list[Row]:
-    """Rows by a column, what is not known last; as they are where there is no column.
-
-    Args:
-      rows: rows with the same columns.
-      column: the column to sort by.
-      descending: whether the largest is first.
-    """
+    """Return rows sorted by a column, unknown values last, or as they are if the column is None."""
     if column is None or not rows:
         return list(rows)
     checks.choice(
@@ -115,10 +114,10 @@ def _unique(values: Iterable[Any]) -> list[Any]:
 FORMATS = ("text", "markdown", "csv", "latex", "json")
 SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
 EVERYTHING = Selection()
-# What a text does without so as to be narrow, in this order, and what it is cut into parts by.
+# Columns that a text table leaves out to be narrow, in this order, and those it is cut into parts by.
 _SPARED = ("rmse", "bias", "model_se_error", "num_rounds", "why", "n_floored")
 _PARTED = ("problem", "algorithm", "level", "num_steps", "schedule")
-_LAYOUTS = {"text": display.text, "markdown": display.markdown, "latex": display.latex}
+_FOR_PEOPLE = {"text": Table.text, "markdown": Table.markdown, "latex": Table.latex}
 _SHARES = (
     "coverage",
     "coverage_all",
@@ -131,7 +130,6 @@ _PERCENT = (*_SHARES, "chance", "model_se_error")
 _HEADINGS = {
     "num_steps": "steps",
     "num_rounds": "rounds",
-    "bias": "bias",
     "save_round": "at round",
     "save_steps": "at step",
     "empirical_se": "empirical SE",
@@ -183,14 +181,11 @@ _NOTES = {
 
 
 def cells_of(source: Any) -> list[CellRows]:
-    """The cells of what a user has: rows, a sequence of them, or the results of a study."""
+    """Return the cells of `CellRows`, of a sequence of them, or of the results of a study."""
     if isinstance(source, CellRows):
         return [source]
-    if hasattr(source, "read_all"):
-        source = source.read_all()
-    elif hasattr(source, "cells") and hasattr(source, "read"):
-        source = [source.read(cell) for cell in source.cells()]
-    cells = [cell for cell in source if cell is not None]
+    found = source.read_all() if hasattr(source, "read_all") else source
+    cells = [cell for cell in found if cell is not None]
     if not all(isinstance(cell, CellRows) for cell in cells):
         raise refusal("cells", "be CellRows or the results of a study", source)
     return cells
@@ -205,23 +200,24 @@ def render(
     sort: str | None = None,
     descending: bool = False,
 ) -> str:
-    """A study's measures as a table.
+    """Return a study's measures as a table.
 
     Text, Markdown and LaTeX are for people: the last saved round, the first coordinate, the usual
-    measures as `value (standard error)`, and counts. The algorithm is named where it is not Local
-    SGD. Where runs failed, coverage with failures as misses is added, and why they failed. A coverage
-    whose standard error is 0 has its 95 % Wilson interval in brackets instead. A note says how well a truth
-    is known that was estimated, and warns if its error is above a tenth of an interval's. Text leaves measures out
-    until it fits 100 columns, and says which, unless they are asked for, and comes in parts where that is
-    not enough. CSV and JSON are for
-    programs: every saved round, coordinate and measure in plain columns, a missing number as an empty
-    field or null.
+    measures as `value (standard error)`, and counts. The algorithm is named if it is not Local SGD.
+    If runs failed, the table also has the coverage that counts failures as misses, and their causes.
+    A coverage whose standard error is 0 has its 95 % Wilson interval in brackets instead. A note gives
+    the error of a truth that was estimated, and warns if it is above a tenth of an interval's. Unless
+    measures are named, text leaves some out until it fits 100 columns, with a note of which, and is cut
+    into parts if that is not enough.
+
+    CSV and JSON are for programs: every saved round, coordinate and measure in plain columns, a missing
+    number as an empty field or null.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
       format: "text", "markdown", "latex", "csv" or "json".
       selection: problems, schedules, methods, levels and coordinate to show.
-      measures: names out of `jaxlsgd.analysis.measures.MEASURES`; None as above.
+      measures: names from `jaxlsgd.analysis.measures.MEASURES`; chosen as above if None.
       sort: column to sort by; the order of the study if None.
       descending: whether the largest is first.
 
@@ -236,14 +232,14 @@ def render(
     checks.choice("format", format, FORMATS)
     for name in measures or ():
         checks.choice("measure", name, MEASURES)
-    people = format in _LAYOUTS
+    people = format in _FOR_PEOPLE
     cells = cells_of(source)
     selection.check(cells)
     chosen = _for_format(selection, people)
     rows = [
         row
         for cell in chosen.cells(cells)
-        for row in measures_lib.summarise(cell, last_only=people)
+        for row in summarise(cell, last_only=people)
         if chosen.keeps(row, cell.coordinates[row["method"]][0])
     ]
     rows = sort_rows(rows, sort, descending)
@@ -251,12 +247,12 @@ def render(
         return _machine(rows, _plain_columns(measures), format)
     if format == "text" and measures is None:
         *parts, last = _narrow(rows)
-        return "\n".join(map(display.text, (*parts, _with_notes(last, rows))))
-    return _LAYOUTS[format](_with_notes(for_people(rows, measures), rows))
+        return "\n".join(map(Table.text, (*parts, _with_notes(last, rows))))
+    return _FOR_PEOPLE[format](_with_notes(for_people(rows, measures), rows))
 
 
 def _for_format(selection: Selection, people: bool) -> Selection:
-    """People get the first coordinate, programs all of them, unless one is named."""
+    """Choose all coordinates for programs unless one is named; people get the first."""
     if people or selection.coordinate is not None:
         return selection
     return dataclasses.replace(selection, coordinate=ALL)
@@ -271,7 +267,7 @@ def render_differences(
     sort: str | None = None,
     descending: bool = False,
 ) -> str:
-    """Paired differences of every schedule and method from a reference, as a table.
+    """Return paired differences of every schedule and method from a reference, as a table.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
@@ -293,18 +289,18 @@ def render_differences(
     checks.choice("format", format, FORMATS)
     cells = cells_of(source)
     selection.check(cells)
-    people = format in _LAYOUTS
+    people = format in _FOR_PEOPLE
     chosen = _for_format(selection, people)
-    rows = measures_lib.differences(chosen.cells(cells), reference)
+    rows = differences(chosen.cells(cells), reference)
     first = rows[0]["coordinate"] if rows else ""
     rows = sort_rows([row for row in rows if chosen.keeps(row, first)], sort, descending)
     where = (*_COMPARED_WHERE, "reference_schedule", "reference_method")
     if not people:
         columns = [c for name in _COMPARED for c in (name, f"{name}_mcse")]
         return _machine(rows, [*where, "n_pairs", *columns], format)
-    hidden = set(IDENTITY) - set(measures_lib.columns_for_people(rows))
+    hidden = set(IDENTITY) - set(columns_for_people(rows))
     where = tuple(name for name in where if name not in hidden)
-    return _LAYOUTS[format](tabulate(rows, where, _COMPARED, ("n_pairs",)))
+    return _FOR_PEOPLE[format](tabulate(rows, where, _COMPARED, ("n_pairs",)))
 
 
 def _plain_columns(measures: Sequence[str] | None) -> list[str]:
@@ -314,79 +310,62 @@ def _plain_columns(measures: Sequence[str] | None) -> list[str]:
         suffixes += ["_low", "_high"] if name.startswith("coverage") else []
         names += [name + suffix for suffix in suffixes]
     judged = set(measures or MEASURES) & set(_JUDGED)
-    return [*names, *measures_lib.TRUTH, "cost", *(["withheld"] if judged else [])]
+    return [*names, *TRUTH, "cost", *(["withheld"] if judged else [])]
 
 
 def _machine(rows: Iterable[Row], columns: Sequence[str], format: str) -> str:
+    if format == "csv":
+        return Table.of(rows, columns).csv()
     records = [{name: row[name] for name in columns} for row in rows]
-    if format == "json":
-        return json.dumps(records, indent=1, allow_nan=False) + "\n"
-    return to_csv(records, columns)
-
-
-def to_csv(records: Iterable[Row], columns: Sequence[str]) -> str:
-    """Records as CSV with the given columns; None is an empty field, floats keep every digit."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: inert(value) for key, value in row.items()} for row in records)
-    return stream.getvalue()
-
-
-def inert(value: Any) -> Any:
-    """Text that a spreadsheet would run as a formula, quoted as spreadsheets do."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
+    return json.dumps(records, indent=1, allow_nan=False) + "\n"
 
 
 def for_people(
     rows: Sequence[Row],
     measures: Sequence[str] | None = None,
     without: Collection[str] = (),
-) -> display.Table:
-    """Rows of the last round as the table that `render` lays out, without some of the columns."""
+) -> Table:
+    """Return rows of the last round as the table that people see, without some of the columns."""
     failed = any(row["n_failed"] for row in rows)
     floored = ("n_floored",) if any(row["n_floored"] for row in rows) else ()
     shown = tuple(measures or SHOWN)
     if measures is None and failed:
         shown = ("coverage", "coverage_all", *SHOWN[1:])
-    why = ("why",) if failed else ()
-    told = [row | {"why": _why(row)} for row in rows]
-    columns = measures_lib.columns_for_people(rows), shown, ("n_ok", "n_failed", *why, *floored)
+    causes = ("why",) if failed else ()
+    columns = columns_for_people(rows), shown, ("n_ok", "n_failed", *causes, *floored)
     where, shown, counts = (tuple(x for x in part if x not in without) for part in columns)
-    table = tabulate(told, where, shown, counts)
-    why = measures_lib.withheld_notes(rows) if set(shown) & set(_JUDGED) else []
-    return table._replace(notes=(*table.notes, *why))
+    table = tabulate([row | {"why": _why(row)} for row in rows], where, shown, counts)
+    withheld = withheld_notes(rows) if set(shown) & set(_JUDGED) else []
+    return table._replace(notes=(*table.notes, *withheld))
 
 
-def with_costs(table: display.Table, rows: Sequence[Row]) -> display.Table:
-    """A table with what its methods cost below it."""
-    return table._replace(notes=(*table.notes, *measures_lib.cost_notes(rows)))
+def with_costs(table: Table, rows: Sequence[Row]) -> Table:
+    """Add notes on what the methods cost."""
+    return table._replace(notes=(*table.notes, *cost_notes(rows)))
 
 
-def _with_notes(table: display.Table, rows: Sequence[Row]) -> display.Table:
-    """A table with how well its truths are known, and what its methods cost, below it."""
-    notes = (*table.notes, *measures_lib.truth_notes(rows))
+def _with_notes(table: Table, rows: Sequence[Row]) -> Table:
+    """Add notes on the errors of estimated truths, and on what the methods cost."""
+    notes = (*table.notes, *truth_notes(rows))
     return with_costs(table._replace(notes=notes), rows)
 
 
-def _narrow(rows: Sequence[Row]) -> list[display.Table]:
-    """The table without as many measures as make it fit, and in parts where that is not enough."""
+def _narrow(rows: Sequence[Row]) -> list[Table]:
+    """Leave measures out until the table fits, and cut it into parts if that is not enough."""
     table, without = for_people(rows), []
     for name in _SPARED:
-        if display.width(table) <= display.WIDTH:
+        if table.width <= WIDTH:
             break
-        if _HEADINGS.get(name, name) in table.header:
+        if _heading(name) in table.header:
             without.append(name)
             table = for_people(rows, without=without)
-    if left := [_HEADINGS[name].removesuffix(" %") for name in without if name in SHOWN]:
-        more = (
-            f"Left out, to be narrow: {', '.join(left)}. Ask for measures to see them (--measure)."
-        )
+    if left := [_heading(name).removesuffix(" %") for name in without if name in SHOWN]:
+        more = f"Left out for width: {', '.join(left)}. Name measures to see them (--measure)."
         table = table._replace(notes=(*table.notes, more))
     if "why" in without:
         table = table._replace(notes=(*table.notes, "Why runs failed: see jaxlsgd failures."))
     several = [name for name in _PARTED if len({row[name] for row in rows}) > 1]
-    if display.width(table) <= display.WIDTH or not several:
+    if table.width <= WIDTH or not several:
         return [table]
     groups: dict[Any, list[Row]] = {}
     for row in rows:
@@ -404,12 +383,12 @@ def _why(row: Row) -> str:
 
 def tabulate(
     rows: Sequence[Row], where: Sequence[str], shown: Sequence[str], counts: Sequence[str]
-) -> display.Table:
-    """Rows as a table: what is the same in every row goes to the title, the rest into columns.
+) -> Table:
+    """Return rows as a table: what is the same in every row goes to the title, the rest into columns.
 
     Args:
       rows: what to show.
-      where: columns that tell rows apart.
+      where: columns that identify rows.
       shown: measures, each with its `_mcse`.
       counts: columns to show as they are.
     """
@@ -418,26 +397,30 @@ def tabulate(
     columns = [[_plain(row[name]) for row in rows] for name in keys]
     columns += [_number_column(rows, name) for name in shown]
     columns += [[_plain(row[name]) for row in rows] for name in counts]
-    title = ", ".join(f"{_HEADINGS.get(name, name)} {_plain(rows[0][name])}" for name in same)
+    title = ", ".join(f"{_heading(name)} {_plain(rows[0][name])}" for name in same)
     notes = [note for name, note in _NOTES.items() if name in ("", *shown, *counts)]
     notes += _special_notes(rows, shown)
-    return display.Table(
+    return Table(
         title=title,
-        header=[_HEADINGS.get(name, name) for name in (*keys, *shown, *counts)],
+        header=[_heading(name) for name in (*keys, *shown, *counts)],
         lines=[list(line) for line in zip(*columns, strict=True)],
         left=tuple(i for i, name in enumerate(keys) if name not in NUMBERS),
         notes=tuple(notes) if rows else ("No rows yet.",),
     )
 
 
+def _heading(name: str) -> str:
+    return _HEADINGS.get(name, name)
+
+
 def _special_notes(rows: Sequence[Row], shown: Sequence[str]) -> list[str]:
-    """Notes on what some rows alone have."""
+    """Return notes on what only some rows have."""
     shares = [name for name in shown if name in _SHARES]
     certain = any(row[f"{name}_mcse"] == 0 for row in rows for name in shares)
-    notes = [measures_lib.BRACKETS] if certain else []
+    notes = [BRACKETS] if certain else []
     if not all(row.get("same_replications", True) for row in rows):
         notes.append(DIFFERENT)
-    if "coverage" in shown and measures_lib.no_truth(rows):
+    if "coverage" in shown and no_truth(rows):
         notes.append(NO_TRUTH)
     return notes
 
@@ -447,7 +430,7 @@ def _plain(value: Any) -> str:
 
 
 def _number_column(rows: Sequence[Row], name: str) -> list[str]:
-    if name == "numbers_sent":  # counts, which have all their digits
+    if name == "numbers_sent":  # a count, shown with all its digits
         return ["-" if (x := row[name]) is None else f"{x:,.0f}" for row in rows]
     factor = 100 if name in _PERCENT or name == "coverage_difference" else 1
     pairs = [(_times(row[name], factor), _times(row.get(f"{name}_mcse"), factor)) for row in rows]
@@ -458,7 +441,7 @@ def _number_column(rows: Sequence[Row], name: str) -> list[str]:
 
 
 def _decimals(errors: Sequence[float]) -> int | None:
-    """One number of decimals per column, so that the decimal points line up."""
+    """Return one number of decimals per column, so that the decimal points line up."""
     if not errors:
         return None
     usual = error_decimals(statistics.median(errors))

@@ -1,1 +1,4 @@
-"""The front doors: `simulate` for many replications, `fit` for one."""
+"""The two functions that run algorithms: `simulate` for many replications, `fit` for one.
+
+`cell` has what both are given, checked, and the way from measurements to rows. Start reading at `simulate`.
+"""

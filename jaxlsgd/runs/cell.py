@@ -1,4 +1,4 @@
-"""From measurements to rows: half-widths, and what became of each replication."""
+"""A cell: problem, plan, methods and algorithm, checked; and the way from its measurements to rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from jaxlsgd.schedules import Plan
 
 
 class Growth(NamedTuple):
-    """How much worse the loss is than at x_0; see `engine.probe`."""
+    """Growth of the loss relative to x_0; see `engine.probe`."""
 
     estimate: np.ndarray  # (R,) at a method's estimates
     path: np.ndarray | float = (
@@ -52,7 +52,7 @@ def method_rows(
     levels: tuple[float, ...],
     growth: Growth,
 ) -> MethodRows:
-    """The rows of one method at a saved round; half-widths are multiplier times scale.
+    """Return the rows of one method at a saved round; half-widths are multiplier times scale.
 
     Args:
       method: the method.
@@ -64,7 +64,7 @@ def method_rows(
     estimate, scale = np.asarray(found.estimate), np.asarray(found.scale)
     half = np.stack([_multiplier(method, level, plan, found) * scale for level in levels])
     floored = np.asarray(found.floored).astype(bool)
-    if plan.num_rounds == 1:  # of one round, some methods have no estimate either
+    if plan.num_rounds == 1:  # too few for an estimate of some methods
         cause = causes(estimate, half, floored, growth.estimate)
         cause[cause == Cause.NON_FINITE] = Cause.UNDEFINED
     else:
@@ -73,7 +73,7 @@ def method_rows(
 
 
 def _multiplier(method: Estimator, level: float, plan: Plan, found: Measurement) -> np.ndarray:
-    """Returns the critical value of a level; refuses one that does not fit the scale."""
+    """Return the critical value of a level; refuse one that does not fit the scale."""
     multiplier, scale = method.law.multiplier, np.shape(found.scale)
     with blaming(multiplier, f"`law.multiplier` of method {method.name!r}"):
         value = multiplier(level, plan, found.detail)
@@ -95,7 +95,7 @@ def _multiplier(method: Estimator, level: float, plan: Plan, found: Measurement)
 def growths(
     problem: Problem, dtype: str, methods: Sequence[Estimator], found: dict[str, Measurement]
 ) -> dict[str, Growth]:
-    """By method, how much worse the loss is at its estimates than at x_0."""
+    """Return by method the growth of the loss at its estimates."""
     known: dict[bytes, np.ndarray] = {}  # most methods share one estimate
 
     def at(x: np.ndarray) -> np.ndarray:
@@ -113,14 +113,14 @@ def growths(
         if one.path is None or sound.all():
             return growth
         path = np.asarray(one.path, np.float64)
-        # A path that is not finite is not sound, whatever its loss.
+        # A path that is not finite has failed, whatever its loss.
         return growth._replace(path=np.where(np.isfinite(path).all(-1), at(path), np.nan))
 
     return {method.name: of(method) for method in methods}
 
 
 def _parameters(problem: Problem, method: Estimator, estimate: np.ndarray) -> np.ndarray:
-    """(R, d): the estimates; of contrasts, the parameters nearest to x_0 that have them."""
+    """Return the estimates, (R, d); for contrasts, the parameters nearest to x_0 that have these."""
     if not method.contrasts:
         return estimate
     R, start = np.asarray(method.contrasts), np.asarray(flatten(problem.init), np.float64)
@@ -130,20 +130,20 @@ def _parameters(problem: Problem, method: Estimator, estimate: np.ndarray) -> np
 
 DTYPES = ("float32", "float64")
 LOCAL_SGD = local_sgd()
-# Of those that hold their level, the shortest, which judges the others, and the best around ȳ.
+# The shortest that keeps its level, which judges the others, and the best one around ȳ.
 METHODS = (one_step(), plug_in("finite"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cell:
-    """All that decides a cell's rows but the replications.
+    """Everything that determines a cell's rows except the replications.
 
     Args:
       problem: the problem.
       plan: the plan to run.
       methods: interval methods with distinct names.
       levels: confidence levels in (0, 1).
-      save_at: rounds at which intervals are wanted; the last round is always among them.
+      save_at: rounds at which to read the intervals; the last is always read.
       dtype: "float32" or "float64".
       algorithm: the federated algorithm. Anything but Local SGD is outside the theory: intervals are
         then measured, not promised.
@@ -186,25 +186,25 @@ class Cell:
         return loop_for("cpu", self.problem, self.algorithm).rooms
 
     def check_plan(self) -> None:
-        """Refuses a plan that a method, or its law at a level, cannot do with."""
+        """Refuse a plan that does not suit a method, or its law at a level."""
         for method in self.methods:
             method.check_plan(self.plan)
             with blaming(method.law.multiplier, f"`law.multiplier` of method {method.name!r}"):
                 method.law.check(self.levels, self.plan)
 
     def laid_out(self, rooms: tuple[int, ...]) -> Layout:
-        """The plan as calls of programs with such rooms."""
+        """Return the plan as calls of programs with these rooms."""
         return self.layout if rooms == self._rooms else lay_out(self.plan, self.save_at, rooms)
 
     def laid_out_whole(self, rooms: tuple[int, ...]) -> Whole:
-        """The plan as calls of a lane; kept, as all tiles of a cell have the same."""
+        """Return the plan as calls of a lane, cached for all tiles of the cell."""
         if rooms not in self._whole:
             self._whole[rooms] = lay_out_whole(self.plan, self.layout.save_at, rooms)
         return self._whole[rooms]
 
     @property
     def shared(self) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
-        """What cells that run together have in common; they differ in plan, levels and saves."""
+        """What cells that run together must have in common; they may differ in plan, levels and saves."""
         return self.problem, self.methods, self.algorithm, self.dtype
 
     @property
@@ -215,7 +215,7 @@ class Cell:
         return len(self.layout.save_at) * sum(numbers * count + 2 for count in counts)
 
     def with_rows(self, rows: dict[str, MethodRows]) -> CellRows:
-        """Puts rows together with what is known of the cell's truth and plan."""
+        """Return rows together with the cell's truth, plan and costs."""
         saves = self.layout.save_at
         steps = tuple(int(self.plan.ends[m - 1]) for m in saves)
         what = self.problem, self.plan
@@ -253,11 +253,11 @@ class Cell:
         return next((method for method in self.methods if method.judges), None)
 
     def outside(self) -> str:
-        """Why the cell is outside what verdicts were measured on, in words; "" if it is inside."""
+        """Return in words why the cell is outside the range in which verdicts were measured; "" if it is inside."""
         return verdict.outside(self.algorithm, self.problem, self.plan)
 
     def withheld(self) -> dict[str, str]:
-        """By method, why no verdict is given on it; nothing for those that are judged."""
+        """Return by method why no verdict is given on it; methods that are judged are left out."""
         judge = self.judge
         if judge is None:
             return {}
@@ -272,18 +272,18 @@ class Cell:
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """A sequence as a tuple; a single value as a tuple of one."""
+    """Return a sequence as a tuple, and a single value as a tuple of one."""
     return tuple(value) if isinstance(value, Iterable) else (value,)
 
 
 def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator, ...]:
-    """Refuses what is not a list of estimators with names of their own that suit the problem."""
+    """Refuse anything but estimators with distinct names that suit the problem."""
     methods = (methods,) if isinstance(methods, Estimator) else tuple(methods)
     if not methods or not all(isinstance(method, Estimator) for method in methods):
         raise refusal("methods", "be estimators such as plug_in()", methods)
     names = [method.name for method in methods]
     if len(set(names)) < len(names):
-        raise ValueError(f"methods: names must differ, got {names}; give one a name=...")
+        raise refusal("methods", "have distinct names", names, "; give one a name=...")
     for method in methods:
         if (method.needs_hessian or method.anchor) and not has_curvature(problem):
             rule = "need no second derivative, which this loss does not have (random_scaling() needs none)"
@@ -312,7 +312,7 @@ def _check_statistic(
     hessian: bool,
     gradient_sum: bool,
 ) -> None:
-    """Refuses contrasts that do not fit, and a state that an update turns into another kind."""
+    """Refuse contrasts that do not fit, and an update that changes the shapes or dtypes of the state."""
 
     def abstract(*shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
@@ -336,7 +336,7 @@ def _check_statistic(
 
 
 def _check_shared(where: str, part: Accumulator, state: Any, x: Any, sync: Sync) -> None:
-    """Refuses to share what is no field of the state, or not the same in all replications."""
+    """Refuse `shared` names that are no fields of the state, or not the same in all replications."""
     fields = getattr(state, "_fields", ())
     if unknown := [name for name in part.shared if name not in fields]:
         rule = "name fields of the state, which must be a NamedTuple"
@@ -348,6 +348,6 @@ def _check_shared(where: str, part: Accumulator, state: Any, x: Any, sync: Sync)
     try:
         if part.shared:
             jax.eval_shape(run, sync)
-    except ValueError as error:  # a result for each replication where one for all was promised
+    except ValueError as error:  # one result per replication instead of one for all
         rule = "name fields that are the same in all replications"
         raise refusal(where, rule, part.shared) from error

@@ -74,20 +74,20 @@ def fclt_check(
     grid: Sequence[float] = GRID,
     dtype: str = "float32",
 ) -> FcltCheck:
-    """Simulates φ_T on a grid of r and compares it with Brownian motion.
+    """Simulate φ_T on a grid of r and compare it with Brownian motion.
 
     The partial sums are Σ_{n ≤ m} x̄_{t_n} = m ȳ_m, so that the means at some rounds are enough.
 
     Args:
       key: typed root key.
-      problem: one that knows its truth, G and S.
+      problem: one that declares its truth, G and S.
       plan: the plan to run.
       replications: how many paths, at least 2.
       grid: values of r in (0, 1]; each is moved down to the end of a round.
       dtype: "float32" or "float64".
 
     Returns:
-      An `FcltCheck`; print it, or draw it with `report.diagnostics`.
+      An `FcltCheck`; print it.
 
     Example::
 
@@ -97,7 +97,7 @@ def fclt_check(
     Reference: Li, Liang, Chang, Zhang, Theorem 3.2.
     """
     if problem.truth is None or problem.G is None or problem.S is None:
-        raise ValueError(f"problem: must know its truth, G and S; {problem.name} does not")
+        raise checks.refusal("problem", "declare its truth, G and S", problem.name or "one without")
     checks.count("replications", replications, 2)
     whitening = _whitening(problem, plan)
     clock = np.cumsum(1 / plan.E)
@@ -124,7 +124,7 @@ def fclt_check(
 
 
 def _rounds(clock: FloatArray, grid: Sequence[float]) -> NDArray[np.int64]:
-    """h(r, T) = max{n: r_n ≤ r}, at least 1."""
+    """Return h(r, T) = max{n: r_n ≤ r}, at least 1."""
     points = np.asarray(grid, np.float64)
     if points.ndim != 1 or points.size == 0 or not np.all((points > 0) & (points <= 1)):
         raise checks.refusal("grid", "be values in (0, 1]", grid)
@@ -132,7 +132,7 @@ def _rounds(clock: FloatArray, grid: Sequence[float]) -> NDArray[np.int64]:
 
 
 def _whitening(problem: Problem, plan: Plan) -> FloatArray:
-    """(ν̂ G⁻¹SG⁻ᵀ)^{−1/2}, symmetric."""
+    """Return (ν̂ G⁻¹SG⁻ᵀ)^{−1/2}, symmetric."""
     G, S = np.asarray(problem.G, np.float64), np.asarray(problem.S, np.float64)
     try:
         limit = plan.nu_hat * np.linalg.solve(G, np.linalg.solve(G, S).T)

@@ -1,4 +1,4 @@
-"""One run of a federated algorithm with its intervals and tests, for people."""
+"""One run of a federated algorithm with its intervals and tests. Start reading at `fit`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.analysis import verdict
-from jaxlsgd.core import checks, display
+from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.display import p_value, plural
+from jaxlsgd.core.display import Table, p_value, paragraph, plural
 from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
-from jaxlsgd.core.problem import Array, Params, Problem, check_finite
+from jaxlsgd.core.problem import Array, Params, Problem, check_finite, unravel
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.random import check_key
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.inference import joint
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
-from jaxlsgd.runs.simulate import Reading, read_cells
+from jaxlsgd.runs.simulate import SavedRound, read_cells
 from jaxlsgd.schedules import Plan
 
 
@@ -47,8 +46,8 @@ class Fit:
 
     cell: Cell
     rows: dict[str, MethodRows]
-    details: dict[str, Any]  # what each method's measurement said besides, after the last round
-    states: dict[str, Any]  # what each method had streamed, after the last round
+    details: dict[str, Any]  # by method, `Measurement.detail` after the last round
+    states: dict[str, Any]  # by method, of its statistics after the last round
 
     @property
     def save_at(self) -> tuple[int, ...]:
@@ -57,7 +56,7 @@ class Fit:
 
     @property
     def failures(self) -> dict[str, Cause]:
-        """By method, why there is no interval after the last round; empty where all is well."""
+        """By method, why there is no interval after the last round; empty if all completed."""
         causes = {name: Cause(int(rows.cause[-1, 0])) for name, rows in self.rows.items()}
         return {name: cause for name, cause in causes.items() if cause in FAILURES}
 
@@ -81,22 +80,24 @@ class Fit:
         for method in self.cell.methods:
             if not method.contrasts:
                 return self.estimate_of(method.name)
-        raise ValueError("estimate: only contrasts were followed; add a method without contrasts")
+        raise ValueError(
+            "methods: must have one without contrasts for an estimate, got only contrasts"
+        )
 
     def estimate_of(self, method: str) -> Params:
-        """The centre of a method's intervals after the last round, in the shape of the parameters.
+        """Return the centre of a method's intervals after the last round, in the shape of the parameters.
 
         Args:
           method: its name; one for the parameters and not for contrasts.
         """
         if self._method(method).contrasts:
             raise refusal("method", "be for the parameters and not for contrasts", method)
-        return _like(self.cell.problem.init, self.rows[method].estimate[-1, 0])
+        return unravel(self.rows[method].estimate[-1, 0], self.cell.problem.init)
 
     def interval(
         self, method: str, level: float | None = None, save: int = -1, side: str = "both"
     ) -> Interval:
-        """The interval of a method at a saved round.
+        """Return the interval of a method at a saved round.
 
         Args:
           method: its name.
@@ -126,7 +127,7 @@ class Fit:
         level: float = 0.95,
         side: str = "both",
     ) -> Interval:
-        """Interval for a function of the parameters after the last round, by the delta method.
+        """Return an interval for a function of the parameters after the last round, by the delta method.
 
         Args:
           g: `params → number or vector`, differentiable by JAX.
@@ -143,33 +144,29 @@ class Fit:
             raise refusal("method", "be for the parameters and not for contrasts", chosen)
         like = self.cell.problem.init
 
-        def flat(vector: Any) -> Any:
-            wide = jax.tree.map(lambda leaf: jnp.zeros(np.shape(leaf), vector.dtype), like)
-            return g(ravel_pytree(wide)[1](vector))
-
-        return joint.function(self.joint(chosen), flat, level, side)
+        return joint.function(self.joint(chosen), lambda x: g(unravel(x, like)), level, side)
 
     def test(self, method: str, null: Params = 0.0) -> Test:
-        """Two-sided tests of x_j = null_j after the last round; one null for all if a number."""
+        """Test x_j = null_j, two-sided, after the last round; a number is the null of all coordinates."""
         estimator = self._method(method)
         rows = self.rows[method]
         check_finite("null", null)
-        # By NumPy, which keeps float64 as it is.
+        # NumPy keeps float64.
         flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(null)])
         null = np.broadcast_to(flat, rows.scale[-1, 0].shape)
         gap, scale = rows.estimate[-1, 0] - null, rows.scale[-1, 0]
-        # Where nothing varies (scale 0) any gap is infinitely many scales, and none is none.
+        # At scale 0 any gap is infinitely many scales, and no gap is none.
         certain = np.where(gap == 0, 0.0, np.copysign(np.inf, gap))
         statistic = np.where(scale == 0, certain, gap / np.where(scale == 0, 1.0, scale))
         p = estimator.law.tail(statistic, self.cell.plan, self.details[method])
         return Test(np.asarray(null, np.float64), statistic, np.asarray(p, np.float64))
 
     def joint(self, method: str) -> joint.Joint:
-        """Average and matrix for `ellipsoid` and `simultaneous` of `inference.joint`."""
+        """Return average and matrix for `ellipsoid` and `simultaneous` of `inference.joint`."""
         estimator = self._method(method)
         if method in self.failures:
             why = self.failures[method].text
-            raise ValueError(f"method: {method} has no interval to test ({why})")
+            raise ValueError(f"method: must have an interval to test, got {method} without ({why})")
         return joint.joint(estimator, self.states[method], self.cell.plan)
 
     def joint_test(
@@ -179,19 +176,19 @@ class Fit:
         null: ArrayLike = 0.0,
         level: float = 0.95,
     ) -> joint.JointTest:
-        """Test of Rx* = r after the last round; of all coordinates at once without contrasts R."""
+        """Test Rx* = r after the last round; all coordinates at once without contrasts R."""
         return joint.joint_test(self.joint(method), contrasts, null, level)
 
     def verdicts(self) -> verdict.Verdicts:
-        """The chance that each method's interval holds the truth, given this run, and why.
+        """Return the chance that each method's interval holds the truth, given this run, with reasons.
 
-        It is by the law of a method that judges, as `one_step` does, which is not judged by itself; empty
-        without one. Outside what it was measured on it is withheld, and `withheld` says why: see
-        `analysis.verdict.outside`.
+        Chances follow from the law of a method that judges, such as `one_step`, which is not judged itself;
+        empty without one. Outside the range in which verdicts were measured they are withheld, and `withheld`
+        has the reason: see `analysis.verdict.outside`.
         """
         if len(self.failures) == len(self.rows):
-            told = _told(self.failures)
-            raise ValueError(f"methods: no method has an interval to judge ({told})")
+            why = _reasons(self.failures)
+            raise ValueError(f"methods: must have an interval to judge, got none ({why})")
         notes = {
             method.name: method.notes(self.details[method.name])
             for method in self.cell.methods
@@ -228,7 +225,7 @@ def fit(
     replication: int = 0,
     progress: Progress = None,
 ) -> Fit:
-    """Runs Local SGD, or another algorithm, once and returns the estimate with its intervals and tests.
+    """Run Local SGD, or another algorithm, once; return the estimate with its intervals and tests.
 
     Args:
       key: typed root key, as for `simulate`.
@@ -261,13 +258,13 @@ def fit(
     cell.check_plan()
     events = read_cells(key, [cell], replication, 1, shared_draws=False)
     readings, done = [], 0
-    with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as tell:
+    with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as show:
         for event in events:
-            if isinstance(event, Reading):
+            if isinstance(event, SavedRound):
                 readings.append(event)
-            elif tell is not None:
+            elif show is not None:
                 done += event.steps
-                tell(min(1.0, done / cell.layout.steps))
+                show(min(1.0, done / cell.layout.steps))
     saved = [reading.rows(cell) for reading in readings]
     rows = {name: MethodRows.stacked([one[name] for one in saved]) for name in saved[0]}
     details = {
@@ -278,7 +275,7 @@ def fit(
 
 
 def _only(cell: Cell, states: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    """States of the one replication there is."""
+    """Return the states of the only replication, without its axis."""
 
     def one(part: Accumulator, state: Any) -> Any:
         axes = axes_of(part, jnp.zeros(cell.problem.dim))
@@ -295,16 +292,8 @@ def _only(cell: Cell, states: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any
     }
 
 
-def _like(init: Params, vector: NDArray[np.float64]) -> Params:
-    """A flat vector in the shape of a pytree; by NumPy, which keeps float64 as it is."""
-    leaves, treedef = jax.tree.flatten(init)
-    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
-    return treedef.unflatten(shaped)
-
-
 def _table(result: Fit) -> str:
-    """Estimate and intervals of every method, one row per coordinate."""
+    """Return estimate and intervals of every method as text, one row per coordinate."""
     lines = _head(result)
     for method in _completed(result):
         lines += ["", *_method_table(result, method)]
@@ -338,27 +327,27 @@ def _completed(result: Fit) -> list[Estimator]:
 
 
 def _judged(result: Fit) -> list[str]:
-    """The verdicts under a heading, or why they are withheld; empty if no method has an interval."""
+    """Return the verdicts under a heading, or why they are withheld; empty if no method has an interval."""
     return result.verdicts().lines() if _completed(result) else []
 
 
 def _failure_lines(result: Fit) -> list[str]:
-    """What failed, what may help, and that the other methods are no better for it."""
+    """Return what failed, what may help, and a warning about the methods that did not fail."""
     failures = result.failures
 
-    def told(*causes: Cause) -> str:
-        return _told({name: cause for name, cause in failures.items() if cause in causes})
+    def why(*causes: Cause) -> str:
+        return _reasons({name: cause for name, cause in failures.items() if cause in causes})
 
     lines = []
-    if why := told(*DIVERGED):
-        lines.append(f"The run diverged ({why}). Try a smaller step size.")
-    if why := told(Cause.CORRECTION):
+    if failed := why(*DIVERGED):
+        lines.append(f"The run diverged ({failed}). Try a smaller step size.")
+    if failed := why(Cause.CORRECTION):
         lines.append(
-            f"A method failed although the path did not explode ({why}). The path has probably not arrived: "
+            f"A method failed although the path did not explode ({failed}). The path has probably not arrived: "
             "try a longer run or a larger step size."
         )
-    if why := told(Cause.UNDEFINED):
-        lines.append(f"There are too few rounds for an interval ({why}).")
+    if failed := why(Cause.UNDEFINED):
+        lines.append(f"There are too few rounds for an interval ({failed}).")
     if lines and (rest := [method.name for method in _completed(result)]):
         lines.append(
             f"That {' and '.join(rest)} did not fail does not show that its intervals hold."
@@ -366,7 +355,7 @@ def _failure_lines(result: Fit) -> list[str]:
     return lines
 
 
-def _told(failures: Mapping[str, Cause]) -> str:
+def _reasons(failures: Mapping[str, Cause]) -> str:
     return "; ".join(f"{name}: {cause.text}" for name, cause in failures.items())
 
 
@@ -381,7 +370,7 @@ def _method_table(result: Fit, method: Estimator) -> list[str]:
 
 
 def _method_lines(result: Fit, method: Estimator) -> list[list[str]]:
-    """The title, the header, and a line of texts for each coordinate."""
+    """Return the title, the header, and a line of texts for each coordinate."""
     level = result.cell.levels[0]
     center, lower, upper = map(np.asarray, result.interval(method.name))
     p = result.test(method.name).p_value
@@ -398,9 +387,9 @@ def _method_lines(result: Fit, method: Estimator) -> list[list[str]]:
 
 
 def _html(result: Fit) -> str:
-    """The same for a notebook."""
-    parts = [display.paragraph(line) for line in _head(result)]
+    """Return the same as HTML, for notebooks."""
+    parts = [paragraph(line) for line in _head(result)]
     for method in _completed(result):
         (title,), header, *body = _method_lines(result, method)
-        parts.append(display.table(header, body, title=title))
-    return "".join([*parts, *map(display.paragraph, _judged(result))])
+        parts.append(Table(title, header, body, (0,)).html())
+    return "".join([*parts, *map(paragraph, _judged(result))])

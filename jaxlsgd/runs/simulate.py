@@ -1,4 +1,4 @@
-"""Many replications of Local SGD with online inference."""
+"""Many replications of Local SGD with online inference. Start reading at `simulate`, the function for users."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, Growth, as_tuple, growth
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers
+Show = Callable[[float], None] | None  # called with the finished share, from 0 to 1
 
 
-class Reading(NamedTuple):
-    """What the methods of a cell say at a saved round; arrays have the replications first.
+class SavedRound(NamedTuple):
+    """The measurements of a cell at a saved round; arrays have the replications first.
 
-    `states` are on the device, and only there until the next event is asked for.
+    `states` are on the device, and valid until the next event only.
     """
 
     cell: int
     save: int
     plan: Plan  # up to the saved round
     found: dict[str, Measurement]  # by method, NumPy float64
-    states: dict[str, tuple[Any, ...]]  # by method, what it was made of; replications last
+    states: dict[str, tuple[Any, ...]]  # by method, of its statistics; replications last
     growth: dict[str, Growth]  # by method, of the loss
 
     def rows(self, cell: Cell) -> dict[str, MethodRows]:
-        """Half-widths are multiplier times scale, in float64 on the host."""
+        """Return the rows of every method, computed in float64 on the host."""
         return {
             m.name: method_rows(m, self.found[m.name], self.plan, cell.levels, self.growth[m.name])
             for m in cell.methods
@@ -68,8 +69,8 @@ def read_cells(
     *,
     shared_draws: bool,
     lanes: Sequence[int] | None = None,
-) -> Iterator[Advanced | Reading]:
-    """Runs replications first, …, first + count − 1 of cells as one tile on one device.
+) -> Iterator[Advanced | SavedRound]:
+    """Run replications first, …, first + count − 1 of cells as one tile on one device.
 
     Args:
       key: typed root key.
@@ -77,32 +78,52 @@ def read_cells(
       first: the first replication.
       count: how many there are.
       device: where to run.
-      shared_draws: whether to make a block's draws once for all cells. A cell's rows do not depend on the
-        company it runs in, to the last bit. Drawing as it goes is a program of its own, quicker for a cell
-        alone; its rows are the same up to rounding.
+      shared_draws: whether to make a block's draws once for all cells. A cell's rows are then
+        bit-identical whichever cells run with it. Without, draws are made in another program, which is
+        faster for a single cell; its rows are the same up to rounding.
       lanes: how many cells may run side by side in one program; () for one after another. If None, what
         `cost.lane_widths` finds best for cells that share draws. Rows are the same up to rounding.
 
     Yields:
-      `Advanced` now and then, and a `Reading` at each saved round of each cell.
+      `Advanced` now and then, and a `SavedRound` at each saved round of each cell.
     """
-    problem, methods, algorithm, dtype = _shared(cells)
+    dtype = _shared(cells)[-1]
+    events = _tile_events(key, cells, first, count, device, shared_draws, lanes)
+    while True:
+        # The settings must not leak to the caller, who runs between two events.
+        with jax.enable_x64(dtype == "float64"), jax.default_device(device):
+            event = next(events, None)
+        if event is None:
+            return
+        yield event
 
-    def start() -> tuple[Any, Any, Iterator[Any]]:
-        platform = (device or jax.local_devices()[0]).platform
-        program = make_program(problem, methods, algorithm, dtype, shared_draws, platform)
-        data = jax.device_put(make_data(problem, dtype, algorithm), device)
-        keys = _keys(jax.device_put(key, device), np.uint32(first), count)
-        widths = lanes
-        if widths is None and shared_draws:
-            widths = lane_widths(problem, methods, count, dtype, platform, algorithm)
-        if widths:
-            whole = [cell.laid_out_whole(program.rooms) for cell in cells]
-            return program, data, run_side_by_side(program, data, keys, whole, widths)
+
+def _tile_events(
+    key: Array,
+    cells: Sequence[Cell],
+    first: int,
+    count: int,
+    device: Device | None,
+    shared_draws: bool,
+    widths: Sequence[int] | None,
+) -> Iterator[Advanced | SavedRound]:
+    problem, methods, algorithm, dtype = cells[0].shared
+    platform = (device or jax.local_devices()[0]).platform
+    program = make_program(problem, methods, algorithm, dtype, shared_draws, platform)
+    data = jax.device_put(make_data(problem, dtype, algorithm), device)
+    keys = _keys(jax.device_put(key, device), np.uint32(first), count)
+    if widths is None and shared_draws:
+        widths = lane_widths(problem, methods, count, dtype, platform, algorithm)
+    if widths:
+        whole = [cell.laid_out_whole(program.rooms) for cell in cells]
+        events = run_side_by_side(program, data, keys, whole, widths)
+    else:
         layouts = [cell.laid_out(program.rooms) for cell in cells]
-        return program, data, run_tile(program, data, keys, layouts)
-
-    def read(event: Any) -> Reading:
+        events = run_tile(program, data, keys, layouts)
+    for event in events:
+        if isinstance(event, Advanced):
+            yield event
+            continue
         cell = cells[event.cell]
         plan = cell.plan.prefix(cell.layout.save_at[event.save])
         horizon = Horizon.of(plan, dtype)
@@ -112,22 +133,11 @@ def read_cells(
         found = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
         states = {m.name: statistics.states_of(program, event.statistics, m) for m in methods}
         growth = growths(problem, dtype, methods, found)
-        return Reading(event.cell, event.save, plan, found, states, growth)
-
-    # The setting of the precision must not leak to the caller, who runs between two events.
-    with _settings(dtype, device):
-        program, data, events = start()
-    while True:
-        with _settings(dtype, device):
-            event = next(events, None)
-            if event is None:
-                return
-            found = event if isinstance(event, Advanced) else read(event)
-        yield found
+        yield SavedRound(event.cell, event.save, plan, found, states, growth)
 
 
 def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
-    """What all cells have in common; refuses cells that differ in it."""
+    """Return what all cells have in common; refuse cells that differ in it."""
     if not cells:
         raise ValueError("cells: must be one or more, got none")
     names = ("problem", "methods", "algorithm", "dtype")
@@ -141,21 +151,6 @@ def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algo
     return cells[0].shared
 
 
-class _settings:
-    """Precision and device of a run."""
-
-    def __init__(self, dtype: str, device: Device | None) -> None:
-        self._managers = (jax.enable_x64(dtype == "float64"), jax.default_device(device))
-
-    def __enter__(self) -> None:
-        for manager in self._managers:
-            manager.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for manager in reversed(self._managers):
-            manager.__exit__(*error)
-
-
 def run_cells(
     key: Array,
     cells: Sequence[Cell],
@@ -166,7 +161,7 @@ def run_cells(
     shared_draws: bool = True,
     lanes: Sequence[int] | None = None,
 ) -> Iterator[Advanced | Finished]:
-    """Runs the same replications of cells that differ in plan, levels and saves alone.
+    """Run the same replications of cells that differ in plan, levels and saves alone.
 
     The arguments are those of `read_cells`.
 
@@ -180,8 +175,8 @@ def run_cells(
                 print(cells[event.cell].plan, event.rows)
     """
     saved: list[list[dict[str, MethodRows]]] = [[] for _ in cells]
-    how: Any = {"shared_draws": shared_draws, "lanes": lanes}
-    for event in read_cells(key, cells, first, count, device, **how):
+    events = read_cells(key, cells, first, count, device, shared_draws=shared_draws, lanes=lanes)
+    for event in events:
         if isinstance(event, Advanced):
             yield event
             continue
@@ -198,7 +193,7 @@ def _stacked(saves: Sequence[dict[str, MethodRows]]) -> dict[str, MethodRows]:
 def run_on_mesh(
     key: Array, cell: Cell, firsts: Sequence[int], size: int, mesh: Mesh
 ) -> Iterator[Advanced | Finished]:
-    """Runs a tile at each replication position of a mesh, where `firsts` says which it begins with.
+    """Run a tile at each replication position of a mesh, beginning with the replications in `firsts`.
 
     The rows are in the order of `firsts`; every process gets all of them.
     """
@@ -221,7 +216,7 @@ def run_on_mesh(
                 horizon = Horizon.of(plan, cell.dtype)
                 found = {m.name: run.measure(event.statistics, m, horizon) for m in cell.methods}
                 growth = growths(cell.problem, cell.dtype, cell.methods, found)
-                saved.append(Reading(0, event.save, plan, found, {}, growth).rows(cell))
+                saved.append(SavedRound(0, event.save, plan, found, {}, growth).rows(cell))
                 continue
         yield event
     yield Finished(0, _stacked(saved))
@@ -248,7 +243,7 @@ def simulate(
     mesh: Mesh | None = None,
     progress: Progress = None,
 ) -> CellRows:
-    """Runs many independent replications of Local SGD with online inference.
+    """Run many independent replications of Local SGD with online inference.
 
     Replication r sees the same data whatever the tile, the device, the schedule or the method.
 
@@ -260,13 +255,13 @@ def simulate(
       methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
       levels: confidence levels.
       save_at: rounds at which to read the intervals; the last is always read.
-      dtype: "float32" or "float64"; draws are float32 in both, so that both follow one path (what a
-        problem's own `sample` draws is its own affair).
+      dtype: "float32" or "float64"; draws are float32 in both, so that both follow one path (but a
+        problem's own `sample` may draw in another precision).
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
       tile_size: replications that run side by side on one device; if None, what `cost.default_tile`
         finds best. `cost.largest_tile` makes one from a budget of bytes.
       devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
-      mesh: where to run instead, with axes "replications" (devices run tiles of their own; the same bits)
+      mesh: devices to run on instead, with axes "replications" (devices run tiles of their own; the same bits)
         and "clients" (devices share the clients of a tile, with one sum per round; another order of that
         sum, see `client_rounds`). It may span all processes, which then all get all rows.
       progress: None shows it in a terminal or notebook, True everywhere, False nowhere; a function is
@@ -288,7 +283,7 @@ def simulate(
     checks.count("replications", replications, 1, checks.MOST_REPLICATIONS)
     _check_rows(cell, replications)
     if mesh is not None and devices is not None:
-        raise ValueError("devices: must be None where a mesh is given, which has its own")
+        raise ValueError("devices: must be None if a mesh is given, which has its own")
     places, shards = machine.chosen(devices), 1
     if mesh is not None:
         mesh = sharded.check_mesh(mesh, problem.num_clients, algorithm)
@@ -307,11 +302,11 @@ def simulate(
     firsts = range(0, replications, size)
     if mesh is not None and distributed.spans(list(mesh.devices.flat)):
         distributed.agree("simulate", _digest(key, cell, replications, size, mesh))
-    with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as tell:
+    with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as show:
         if mesh is None or shards == 1:
-            parts = _run_tiles(key, cell, firsts, size, places, tell)
+            parts = _run_tiles(key, cell, firsts, size, places, show)
         else:
-            parts = _run_waves(key, cell, firsts, size, mesh, tell)
+            parts = _run_waves(key, cell, firsts, size, mesh, show)
     rows = {
         name: MethodRows.joined([part[name] for part in parts], replications) for name in parts[0]
     }
@@ -325,20 +320,20 @@ def _check_rows(cell: Cell, replications: int) -> None:
     if room is not None and need > room:
         rule = "leave room in memory for their rows"
         hint = (
-            f", which need {need / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are available; ask for fewer "
+            f", which need {need / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are available; use fewer "
             "replications, methods, levels or saved rounds, or run a Study, which keeps rows on the disk"
         )
         raise checks.refusal("replications", rule, replications, hint)
 
 
 def _run_tiles(
-    key: Array, cell: Cell, firsts: range, size: int, places: list[Device], progress: Any
+    key: Array, cell: Cell, firsts: range, size: int, places: list[Device], show: Show
 ) -> list[dict[str, MethodRows]]:
-    """Tiles on one device each; of devices of several processes, each process runs its own."""
+    """Run each tile on one device; each process runs the tiles of its own devices."""
     here = jax.process_index()
     owners = [places[i % len(places)].process_index for i in range(len(firsts))]
     mine = [i for i, owner in enumerate(owners) if owner == here]
-    report = _Progress(progress, len(mine) * cell.layout.steps)
+    report = _Progress(show, len(mine) * cell.layout.steps)
 
     def run(i: int, device: Device) -> dict[str, MethodRows]:
         return report.through(run_cells(key, [cell], firsts[i], size, device, shared_draws=False))
@@ -352,17 +347,17 @@ def _run_tiles(
 
 
 def _run_waves(
-    key: Array, cell: Cell, firsts: range, size: int, mesh: Mesh, progress: Any
+    key: Array, cell: Cell, firsts: range, size: int, mesh: Mesh, show: Show
 ) -> list[dict[str, MethodRows]]:
-    """As many tiles at once as the mesh has replication positions, each on all its client shards."""
+    """Run as many tiles at once as the mesh has replication positions, each on all its client shards."""
     places = mesh.shape[sharded.REPLICATIONS]
     waves = [range(first, first + places * size, size) for first in firsts[::places]]
-    report = _Progress(progress, len(waves) * cell.layout.steps)
+    report = _Progress(show, len(waves) * cell.layout.steps)
     return [report.through(run_on_mesh(key, cell, wave, size, mesh)) for wave in waves]
 
 
 def _digest(key: Array, cell: Cell, replications: int, size: int, mesh: Mesh) -> list[Any]:
-    """What must be the same on every process of a run."""
+    """Return what must be the same on every process of a run."""
     problem, plan = cell.problem, cell.plan
     numbers = [np.asarray(x).tobytes() for x in (plan.E, plan.eta, jax.random.key_data(key))]
     about = [problem.name, problem.num_clients, problem.dim, problem.weights.tobytes()]
@@ -377,7 +372,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def on_devices(jobs: Sequence[Callable[[Any], Any]], devices: Sequence[Any]) -> list[Any]:
-    """Runs jobs, each given a device, one at a time on each device; results in order."""
+    """Run jobs, each called with a device, one at a time per device; return results in order."""
     if len(devices) == 1 or len(jobs) == 1:
         return [job(devices[0]) for job in jobs]
     free = list(devices)
@@ -397,20 +392,20 @@ def on_devices(jobs: Sequence[Callable[[Any], Any]], devices: Sequence[Any]) -> 
 
 
 class _Progress:
-    """Adds up steps from all devices and calls the user's function with the share that is done."""
+    """Adds up the steps of all devices and shows the share that is done."""
 
-    def __init__(self, tell: Callable[[float], None] | None, total: int) -> None:
-        self._tell, self._total, self._done = tell, total, 0
+    def __init__(self, show: Show, total: int) -> None:
+        self._show, self._total, self._done = show, total, 0
         self._lock = threading.Lock()
 
     def through(self, events: Iterator[Advanced | Finished]) -> dict[str, MethodRows]:
-        """The rows of the one cell that the events are about."""
+        """Consume the events of one cell and return its rows."""
         rows: dict[str, MethodRows] = {}
         for event in events:
             if isinstance(event, Finished):
                 rows = event.rows
-            elif self._tell is not None:
+            elif self._show is not None:
                 with self._lock:
                     self._done += event.steps
-                    self._tell(min(1.0, self._done / self._total))
+                    self._show(min(1.0, self._done / self._total))
         return rows

@@ -1,4 +1,7 @@
-"""Communication schedules, step sizes, and the plan made of them."""
+"""Communication schedules (`families`), step sizes, and the `Plan` made of both for a finite horizon.
+
+Start with `families`; `assumptions` checks a plan against the paper's.
+"""
 
 from jaxlsgd.schedules.families import (
     FAMILIES,

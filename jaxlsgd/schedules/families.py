@@ -1,4 +1,4 @@
-"""Communication schedules: how many local steps E_m round m takes.
+"""Communication schedules: the number of local steps E_m in round m.
 
 Section, table and assumption numbers in this room are those of "Statistical Estimation and Inference
 via Local SGD in Federated Learning". Everything is NumPy on the host, int64 and float64.
@@ -23,21 +23,21 @@ from jaxlsgd.schedules.step_size import StepSize
 if TYPE_CHECKING:
     from jaxlsgd.schedules.plan import Plan
 
-# A plan is written out: so many rounds take a second or two, and 320 MB.
+# A plan stores every round: so many take a second or two, and 320 MB.
 MOST_ROUNDS = 20_000_000
-CHUNK = 2**18  # rounds that are computed at once, so that what is in between stays in a cache
+CHUNK = 2**18  # rounds computed at once, so that intermediate arrays stay in a cache
 PAPER_SCHEDULES = ("C1", "C5", "Log", "P(1/3)", "P(1/2)")
 
 
 def _ceil(x: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Ceiling to an interval, so that 7776**(1/5) = 6.000000000000001 gives 6 and not 7."""
+    """Return the ceiling as an interval, with 6 and not 7 for 7776^(1/5) = 6.000000000000001."""
     # 16 units in the last place cover pow, log and the rounding of the exponent itself, and are
     # less than the step from a perfect power to the next m, up to m = 1e12.
     rounded = np.ceil(x * (1.0 - 16 * np.finfo(np.float64).eps))
     return np.clip(rounded, 1, LARGEST_INTERVAL + 1).astype(np.int64)
 
 
-# A family is its shape s(m, exponent, base), and E'_m = ceil(scale * s): a new one is one line.
+# A family is defined by its shape s(m, exponent, base), with E'_m = ⌈scale · s⌉.
 _SHAPES: dict[str, Callable[[NDArray[np.float64], float, float], NDArray[np.float64]]] = {
     "constant": lambda m, exponent, base: np.ones_like(m),
     "logarithmic": lambda m, exponent, base: (np.log2(m + 1) / np.log2(base)) ** exponent,
@@ -49,9 +49,9 @@ FAMILIES = (*_SHAPES, "custom")
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many local steps each round takes; made by the builders below, never by hand.
+    """The number of local steps in each round; made by the builders below.
 
-    E_m = 1 for the warm-up rounds, then E'_1, E'_2, ... with E'_m = max(1, ceil(scale * s(m))).
+    E_m = 1 in the warm-up rounds, then E'_1, E'_2, … with E'_m = max(1, ⌈scale · s(m)⌉).
     """
 
     family: str
@@ -67,21 +67,21 @@ class Schedule:
 
     @property
     def beta(self) -> float | None:
-        """Exponent of g(r) = r**(1/(1-beta)), Section 4.2, for E' alone; None if there is none."""
+        """Return the exponent β of g(r) = r^(1/(1−β)), Section 4.2, without warm-up; None if there is none."""
         if self.family == "custom" or (self.exponent >= 1 and self.family == "power"):
             return None
         return self.exponent if self.family == "power" else 0.0
 
     @property
     def nu(self) -> float | None:
-        """The limit nu = 1/(1-beta**2) of Table 1, for E' alone; None if there is none.
+        """Return the limit ν = 1/(1−β²) of Table 1, without warm-up; None if there is none.
 
-        A warm-up that stays a fixed share of the observations moves the limit: see `Plan.check`.
+        A warm-up that stays a fixed share of the observations changes the limit: see `Plan.check`.
         """
         return None if self.beta is None else 1.0 / (1.0 - self.beta**2)
 
     def intervals(self, num_rounds: int) -> NDArray[np.int64]:
-        """E'_1, ..., E'_n, without warm-up.
+        """Return E'_1, …, E'_n, without warm-up.
 
         Args:
             num_rounds: n, at least 1, and at most the length of a custom sequence.
@@ -94,14 +94,14 @@ class Schedule:
         """
         E = self._available(checks.count("num_rounds", num_rounds, most=MOST_ROUNDS))
         if len(E) < num_rounds:
-            rule = f"hold at least the {num_rounds} rounds asked for"
+            rule = f"hold at least {num_rounds} rounds"
             raise refusal("sequence", rule, f"{len(E)} rounds")
         return checks.interval_array("E", E)
 
     def with_warmup(self, fraction: float) -> Schedule:
-        """The same schedule after a warm-up of E = 1 over a share of the *observations*.
+        """Return the same schedule after a warm-up of E = 1 over a share of the *observations*.
 
-        round(fraction * t_T) rounds of E = 1 come first, then E'_1, E'_2, ... (Section 5: "the
+        round(fraction · t_T) rounds of E = 1 come first, then E'_1, E'_2, … (Section 5: "the
         first 5% observations"; its interval lengths do not agree with 5% of the rounds).
 
         Args:
@@ -119,17 +119,17 @@ class Schedule:
     def plan(
         self, step_size: StepSize, *, num_steps: int | None = None, num_rounds: int | None = None
     ) -> Plan:
-        """Write the schedule and the step size out for a finite horizon.
+        """Return the schedule and the step size written out for a finite horizon.
 
-        With num_steps = t_T the last round is shortened so that sum E_m = t_T exactly, and
-        eta_T = gamma_T / E_T keeps its effective step. With num_rounds = T the warm-up is the
-        smallest w with w >= round(fraction * t_T) for the t_T that w leads to; where growing
-        intervals step over equality it is that much longer than the fraction.
+        With num_steps = t_T the last round is shortened so that Σ E_m = t_T exactly, and
+        η_T = γ_T/E_T keeps its effective step. With num_rounds = T the warm-up is the
+        smallest w ≥ round(fraction · t_T) for the t_T that results from w; with growing intervals
+        it may be longer than the fraction.
 
         Args:
             step_size: from `power_decay`, `constant_step` or `custom_step`; m counts every round.
             num_steps: observations per client t_T. Exactly one of the two must be given.
-            num_rounds: rounds T. A plan has at most 20 million, `MOST_ROUNDS`, as it writes them out.
+            num_rounds: rounds T, at most 20 million (`MOST_ROUNDS`).
 
         Returns:
             The `Plan`.
@@ -156,7 +156,7 @@ class Schedule:
         return Plan(E, eta, self, step_size, warmup_rounds)
 
     def _available(self, num_rounds: int) -> NDArray[np.int64]:
-        """E' up to num_rounds: fewer if a custom sequence ends, clipped above LARGEST_INTERVAL."""
+        """Return E' up to num_rounds: fewer if a custom sequence ends, clipped above LARGEST_INTERVAL."""
         if self.family == "custom":
             return np.array(self.sequence[:num_rounds], np.int64)
         E = np.empty(num_rounds, np.int64)
@@ -165,7 +165,7 @@ class Schedule:
         return E
 
     def _chunk(self, first: int, stop: int) -> NDArray[np.int64]:
-        """E'_{first + 1}, ..., E'_stop, of a family or as far as a custom sequence goes."""
+        """Return E'_{first + 1}, …, E'_stop, or fewer if a custom sequence ends."""
         if self.family == "custom":
             return np.array(self.sequence[first:stop], np.int64)
         m = np.arange(first + 1, stop + 1, dtype=np.float64)
@@ -185,7 +185,7 @@ class Schedule:
         while steps < left and rounds < most:
             part = self._chunk(rounds, min(rounds + size, most))
             if not len(part):
-                rule = f"hold at least the {left} local steps asked for"
+                rule = f"hold at least {left} local steps"
                 raise refusal("sequence", rule, f"{steps} local steps")
             ends = steps + np.cumsum(part)
             last = int(np.searchsorted(ends, left))
@@ -200,19 +200,19 @@ class Schedule:
         return np.concatenate(parts), warmup_rounds
 
     def _reaches(self, num_steps: int, num_rounds: int) -> bool:
-        """Whether so many rounds can come to so many steps: no interval is longer than the last."""
+        """Return whether so many rounds can reach so many steps: no interval is longer than the last."""
         if self.family == "custom" or num_rounds < 1:
             return num_rounds >= 1
         shape = _SHAPES[self.family](np.array([float(num_rounds)]), self.exponent, self.base)
         return num_rounds * int(_ceil(self.scale * shape)[0]) >= num_steps
 
     def _fill_rounds(self, num_rounds: int) -> tuple[NDArray[np.int64], int]:
-        # Where a custom sequence ends the ones are a stand-in, which `intervals` then refuses.
+        # Beyond the end of a custom sequence, ones are a placeholder, which `intervals` then refuses.
         E = self._available(num_rounds)
         ends = np.cumsum(np.concatenate([[0], E, np.ones(num_rounds - len(E), np.int64)]))
         w = np.arange(num_rounds + 1)
         num_steps = w + ends[::-1]
-        # w - fraction * t_T increases with w, so the first w that is enough is the answer.
+        # w − fraction · t_T increases with w, so that the first sufficient w is the answer.
         warmup_rounds = int(np.argmax(w >= np.rint(self.warmup * num_steps)))
         if warmup_rounds == num_rounds:
             rule = f"leave at least one round after a warm-up of {warmup_rounds}"
@@ -238,11 +238,11 @@ def constant(E: int) -> Schedule:
 
 @register("schedule")
 def logarithmic(scale: float = 1.0, power: float = 1.0, base: float = 2.0) -> Schedule:
-    """E'_m = ceil(scale * log_base(m + 1)**power) (Table 1, row 3; default: the paper's Log).
+    """E'_m = ⌈scale · log_base(m + 1)^power⌉ (Table 1, row 3; default: the paper's Log).
 
     Args:
         scale: E > 0.
-        power: beta of row 3, > 0. (A power of 0 or less is bounded: use `constant` or `custom`.)
+        power: β of row 3, > 0. (A power of 0 or less is bounded: use `constant` or `custom`.)
         base: of the logarithm, > 1; math.e gives ln.
 
     >>> logarithmic().intervals(8).tolist()
@@ -257,7 +257,7 @@ def logarithmic(scale: float = 1.0, power: float = 1.0, base: float = 2.0) -> Sc
 
 @register("schedule")
 def iterated_logarithmic(scale: float = 1.0, power: float = 1.0) -> Schedule:
-    """E'_m = ceil(scale * ln(ln(m + 2))**power), scale and power > 0 (Table 1, row 4).
+    """E'_m = ⌈scale · ln(ln(m + 2))^power⌉, scale and power > 0 (Table 1, row 4).
 
     >>> iterated_logarithmic(scale=3).intervals(6).tolist()
     [1, 1, 2, 2, 2, 3]
@@ -268,12 +268,12 @@ def iterated_logarithmic(scale: float = 1.0, power: float = 1.0) -> Schedule:
 
 @register("schedule")
 def power(beta: float, scale: float = 1.0, *, allow_outside_theory: bool = False) -> Schedule:
-    """E'_m = ceil(scale * m**beta) (Table 1, row 5).
+    """E'_m = ⌈scale · m^β⌉ (Table 1, row 5).
 
     Args:
-        beta: in [0, 1). Below 0 the ceiling is 1 in the end: use `constant` or `custom`.
+        beta: β, in [0, 1). Below 0 the ceiling becomes 1: use `constant` or `custom`.
         scale: E > 0.
-        allow_outside_theory: accept beta >= 1, where nu is infinite and `Plan.check` says so.
+        allow_outside_theory: accept β ≥ 1, for which ν is infinite and `Plan.check` fails.
 
     >>> power(1 / 2).name, power(1 / 2).nu
     ('P(1/2)', 1.3333333333333333)
@@ -288,7 +288,7 @@ def power(beta: float, scale: float = 1.0, *, allow_outside_theory: bool = False
 
 @register("schedule")
 def custom(sequence: ArrayLike) -> Schedule:
-    """E'_1, E'_2, ... as given: whole numbers from 1 up (a float array of whole numbers will do).
+    """E'_1, E'_2, … as given: integers from 1 (a float array of integers is accepted).
 
     >>> custom([1, 1, 4]).intervals(2).tolist()
     [1, 1]
@@ -298,7 +298,7 @@ def custom(sequence: ArrayLike) -> Schedule:
 
 
 def paper(name: str) -> Schedule:
-    """One of the five schedules of Section 5 by its name there, without warm-up.
+    """Return one of the five schedules of Section 5 by its name there, without warm-up.
 
     >>> [paper(name).intervals(10)[-1].item() for name in PAPER_SCHEDULES]
     [1, 5, 4, 3, 4]

@@ -28,7 +28,7 @@ class Plan:
     """A schedule and a step size written out for T rounds; arrays are read-only."""
 
     E: NDArray[np.int64]  # (T,) local steps of each round
-    eta: NDArray[np.float64]  # (T,) local step size, gamma_m / E_m
+    eta: NDArray[np.float64]  # (T,) local step size η_m = γ_m/E_m
     schedule: Schedule
     step_size: StepSize
     warmup_rounds: int = 0
@@ -43,10 +43,10 @@ class Plan:
 
     @staticmethod
     def from_arrays(E: ArrayLike, eta: ArrayLike) -> Plan:
-        """A plan from sequences that you already have.
+        """Return a plan of given sequences.
 
         Args:
-            E: local steps of each round, shape (T,), whole numbers from 1 up.
+            E: local steps of each round, shape (T,), integers from 1.
             eta: local step size of each round, shape (T,), finite and > 0.
 
         >>> Plan.from_arrays([1, 1, 4], [0.5, 0.3, 0.05]).num_steps
@@ -58,52 +58,52 @@ class Plan:
 
     @property
     def gamma(self) -> NDArray[np.float64]:
-        """Effective steps E_m eta_m, shape (T,)."""
+        """Return the effective steps γ_m = E_m η_m, shape (T,)."""
         return _read_only(self.E * self.eta)
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """t_1, ..., t_T: observations used by the end of each round, shape (T,)."""
+        """Return t_1, …, t_T, the observations used by the end of each round, shape (T,)."""
         return _read_only(np.cumsum(self.E))
 
     @property
     def num_rounds(self) -> int:
-        """T."""
+        """Return T."""
         return len(self.E)
 
     @property
     def num_steps(self) -> int:
-        """t_T = sum E_m."""
+        """Return t_T = Σ E_m."""
         return int(self.E.sum())
 
     @property
     def nu_hat(self) -> float:
-        """(1/T**2) (sum E_m) (sum 1/E_m), Section 4.1."""
+        """Return ν̂ = (1/T²) (Σ E_m) (Σ 1/E_m), Section 4.1."""
         return float(self.num_steps * np.sum(1.0 / self.E) / self.num_rounds**2)
 
     @property
     def acf(self) -> float:
-        """Average communication frequency T / t_T (Table 1)."""
+        """Return the average communication frequency T/t_T (Table 1)."""
         return self.num_rounds / self.num_steps
 
     @property
     def name(self) -> str:
-        """The schedule's name."""
+        """Return the schedule's name."""
         return self.schedule.name
 
     @property
     def nu(self) -> float | None:
-        """`Schedule.nu`."""
+        """Return `Schedule.nu`."""
         return self.schedule.nu
 
     @property
     def beta(self) -> float | None:
-        """`Schedule.beta`."""
+        """Return `Schedule.beta`."""
         return self.schedule.beta
 
     @property
     def g(self) -> Callable[[ArrayLike], NDArray[np.float64]] | None:
-        """The limit r -> r**(1/(1-beta)) of Section 4.2 for E' alone; None if there is none."""
+        """Return the limit r ↦ r^(1/(1−β)) of Section 4.2, without warm-up; None if there is none."""
         beta = self.beta
         if beta is None:
             return None
@@ -111,7 +111,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of E and eta, the same on every machine."""
+        """Return the SHA-256 of E and η, the same on every machine."""
         content = self.E.astype("<i8").tobytes() + self.eta.astype("<f8").tobytes()
         return hashlib.sha256(content).hexdigest()
 
@@ -125,11 +125,11 @@ class Plan:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        what = f"{self.schedule}, gamma_m = {self.step_size.name}"
+        what = f"{self.schedule}, γ_m = {self.step_size.name}"
         return f"Plan({what}, num_rounds={self.num_rounds}, num_steps={self.num_steps})"
 
     def prefix(self, num_rounds: int) -> Plan:
-        """The first rounds of this plan (its warm-up is still that of the whole horizon).
+        """Return the first rounds of this plan (its warm-up is still that of the whole horizon).
 
         >>> paper("C5").plan(power_decay(0.5), num_rounds=9).prefix(2).num_steps
         10
@@ -142,11 +142,11 @@ class Plan:
         )
 
     def check(self) -> assumptions.AssumptionReport:
-        """Hold the plan against Assumptions 3.3 and 3.4, read literally.
+        """Check the plan against Assumptions 3.3 and 3.4, read literally.
 
-        With gamma_m of order m**-alpha and E_m of order m**beta the verdicts are exact. A given
-        sequence says nothing about a limit: its rows give the exponents it seems to have. The
-        warm-up rounds of this plan are held fixed; the last row says what moves if they are not.
+        With γ_m of order m^−α and E_m of order m^β the verdicts are exact. A given sequence has no
+        known limit: its rows show the estimated exponents. The warm-up rounds of this plan are held
+        fixed; the last row shows what changes if they are not.
 
         >>> print(paper("C5").plan(power_decay(0.5), num_steps=100).check()[1].verdict)
         holds

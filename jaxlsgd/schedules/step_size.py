@@ -1,4 +1,4 @@
-"""Step sizes: how far round m moves, gamma_m = E_m eta_m."""
+"""Step sizes: the effective step γ_m = E_m η_m of round m."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxlsgd.core.checks import refusal
 
 @dataclass(frozen=True)
 class StepSize:
-    """The effective step gamma_m of round m, or a given sequence; eta_m = gamma_m / E_m."""
+    """The effective step γ_m of round m, by formula or a given sequence; η_m = γ_m/E_m."""
 
     name: str
     gamma0: float | None = None
@@ -21,7 +21,7 @@ class StepSize:
     sequence: tuple[float, ...] = ()
 
     def effective(self, num_rounds: int) -> NDArray[np.float64]:
-        """gamma_1, ..., gamma_n as a float64 array of shape (num_rounds,).
+        """Return γ_1, …, γ_n as a float64 array of shape (num_rounds,).
 
         >>> power_decay(2.0, 0.75).effective(16)[-1].item()
         0.25
@@ -32,7 +32,7 @@ class StepSize:
             np.power(gamma, -self.alpha, out=gamma)
             return np.multiply(self.gamma0, gamma, out=gamma)
         if len(self.sequence) < num_rounds:
-            rule = f"hold at least the {num_rounds} rounds asked for"
+            rule = f"hold at least {num_rounds} rounds"
             raise refusal("step sequence", rule, f"{len(self.sequence)} rounds")
         return np.array(self.sequence[:num_rounds])
 
@@ -40,12 +40,12 @@ class StepSize:
 def power_decay(
     gamma0: float, alpha: float = 0.505, *, allow_outside_theory: bool = False
 ) -> StepSize:
-    """gamma_m = gamma0 * m**-alpha, m = 1, 2, ... over all rounds, warm-up included (Section 5).
+    """γ_m = γ_0 m^−α, m = 1, 2, … over all rounds, warm-up included (Section 5).
 
     Args:
-        gamma0: > 0; the paper has 0.5 for linear and 2 for logistic regression.
-        alpha: in (1/2, 1), Assumption 3.3.
-        allow_outside_theory: accept any finite alpha; `Plan.check` then says what fails.
+        gamma0: γ_0 > 0; the paper has 0.5 for linear and 2 for logistic regression.
+        alpha: α, in (1/2, 1), Assumption 3.3.
+        allow_outside_theory: accept any finite α; `Plan.check` then lists what fails.
 
     >>> power_decay(0.5).name
     '0.5 m^-0.505'
@@ -57,7 +57,7 @@ def power_decay(
 
 
 def constant_step(gamma: float) -> StepSize:
-    """gamma_m = gamma > 0: never within Assumption 3.3(i), as `Plan.check` says.
+    """γ_m = γ > 0, which violates Assumption 3.3(i).
 
     >>> constant_step(0.1).effective(2).tolist()
     [0.1, 0.1]
@@ -67,7 +67,7 @@ def constant_step(gamma: float) -> StepSize:
 
 
 def custom_step(sequence: ArrayLike) -> StepSize:
-    """gamma_1, gamma_2, ... as given: effective steps gamma_m = E_m eta_m, finite and > 0.
+    """γ_1, γ_2, … as given: effective steps γ_m = E_m η_m, finite and > 0.
 
     >>> custom_step([0.5, 0.25]).effective(2).tolist()
     [0.5, 0.25]

@@ -1,4 +1,7 @@
-"""Coverage studies: a grid of cells, run in tiles, kept in a directory, resumable."""
+"""Coverage studies: a grid of cells, run in tiles by an executor, kept in a directory, resumable.
+
+Start reading at `study.Study`, then `runner.run`, `jobs.run_job` and `store.writer.Writer`.
+"""
 
 from jaxlsgd.core.lazy import attach
 

@@ -1,4 +1,4 @@
-"""The grid of a study: its cells, and the rules that leave some out or add others."""
+"""The cells of a study, and the rules that exclude some or add others. Start at `CellSpec`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core import checks
 from jaxlsgd.schedules import Plan, Schedule, power_decay
-from jaxlsgd.study import parts
 from jaxlsgd.study.errors import SpecError
-from jaxlsgd.study.parts import MOST_STEPS, Extent, Part, ProblemPart, names, read_problem
+from jaxlsgd.study.parts import (
+    MOST_STEPS,
+    Extent,
+    Part,
+    ProblemPart,
+    names,
+    plain_schedule,
+    read_problem,
+    read_schedule,
+)
 
 if TYPE_CHECKING:
     from jaxlsgd.study.study import Study
@@ -26,13 +34,13 @@ EXTRA_KEYS = (*_ROUTE, "methods")
 
 
 def canonical(content: Any) -> bytes:
-    """JSON with one spelling."""
+    """Return JSON data as bytes, equal for equal data."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("ascii")
 
 
 def digest_of(content: Any) -> str:
-    """SHA-256 of JSON data."""
+    """Return the SHA-256 of JSON data."""
     return hashlib.sha256(canonical(content)).hexdigest()
 
 
@@ -52,11 +60,11 @@ class CellSpec:
     tile_size: int
 
     def plain(self) -> dict[str, Any]:
-        """The cell as JSON data."""
+        """Return the cell as JSON data."""
         return {
             "problem": self.problem.plain(),
             "algorithm": self.algorithm.plain(),
-            "schedule": parts.plain(self.schedule),
+            "schedule": plain_schedule(self.schedule),
             "horizon": self.extent.plain(),
             "methods": [method.plain() for method in self.methods],
             "levels": list(self.levels),
@@ -68,11 +76,11 @@ class CellSpec:
 
     @classmethod
     def read(cls, plain: dict[str, Any]) -> CellSpec:
-        """The cell that `plain` describes, without its objects."""
+        """Return the cell that `plain` describes, without its objects."""
         return cls(
             read_problem(plain["problem"]),
             Part.read("algorithm", plain["algorithm"]),
-            parts.read(plain["schedule"]),
+            read_schedule(plain["schedule"]),
             Extent.of(plain["horizon"], "horizon"),
             tuple(Part.read("method", method) for method in plain["methods"]),
             *(tuple(plain["levels"]), tuple(plain["save_at"])),
@@ -80,7 +88,7 @@ class CellSpec:
         )
 
     def built(self) -> CellSpec:
-        """The cell with the objects of all its parts."""
+        """Return the cell with the objects of all its parts."""
         methods = tuple(method.built() for method in self.methods)
         parts = {"problem": self.problem.built(), "algorithm": self.algorithm.built()}
         return dataclasses.replace(self, methods=methods, **parts)
@@ -105,11 +113,18 @@ class CellSpec:
 
     @functools.cached_property
     def num_steps(self) -> int:
-        """Local steps of a client, and the one more draw that plug-in needs."""
+        """Local steps of a client, and one evaluation after the last round."""
         return self.plan().num_steps + 1
 
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of the rows of one tile, at most; see `Cell.row_bytes`."""
+        dim, numbers = self.problem.fact("dim"), 8 * (2 + len(self.levels))
+        each = sum(numbers * max(dim, method.fact("contrasts")) + 2 for method in self.methods)
+        return self.tile_size * (len(self.save_at) + 1) * each
+
     def plan(self) -> Plan:
-        """The schedule and the step size written out."""
+        """Return the schedule and the step sizes, round by round."""
         step = power_decay(self.problem.gamma0, self.problem.alpha)
         plan = self.schedule.plan(step, **{self.extent.unit: self.extent.count})
         if plan.num_steps > MOST_STEPS:
@@ -117,7 +132,7 @@ class CellSpec:
         return plan
 
     def saved_rounds(self, num_rounds: int) -> tuple[int, ...]:
-        """The rounds of `save_at`, fractions turned into rounds, and the last."""
+        """Return the rounds of `save_at`, with fractions turned into rounds, and the last."""
         rounds = {num_rounds}
         for value in self.save_at:
             m = max(1, round(value * num_rounds)) if isinstance(value, float) else value
@@ -128,7 +143,7 @@ class CellSpec:
 
 
 def read_rules(study: Study, key: str, keys: tuple[str, ...]) -> tuple[Any, ...]:
-    """Checked tables of `exclude` or `extra`, as sorted pairs."""
+    """Check the tables of `exclude` or `extra`, and return them as sorted pairs."""
     values = getattr(study, key)
     if not isinstance(values, (list, tuple)):
         raise checks.refusal(key, "be a list of tables", values)
@@ -139,15 +154,10 @@ def _rule(study: Study, where: str, rule: Any, keys: tuple[str, ...]) -> tuple[A
     rule = dict(rule) if isinstance(rule, tuple) else rule
     rule = checks.table(where, rule, f"a table of {', '.join(keys)}")
     checks.known_keys(where, rule, keys)
-    wanted = {
-        "problem": study.problems,
-        "algorithm": study.algorithms,
-        "schedule": study.schedules,
-        "method": study.methods,
-    }
-    for key, known in wanted.items():
+    for key in ("problem", "algorithm", "schedule", "method"):
         if key in rule:
-            checks.choice(f"{where}.{key}", rule[key], tuple(names(known)))
+            known = tuple(names(getattr(study, f"{key}s")))
+            checks.choice(f"{where}.{key}", rule[key], known)
     if "methods" in rule:
         listed = checks.sequence(f"{where}.methods", rule["methods"], "method")
         chosen = (checks.choice(f"{where}.methods", x, tuple(names(study.methods))) for x in listed)
@@ -165,7 +175,7 @@ def _rule(study: Study, where: str, rule: Any, keys: tuple[str, ...]) -> tuple[A
 
 
 def expand(study: Study) -> Iterator[CellSpec]:
-    """The cells: the crossed grid less what is excluded, and the extra ones."""
+    """Yield the cells: the crossed grid without what is excluded, and the extra ones."""
     rules = [dict(rule) for rule in study.exclude]
     crossed = itertools.product(study.problems, study.algorithms, study.schedules, study.horizons)
     for where in crossed if study.cross else ():
@@ -175,7 +185,7 @@ def expand(study: Study) -> Iterator[CellSpec]:
             if not any(_matches(rule, *where, method) for rule in rules)
         )
         if methods:
-            yield _cell(study, *where, methods)
+            yield _cell_spec(study, *where, methods)
     for i, pairs in enumerate(study.extra):
         yield _extra(study, dict(pairs), f"extra[{i}]")
 
@@ -199,17 +209,18 @@ def _matches(
 
 
 def _extra(study: Study, rule: dict[str, Any], where: str) -> CellSpec:
-    problem = next(part for part in study.problems if part.name == rule["problem"])
-    algorithm = rule.get("algorithm", study.algorithms[0].name)
-    algorithm = next(part for part in study.algorithms if part.name == algorithm)
-    schedule = next(part for part in study.schedules if part.name == rule["schedule"])
+    named = {"algorithm": study.algorithms[0].name} | rule
+    problem, algorithm, schedule = (
+        next(part for part in getattr(study, f"{key}s") if part.name == named[key])
+        for key in ("problem", "algorithm", "schedule")
+    )
     lengths = {unit: rule[unit] for unit in ("num_steps", "num_rounds") if unit in rule}
     wanted = rule.get("methods", tuple(names(study.methods)))
     methods = tuple(method for method in study.methods if method.name in wanted)
-    return _cell(study, problem, algorithm, schedule, Extent.of(lengths, where), methods)
+    return _cell_spec(study, problem, algorithm, schedule, Extent.of(lengths, where), methods)
 
 
-def _cell(
+def _cell_spec(
     study: Study,
     problem: ProblemPart,
     algorithm: Part,

@@ -1,4 +1,4 @@
-"""Refusals of a study as a whole."""
+"""Refusals of a study, with the place of the value in it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ class SpecError(ValueError):
 
 
 class OwnError(SpecError):
-    """An error inside a function of the user's own: the study may be as it should be."""
+    """An error inside a user's own function: the study itself may be right."""
 
 
 @contextlib.contextmanager
 def refusing(
     where: str = "", arguments: Collection[str] = (), *, own: bool = False
 ) -> Iterator[None]:
-    """Turns what is refused inside into a `SpecError` that says where the value stands.
+    """Turn a refusal inside into a `SpecError` that names the place of the value in the study.
 
     Args:
       where: the place in the study, such as "problems[0]".
       arguments: names that are keys there, so that a refusal of `noise` is one of "problems[0].noise".
-      own: whether code of the user's own runs inside, any error of which then becomes a refusal.
+      own: whether the user's own code runs inside; any error then becomes a refusal.
     """
     try:
         yield
     except SpecError:
         raise
     except Exception as error:
-        if checks.note_of(error):
-            brief = checks.told(error).strip().partition("\n")[0]
+        if checks.user_code_note(error):
+            brief = checks.describe(error).strip().partition("\n")[0]
             raise OwnError(f"{brief}; it was called for {where}" if where else brief) from error
         refused = isinstance(error, (ValueError, OverflowError))
         if own and not refused:
@@ -50,14 +50,14 @@ def refusing(
 
 
 def _place(error: BaseException) -> str:
-    """Where an imported file was when the error came, in words; "" if it was not there."""
+    """Return in words the line of an imported file that raised an error; "" if none did."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     found = next((f for f in frames if f.filename.startswith("<import ")), None)
     return f" ({found.filename[8:-1]}, line {found.lineno})" if found else ""
 
 
 def line_of(error: BaseException, place: str) -> int | None:
-    """The line of a source where an error came, or where its syntax is wrong."""
+    """Return the line of a source that raised an error, or has wrong syntax."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     found = next((frame.lineno for frame in frames if frame.filename == place), None)
     return found or getattr(error, "lineno", None)

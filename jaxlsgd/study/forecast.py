@@ -1,4 +1,7 @@
-"""What a study will cost, from its description alone: tiles, programs, memory, time, precision."""
+"""Forecast of what a study takes: tiles, programs, memory, time, precision.
+
+`forecast` and `memory` count from its description alone; `measured` runs short trials on the devices here.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,18 @@ from jaxlsgd.engine import cost, machine
 from jaxlsgd.engine.layout import BLOCK_STEPS
 from jaxlsgd.engine.program import loop_for
 from jaxlsgd.inference.laws import tables
-from jaxlsgd.schedules import Plan
-from jaxlsgd.study import jobs
+from jaxlsgd.runs.simulate import Device, on_devices
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.errors import SpecError
 from jaxlsgd.study.jobs import (
     Job,
     Tabulated,
     Tile,
+    check,
     grouped,
     job_bytes,
     program_kind,
+    run_job,
     stepping,
     work,
 )
@@ -41,8 +45,8 @@ from jaxlsgd.study.store import files
 from jaxlsgd.study.study import Study
 
 PROGRAM = 2.0  # seconds to compile one
-# Bytes of host memory besides arrays, from the peaks of 15 processes that ran ten kinds of small studies on one or
-# two CPU devices with nothing compiled before: 420 to 4,700 MB, of which the forecast was 0.81 to 1.23 times.
+# Bytes of host memory besides arrays, fitted to the peaks of 15 processes, 420 to 4,700 MB, that ran ten kinds of
+# small studies on one or two CPU devices with nothing compiled before. The forecast was 0.81 to 1.23 times the peak.
 PROCESS_BYTES = 300_000_000  # the interpreter, JAX and its compiler
 PROGRAM_BYTES = 50_000_000  # a block program, compiled for one device
 METHOD_BYTES = 10_000_000  # a method's program that reads its intervals, compiled for one device
@@ -50,7 +54,7 @@ EQUATION_BYTES = 75_000  # besides, for each operation in it
 
 
 class Forecast(NamedTuple):
-    """What to expect of a study."""
+    """Counts of a study."""
 
     cells: int
     tiles: int
@@ -60,7 +64,7 @@ class Forecast(NamedTuple):
     idle_share: float  # of the work beyond the replications asked for
 
     def times(self, rate: float, devices: int) -> Times:
-        """What it takes at a rate in client-steps per second per device; `trial.measured` tells better."""
+        """Return the times at a rate in client-steps per second per device; `measured` is more exact."""
         tiles = self.work / rate / min(devices, self.tiles)
         return Times(START, PROGRAM * self.programs, tiles, 0.0)
 
@@ -71,7 +75,9 @@ class Memory(NamedTuple):
     process: int  # the interpreter, JAX and its compiler
     programs: int  # compiled, for all devices
     arrays: int  # of the largest job, on each device that is busy
-    reading: int  # to read the intervals of a method: of one tile at a time, whatever the devices
+    reading: (
+        int  # to read the intervals of a method, of one tile at a time on any number of devices
+    )
     rows: int  # of the largest job, on the host, for each device that is busy
     writing: int  # of the tile that is encoded, and the first read back
     devices: int  # that are busy
@@ -79,14 +85,14 @@ class Memory(NamedTuple):
 
     @property
     def host(self) -> int:
-        """All that is needed of the host's memory."""
+        """Memory of the host."""
         each = self.rows + (self.arrays if self.shared else 0)
         once = self.writing + (self.reading if self.shared else 0)
         return self.process + self.programs + once + self.devices * each
 
     @property
     def device(self) -> int:
-        """All that is needed on each device with memory of its own."""
+        """Memory of each device that does not share the host's."""
         return 0 if self.shared else self.arrays + self.reading
 
     def __str__(self) -> str:
@@ -101,22 +107,22 @@ class Memory(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Bytes that there are; None if that is not known."""
+    """Bytes that are available; None if unknown."""
 
     host: int | None
     device: int | None = None  # of each device with memory of its own
 
     @staticmethod
-    def of(device: Any) -> Room:
-        """The room on this machine and on a device of it."""
+    def of(device: Device) -> Room:
+        """Return the memory of this machine and of a device of it."""
         return Room(machine.memory(), machine.device_memory(device))
 
     def lacks(self, need: Memory, slack: float = 1.0) -> str:
-        """Return in words what does not fit; "" if all does, or nothing is known.
+        """Return in words what does not fit; "" if everything does, or nothing is known.
 
         Args:
           need: what is needed, by forecast.
-          slack: how many times what is there the forecast may be.
+          slack: how many times what is available the forecast may be.
         """
         if self.host is not None and need.host > slack * self.host:
             return f"needs about {_megabytes(need.host)}, this machine has {_megabytes(self.host)}"
@@ -126,8 +132,7 @@ class Room(NamedTuple):
         return ""
 
 
-# The forecasts of ten studies were 0.81 to 1.23 of the memory that they took, so that a run is refused only if it
-# cannot fit; `plan` warns before that.
+# A run is refused only if it cannot fit, even if the forecast is too high by this factor; `plan` warns before that.
 FORECAST_ERROR = 1.25
 
 
@@ -136,7 +141,7 @@ def _megabytes(count: int) -> str:
 
 
 def forecast(study: Study) -> Forecast:
-    """Counts a study without running it."""
+    """Count the work of a study without running it."""
     tiles = study.tiles_per_cell
     total = sum(float(tiles * work(cell)) for cell in study.cells)
     jobs = grouped((Tile(cell, 0) for cell in study.cells), workers=1)
@@ -147,11 +152,11 @@ def forecast(study: Study) -> Forecast:
 
 
 def memory(study: Study, devices: int, platform: str = "cpu") -> Memory:
-    """Predict what a study needs in memory on so many devices of a machine.
+    """Return the memory that a study needs on some devices of one machine.
 
     Args:
       study: the study.
-      devices: how many; no more are busy than there are tiles.
+      devices: how many there are.
       platform: of the devices.
     """
     busy = min(devices, len(study.cells) * study.tiles_per_cell)
@@ -164,8 +169,9 @@ def memory(study: Study, devices: int, platform: str = "cpu") -> Memory:
         + (_beyond(job, program_kind(job[0].cell) in dense) if platform == "cpu" else 0)
         for job in jobs
     )
-    rows = max(2 * sum(map(_row_bytes, job)) for job in jobs)  # as they are saved, and put together
-    writing = 2 * max(_row_bytes(tile) for job in jobs for tile in job)
+    # Rows are there twice: as saved, and joined; as joined, and encoded.
+    rows = 2 * max(sum(tile.cell.tile_bytes for tile in job) for job in jobs)
+    writing = 2 * max(cell.tile_bytes for cell in study.cells)
     read = {(program_kind(cell), method): cell for cell in study.cells for method in cell.methods}
     found = [_reading(method, cell) for (_, method), cell in read.items()]
     each = PROGRAM_BYTES * len(programs)
@@ -177,7 +183,7 @@ def memory(study: Study, devices: int, platform: str = "cpu") -> Memory:
 
 
 def _beyond_steps(cell: CellSpec, platform: str) -> int:
-    """Bytes that reading the intervals of a tile needs beyond those of its steps, which are free by then."""
+    """Return the bytes that reading the intervals needs beyond those of the steps, which are free by then."""
     found = [_reading(method, cell) for method in cell.methods]
     free = job_bytes((Tile(cell, 0),), platform) - cell.tile_size * sum(one.kept for one in found)
     return max(0, cell.tile_size * max(one.bytes for one in found) - max(0, free))
@@ -191,14 +197,12 @@ def _reading(method: Part, cell: CellSpec) -> cost.Reading:
 def _reading_of(method: Part, dim: int, dtype: str) -> cost.Reading:
     try:
         return cost.reading(method.built().made, dim, dtype)
-    except (
-        Exception
-    ):  # somebody's own method: its cell fails alone, with this error, when it is run
+    except Exception:  # of a user's own method: its cell fails with this error in the run
         return cost.Reading(0, 0, 0)
 
 
 def _beyond(job: Job, dense: bool) -> int:
-    """Bytes that one tile at a time may need beyond `job_bytes`; see `cost.beyond_bytes`."""
+    """Return the bytes that one tile at a time may need beyond `job_bytes`; see `cost.beyond_bytes`."""
     cell = job[0].cell
     made = tuple(method.built().made for method in cell.methods)
     parts = cell.problem.built().made, made, cell.dtype
@@ -207,23 +211,15 @@ def _beyond(job: Job, dense: bool) -> int:
 
 
 def _constants(job: Job) -> int:
-    """Bytes of a problem's numbers on a device."""
+    """Return the bytes of a problem's constants on a device."""
     leaves = jax.tree.leaves(job[0].cell.problem.built().made.clients)
     return (
         sum(int(np.prod(np.shape(leaf))) for leaf in leaves) * np.dtype(job[0].cell.dtype).itemsize
     )
 
 
-def _row_bytes(tile: Tile) -> int:
-    """Bytes of a tile's rows; see `Cell.row_bytes`."""
-    cell, dim = tile.cell, tile.cell.problem.fact("dim")
-    numbers = 8 * (2 + len(cell.levels))
-    each = sum(numbers * max(dim, method.fact("contrasts")) + 2 for method in cell.methods)
-    return cell.tile_size * (len(cell.save_at) + 1) * each
-
-
-def refuse_too_large(study: Study, devices: Sequence[Any]) -> None:
-    """Refuse a study that does not fit in the memory here, with what would; nothing has begun then."""
+def refuse_too_large(study: Study, devices: Sequence[Device]) -> None:
+    """Refuse a study that does not fit in the memory of this machine, with advice on what would fit."""
     room, platform = Room.of(devices[0]), devices[0].platform
     need = memory(study, len(devices), platform)
     if lack := room.lacks(need, slack=FORECAST_ERROR):
@@ -232,10 +228,9 @@ def refuse_too_large(study: Study, devices: Sequence[Any]) -> None:
 
 
 def what_fits(study: Study, room: Room, devices: int, platform: str = "cpu") -> str:
-    """What to change so that a study fits, in words.
+    """Return in words what to change so that a study fits.
 
-    The number of devices changes no row, and so comes first. The size of a tile is part of what a study
-    is, and is never changed without being asked for.
+    Fewer devices give the same rows, and so are proposed first. Another tile size is another study.
     """
     for fewer in range(devices - 1, 0, -1):
         if not room.lacks(need := memory(study, fewer, platform)):
@@ -254,48 +249,39 @@ def what_fits(study: Study, room: Room, devices: int, platform: str = "cpu") -> 
     return "not even one replication at a time fits: take fewer clients, parameters or methods"
 
 
-def _programs(study: Study) -> set[Any]:
-    """The kinds of block programs that are compiled."""
+def _programs(study: Study) -> set[tuple[Any, int]]:
+    """Return the block programs that are compiled, as kind and room."""
     blocks: dict[Any, np.ndarray] = {}  # distinct numbers of rounds that end in a block, by path
     programs = set()
     for cell in study.cells:
         path = cell.schedule, cell.extent
         if path not in blocks:
-            blocks[path] = _rounds_in_blocks(cell.plan())
+            blocks[path] = np.unique(np.bincount(cell.plan().ends // BLOCK_STEPS))
         rooms = loop_for("cpu", cell.problem.built().made, cell.algorithm.built().made).rooms
-        programs |= {(program_kind(cell), room) for room in _rooms(blocks[path], rooms)}
+        sizes = np.array([*rooms, BLOCK_STEPS])
+        found = sizes[np.searchsorted(sizes, np.minimum(blocks[path], BLOCK_STEPS))]
+        programs |= {(program_kind(cell), room) for room in found.tolist()}
     return programs
 
 
-def _rounds_in_blocks(plan: Plan) -> np.ndarray:
-    """How many rounds end in a block of a plan, each number once."""
-    return np.unique(np.bincount(plan.ends // BLOCK_STEPS))
-
-
-def _rooms(ends: np.ndarray, rooms: tuple[int, ...]) -> set[int]:
-    """The kinds of blocks that a plan needs, by how many rounds end in a block."""
-    sizes = np.array([*rooms, BLOCK_STEPS])
-    return set(sizes[np.searchsorted(sizes, np.minimum(ends, BLOCK_STEPS))].tolist())
-
-
 def standard_error(level: float, replications: int) -> float:
-    """Monte-Carlo standard error √(p(1 − p)/n) of a coverage near p."""
+    """Return the Monte-Carlo standard error √(p(1 − p)/n) of a coverage near p."""
     return math.sqrt(level * (1 - level) / replications)
 
 
 def replications_for(level: float, error: float) -> int:
-    """Replications that bring the standard error of a coverage near `level` down to `error`."""
+    """Return the replications that bring the standard error of a coverage near `level` down to `error`."""
     checks.number("error", error, "be a number greater than 1e-9", 1e-9)
     return math.ceil(level * (1 - level) / error**2 - 1e-9)
 
 
-START = 3.0  # seconds: the interpreter, JAX and the package, where they cannot be measured
+START = 3.0  # seconds: the interpreter, JAX and the package, if they cannot be measured
 _START = "import jax, jaxlsgd.cli, jaxlsgd.study.jobs; jax.local_devices()"
 _COMMITS, _TILE = 5, bytes(50_000)
 _STEPS = 128  # of the first trial
 _MOST_WORK = 100_000_000  # client-steps of it: a few seconds on one core
 _LONG = 1.0  # seconds that the longer one should take
-_MOST_KINDS = 4  # that are tried; the rest are taken to be like them
+_MOST_KINDS = 4  # that are tried; the others are taken to be like them
 
 
 class Times(NamedTuple):
@@ -308,7 +294,7 @@ class Times(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Seconds from start to end."""
         return sum(self)
 
 
@@ -322,15 +308,14 @@ class Trial(NamedTuple):
     table: float  # per plan and saved round, the first time
 
 
-def measured(study: Study, devices: Sequence[Any], count: int) -> Times:
-    """What a study will take on `count` devices like those here, by trial."""
+def measured(study: Study, devices: Sequence[Device], count: int) -> Times:
+    """Estimate the times of a study on `count` devices like those here from short trials."""
     began = time.perf_counter()
-    jobs.check(study)
+    check(study)
     checked = time.perf_counter() - began
-    ranges = jobs.grouped((Tile(cell, 0) for cell in study.cells), workers=1)
     kinds: dict[Any, list[Job]] = {}
-    for job in ranges:
-        kinds.setdefault(jobs.program_kind(job[0].cell), []).append(job)
+    for job in grouped((Tile(cell, 0) for cell in study.cells), workers=1):
+        kinds.setdefault(program_kind(job[0].cell), []).append(job)
     order = sorted(kinds.values(), key=lambda group: -sum(map(_work, group)))
     trials = [_trial(group[0], devices) for group in order[:_MOST_KINDS]]
     typical = Trial(*(sum(column) / len(trials) for column in zip(*trials, strict=True)))
@@ -338,22 +323,22 @@ def measured(study: Study, devices: Sequence[Any], count: int) -> Times:
     busy = min(count, len(study.cells) * study.tiles_per_cell)
     return Times(
         _start() + checked,
-        sum(map(_trial_programs, trials, order)),
+        sum(map(_program_seconds, trials, order)),
         _commit() * len(study.cells) * study.tiles_per_cell
-        + study.tiles_per_cell * sum(map(_seconds, trials, order)) / busy,
+        + study.tiles_per_cell * sum(map(_tile_seconds, trials, order)) / busy,
         sum(trial.table * _readings(group) for trial, group in zip(trials, order, strict=True)),
     )
 
 
 def _start() -> float:
-    """What the interpreter, JAX and the package take to start, in a process that does nothing else."""
+    """Return the seconds that a process takes to start, with JAX and the package."""
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", _START], capture_output=True, timeout=60)
     return time.perf_counter() - began if done.returncode == 0 else START
 
 
 def _commit() -> float:
-    """What it takes to put a tile on a disk."""
+    """Return the seconds that it takes to write a tile to the disk."""
     with tempfile.TemporaryDirectory() as directory:
         began = time.perf_counter()
         for number in range(_COMMITS):
@@ -361,12 +346,12 @@ def _commit() -> float:
         return (time.perf_counter() - began) / _COMMITS
 
 
-def _seconds(trial: Trial, group: list[Job]) -> float:
-    """One range of replications of all jobs, on one device."""
+def _tile_seconds(trial: Trial, group: list[Job]) -> float:
+    """Return the seconds of one range of replications of all jobs, on one device."""
     return trial.work * sum(map(_work, group)) + trial.reading * _readings(group)
 
 
-def _trial_programs(trial: Trial, group: list[Job]) -> float:
+def _program_seconds(trial: Trial, group: list[Job]) -> float:
     return trial.programs + trial.length * (len(_all_lengths(group)) - 1)
 
 
@@ -375,24 +360,22 @@ def _all_lengths(group: list[Job]) -> set[int]:
 
 
 def _work(job: Iterable[Tile]) -> float:
-    return float(sum(jobs.work(tile.cell) for tile in job))
+    return float(sum(work(tile.cell) for tile in job))
 
 
 def _readings(group: list[Job]) -> int:
-    return sum(len(_saves(tile.cell)) for job in group for tile in job)
-
-
-def _saves(cell: CellSpec) -> tuple[int, ...]:
-    return cell.saved_rounds(cell.plan().num_rounds)
+    cells = [tile.cell for job in group for tile in job]
+    return sum(len(cell.saved_rounds(cell.plan().num_rounds)) for cell in cells)
 
 
 def _lengths(cell: CellSpec) -> set[int]:
-    """What a cell's plans are padded to at its saved rounds: each is a program for what is measured."""
+    """Return the lengths that plans are padded to at the saved rounds of a cell: each is a program to compile."""
     plan = cell.plan()
-    return {Horizon.of(plan.prefix(m)).E.size for m in _saves(cell)}
+    return {Horizon.of(plan.prefix(m)).E.size for m in cell.saved_rounds(plan.num_rounds)}
 
 
-def _trial(job: Job, devices: Sequence[Any]) -> Trial:
+def _trial(job: Job, devices: Sequence[Device]) -> Trial:
+    """Time a job shortened twice, to separate the time per step from that per tile."""
     cell = job[0].cell
     per_step = stepping(cell.problem, cell.algorithm) * cell.tile_size
     job = job[: max(1, _MOST_WORK // (_STEPS * per_step))]
@@ -405,20 +388,18 @@ def _trial(job: Job, devices: Sequence[Any]) -> Trial:
     long = _shortened(job, min(longest, int(_STEPS * min(16.0, max(2.0, _LONG / again)))))
     first_long = _run(long, devices, {})
     passed = min(_run(long, devices, {}) for _ in range(2))
-    more, work = _work(long) - _work(short), _work(long)
-    each = max((passed - again) / more, 0.2 * passed / work) if more else passed / work
+    more, whole = _work(long) - _work(short), _work(long)
+    each = max((passed - again) / more, 0.2 * passed / whole) if more else passed / whole
     fresh = _all_lengths([long]) - _all_lengths([short])
-    # Where no length is new, one takes about as much as the trial's measurements did.
+    # If no length is new, a further one is taken to need a tenth of the first run's overhead.
     length = max(0.0, first_long - passed - table) / len(fresh) if fresh else 0.1 * (first - again)
-    reading = max(0.0, passed - each * work) / len(job)
+    reading = max(0.0, passed - each * whole) / len(job)
     plans = len({tile.cell.plan().digest for tile in short})
     return Trial(each, reading, programs, max(0.0, length), table / plans)
 
 
-def _from_cache(job: Job, devices: Sequence[Any], again: float) -> float:
-    """What the programs of a job take that another process has compiled."""
-    import jax
-
+def _from_cache(job: Job, devices: Sequence[Device], again: float) -> float:
+    """Return the seconds to load programs that another process has compiled."""
     jax.clear_caches()
     return max(0.0, _run(job, devices, {}) - again)
 
@@ -431,12 +412,11 @@ def _shortened(job: Job, steps: int) -> Job:
     return tuple(map(brief, job))
 
 
-def _run(job: Job, devices: Sequence[Any], used: tables.Rows) -> float:
-    """Wall time of a job on all devices at once."""
-    from jaxlsgd.runs.simulate import on_devices
+def _run(job: Job, devices: Sequence[Device], used: tables.Rows) -> float:
+    """Return the wall time of a job on all devices at once; collect the table rows that it used."""
 
-    def run(device: Any) -> None:
-        for event in jobs.run_job(job, device):
+    def run(device: Device) -> None:
+        for event in run_job(job, device):
             if isinstance(event, Tabulated):
                 used.update(event.rows)
 

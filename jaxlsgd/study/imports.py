@@ -1,4 +1,4 @@
-"""Every kind that a study file can name: those of this package, and those from `--import`."""
+"""The kinds that a study file can name: those of this package, and those from `--import` files."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def known(role: str, name: str) -> bool:
 
 
 def imported(role: str, name: str) -> bool:
-    """Whether a kind comes from a file that `load` has run."""
+    """Whether a kind comes from an imported file."""
     kind = registry.kinds(role).get(name)
     return kind is not None and kind.build.__module__ in map(_module, _sources)
 
 
 def find(role: str, name: Any, where: str) -> Kind:
-    """The kind of this name; refuses one that is not known."""
-    there = registry.kinds(role)
-    if not isinstance(name, str) or name not in there:
-        hint = checks.nearest(name, there) + "; kinds of your own come from --import FILE"
-        raise checks.refusal(where, f"be one of {', '.join(there)}", name, hint)
-    return there[name]
+    """Return the kind of this name; refuse an unknown one."""
+    found = registry.kinds(role)
+    if not isinstance(name, str) or name not in found:
+        hint = checks.nearest(name, found) + "; kinds of your own come from --import FILE"
+        raise checks.refusal(where, f"be one of {', '.join(found)}", name, hint)
+    return found[name]
 
 
 def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
-    """Calls a kind's builder; what it refuses is reported with its place in the study."""
+    """Call a kind's builder; its refusals name the place in the study."""
     checks.known_keys(where, arguments, tuple(kind.parameters))
     for name in kind.required:
         if name not in arguments:
@@ -68,7 +68,7 @@ def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
 
 
 def load(path: str | os.PathLike[str]) -> None:
-    """Runs a Python file that registers kinds; see `jaxlsgd.register`."""
+    """Run a Python file that registers kinds; see `jaxlsgd.register`."""
     path = Path(path)
     try:
         source = read_regular(path, _MOST_BYTES).decode()
@@ -84,10 +84,10 @@ def load(path: str | os.PathLike[str]) -> None:
 
 
 def load_source(name: str, source: str) -> None:
-    """Runs the source of such a file, once; workers, which do not have the file, call it too."""
+    """Run the source of such a file, once; Dask workers have the source and not the file."""
     if _sources.get(name) == source:
         return
-    # Not the path of the file: workers do not have it, and messages name the file alone.
+    # Not the path: it differs on workers, and messages name the file alone.
     place = f"<import {name}>"
     module = types.ModuleType(_module(name))
     module.__file__ = place
@@ -106,7 +106,7 @@ def load_source(name: str, source: str) -> None:
 
 
 def load_only(sources: dict[str, str]) -> None:
-    """Runs these sources and forgets all others: those that a worker ran for another study."""
+    """Run these sources and forget all others, which a worker has run for another study."""
     for name in [name for name in _sources if name not in sources]:
         _forget(name)
     for name, source in sources.items():
@@ -114,7 +114,7 @@ def load_only(sources: dict[str, str]) -> None:
 
 
 def loaded() -> dict[str, str]:
-    """The sources that were imported so far, by file name."""
+    """Return the sources that were imported so far, by file name."""
     return dict(_sources)
 
 

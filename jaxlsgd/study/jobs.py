@@ -1,4 +1,7 @@
-"""Tiles put together into jobs: the same replications of several cells, whose draws are made once."""
+"""Jobs: the same replications of several cells, whose draws are made once.
+
+`planned` makes jobs of tiles, `run_job` runs one, and `check` refuses a study before any is made.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,22 @@ import numpy as np
 
 from jaxlsgd import schedules
 from jaxlsgd.core.checks import blaming
+from jaxlsgd.core.estimator import Estimator
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.engine import cost
 from jaxlsgd.engine.lanes import widths_for
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.runs.simulate import Finished, run_cells
+from jaxlsgd.runs.simulate import Device, Finished, run_cells
+from jaxlsgd.schedules import Plan
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.errors import refusing
 from jaxlsgd.study.parts import Part
 from jaxlsgd.study.study import Study
 
-# A job is lost as a whole if its process is killed, and finished as a whole if the run is asked to
-# stop, so it must not be long: this is about half a minute on one core.
+# A job is lost if its process is killed, and finished if the run is asked to stop, so it must not be long:
+# this is about half a minute on one core.
 MOST_WORK = 2_000_000_000  # client-steps
 MOST_CELLS = 32
 MOST_BYTES = 1_000_000_000  # of the states that are in memory side by side
@@ -48,14 +53,14 @@ def planned(
     lacks: Callable[[CellSpec, int], bool],
     workers: int,
 ) -> Iterator[Job]:
-    """The tiles that cells lack as jobs, those that share programs behind one another.
+    """Yield the tiles that cells lack as jobs, with jobs that share programs next to each other.
 
     Args:
       cells: of the study.
-      firsts: the first replication of each tile, in order. There may be millions: jobs are made as they
-        are taken.
+      firsts: the first replication of each tile, in order. There may be millions, so jobs are made one
+        by one.
       lacks: whether a tile is to be computed.
-      workers: how many jobs run at once. The last jobs are split so that each worker has one.
+      workers: how many jobs run at once; the last jobs are split so that each worker has one.
     """
     ranges = (
         [Tile(cell, first) for cell in group if lacks(cell, first)]
@@ -66,7 +71,7 @@ def planned(
 
 
 def grouped(tiles: Iterable[Tile], workers: int) -> list[Job]:
-    """Given tiles as jobs; see `planned`."""
+    """Return given tiles as jobs; see `planned`."""
     there: dict[CellSpec, set[int]] = {}
     for tile in tiles:
         there.setdefault(tile.cell, set()).add(tile.first)
@@ -75,7 +80,7 @@ def grouped(tiles: Iterable[Tile], workers: int) -> list[Job]:
 
 
 def _alike(cells: Iterable[CellSpec]) -> list[list[CellSpec]]:
-    """Cells that can run together, those that share programs behind one another."""
+    """Return groups of cells that can run together; groups that share programs are neighbours."""
     kinds: dict[Any, dict[Any, list[CellSpec]]] = {}
     for cell in cells:
         kinds.setdefault(program_kind(cell), {}).setdefault(draws_of(cell), []).append(cell)
@@ -83,13 +88,13 @@ def _alike(cells: Iterable[CellSpec]) -> list[list[CellSpec]]:
 
 
 def draws_of(cell: CellSpec) -> tuple[Any, ...]:
-    """What cells have in common that can run together; schedule, horizon and step size are free."""
+    """Return what cells in one job have in common; their schedules, horizons and step sizes may differ."""
     parts = cell.problem.content, cell.algorithm.content, cell.methods
     return (*parts, cell.levels, cell.seed, cell.dtype, cell.tile_size)
 
 
 def program_kind(cell: CellSpec) -> tuple[Any, ...]:
-    """What decides the compiled programs of a cell: not its schedule, horizon or step size."""
+    """Return what decides the compiled programs of a cell; schedule, horizon and step size do not."""
     return (_program_kind(cell.problem, cell.algorithm, cell.methods), cell.dtype, cell.tile_size)
 
 
@@ -102,24 +107,24 @@ def _program_kind(problem: Part, algorithm: Part, methods: tuple[Part, ...]) -> 
 
 
 def work(cell: CellSpec) -> int:
-    """Client-steps of one tile."""
+    """Return the client-steps of one tile."""
     return cell.num_steps * stepping(cell.problem, cell.algorithm) * cell.tile_size
 
 
 @functools.lru_cache(maxsize=4096)
 def stepping(problem: Part, algorithm: Part) -> int:
-    """How many clients step in a round."""
+    """Return how many clients step in a round."""
     return algorithm.built().made.stepping(problem.fact("num_clients"))
 
 
-def draw_bytes(cell: CellSpec) -> int:
-    """Memory of the draws, which cells that run together share."""
+def _draw_bytes(cell: CellSpec) -> int:
+    """Return the memory of the draws, which the cells of a job share."""
     made, own = cell.problem.built().made, cell.algorithm.built().made
     return cell.tile_size * cost.draws_bytes(made, cell.dtype, algorithm=own, ahead=True)
 
 
 def state_bytes(cell: CellSpec) -> int:
-    """Memory of one tile besides the draws: the clients and the statistics."""
+    """Return the memory of the clients and statistics of one tile."""
     return cell.tile_size * _own_bytes(cell.problem, cell.algorithm, cell.methods, cell.dtype)
 
 
@@ -130,12 +135,12 @@ def _own_bytes(problem: Part, algorithm: Part, methods: tuple[Part, ...], dtype:
 
 
 def job_bytes(job: Job, platform: str = "cpu") -> int:
-    """Memory of a job on its device: draws, and each tile's clients and statistics, as lanes if they are."""
+    """Return the memory of a job on its device: the draws, and a state per tile, or per lane if there are lanes."""
     cell = job[0].cell
     parts = cell.problem, cell.algorithm, cell.methods
     widths = _lane_widths(*parts, cell.tile_size, cell.dtype, platform)
     lanes = sum(widths_for(len(job), widths)) if widths else len(job)
-    return draw_bytes(cell) + lanes * state_bytes(cell)
+    return _draw_bytes(cell) + lanes * state_bytes(cell)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -153,12 +158,12 @@ def _bounded(tiles: list[Tile]) -> list[Job]:
 
 
 def _most(tiles: Sequence[Tile]) -> int:
-    """How many of these tiles, which all need the same memory, may be in one job."""
+    """Return how many of these tiles, which need the same memory each, fit in one job."""
     return max(1, min(MOST_CELLS, MOST_BYTES // state_bytes(tiles[0].cell)))
 
 
 def _split(tiles: Sequence[Tile], parts: int) -> list[Job]:
-    """At most so many parts of about equal steps: the longest first, each to the least so far."""
+    """Split tiles into at most so many parts of about equal steps, by longest-first bin packing."""
     bins: list[list[Tile]] = [[] for _ in range(min(parts, len(tiles)))]
     steps, most = [0] * len(bins), _most(tiles)
     for tile in sorted(tiles, key=lambda tile: -tile.cell.num_steps):
@@ -169,6 +174,7 @@ def _split(tiles: Sequence[Tile], parts: int) -> list[Job]:
 
 
 def _even_at_the_end(jobs: Iterator[Job], workers: int) -> Iterator[Job]:
+    """Yield jobs, the last of which are split so that all workers are busy."""
     while batch := list(itertools.islice(jobs, workers)):
         over = len(batch) % workers
         for i, job in enumerate(batch):
@@ -180,28 +186,30 @@ def _even_at_the_end(jobs: Iterator[Job], workers: int) -> Iterator[Job]:
 _building = threading.RLock()
 
 
-class Worked(NamedTuple):
-    """A tile has made so many more steps."""
+class TileAdvanced(NamedTuple):
+    """Further steps that a tile has made."""
 
     tile: Tile
     steps: int
 
 
-class Done(NamedTuple):
-    """A tile's rows."""
+class TileFinished(NamedTuple):
+    """All rows of a tile."""
 
     tile: Tile
     rows: dict[str, MethodRows]
 
 
 class Tabulated(NamedTuple):
-    """What laws have looked up or tabulated for a job, see `core.tables`."""
+    """Table rows that laws have looked up or computed for a job; see `inference.laws.tables`."""
 
     rows: tables.Rows
 
 
-def run_job(job: Job, device: Any = None) -> Iterator[Worked | Tabulated | Done]:
-    """Runs the same replications of cells that see the same draws, and yields how it goes.
+def run_job(
+    job: Job, device: Device | None = None
+) -> Iterator[TileAdvanced | Tabulated | TileFinished]:
+    """Run the same replications of cells that see the same draws, and yield what happens.
 
     Args:
       job: tiles of cells that differ in schedule, horizon and step size only.
@@ -209,7 +217,7 @@ def run_job(job: Job, device: Any = None) -> Iterator[Worked | Tabulated | Done]
     """
     spec = job[0].cell
     with _building:
-        cells = _cells(tuple(tile.cell for tile in job))
+        cells = _runnable_together(tuple(tile.cell for tile in job))
     key = jax.random.key(spec.seed)
     events, used = run_cells(key, cells, job[0].first, spec.tile_size, device), tables.Rows()
     while True:
@@ -221,41 +229,50 @@ def run_job(job: Job, device: Any = None) -> Iterator[Worked | Tabulated | Done]
             if used:
                 yield Tabulated(used)
                 used = tables.Rows()
-            yield Done(job[event.cell], event.rows)
+            yield TileFinished(job[event.cell], event.rows)
         else:
-            yield Worked(job[event.cell], event.steps)
+            yield TileAdvanced(job[event.cell], event.steps)
 
 
-def cell(spec: CellSpec, save_at: tuple[int, ...] | None = None) -> Cell:
-    """The engine's description of a cell."""
-    return _cell(spec, spec.problem.built().made, save_at)
+def runnable(
+    spec: CellSpec, save_at: tuple[int, ...] | None = None, problem: Problem | None = None
+) -> Cell:
+    """Return a cell as `runs` takes it.
 
-
-def _cell(spec: CellSpec, problem: Problem, save_at: tuple[int, ...] | None = None) -> Cell:
+    Args:
+      spec: the cell.
+      save_at: rounds to save instead of its own.
+      problem: an equal problem to use instead of its own.
+    """
     plan = spec.plan()
-    saves = spec.saved_rounds(plan.num_rounds) if save_at is None else save_at
-    methods = tuple(method.built().made for method in spec.methods)
-    algorithm = spec.algorithm.built().made
-    return Cell(problem, plan, methods, spec.levels, saves, spec.dtype, algorithm)
+    return Cell(
+        problem or spec.problem.built().made,
+        plan,
+        tuple(method.built().made for method in spec.methods),
+        spec.levels,
+        save_at or spec.saved_rounds(plan.num_rounds),
+        spec.dtype,
+        spec.algorithm.built().made,
+    )
 
 
 @functools.lru_cache(maxsize=4)
-def _cells(specs: tuple[CellSpec, ...]) -> tuple[Cell, ...]:
-    # To the engine, problems that differ only in their name and step size are one.
+def _runnable_together(specs: tuple[CellSpec, ...]) -> tuple[Cell, ...]:
+    # Problems that differ only in their name and step size must be one object to share programs.
     shared = specs[0].problem.built().made
-    return tuple(_cell(spec, shared) for spec in specs)
+    return tuple(runnable(spec, problem=shared) for spec in specs)
 
 
 def about(spec: CellSpec) -> CellRows:
-    """What a reader must know of a cell besides its rows."""
-    return cell(spec).with_rows({})
+    """Return what a reader needs of a cell besides its rows."""
+    return runnable(spec).with_rows({})
 
 
 def check(study: Study) -> None:
-    """Refuses what only the objects can tell, before anything is written.
+    """Refuse, before anything is written, parts that do not go together.
 
-    Every method and algorithm is tried on every problem that it meets, and every schedule is written
-    out to every horizon that it meets.
+    Every method and algorithm is tried on every problem it is combined with, and every schedule is written
+    out to every horizon it is combined with.
     """
     brief = schedules.constant(1).plan(schedules.power_decay(0.5), num_steps=1)
     tried = dict.fromkeys((spec.problem, spec.algorithm, spec.methods) for spec in study.cells)
@@ -263,27 +280,20 @@ def check(study: Study) -> None:
         made = tuple(method.built().made for method in methods)
         own = any(part.identity for part in (problem, algorithm, *methods))
         with refusing(f"problem {problem.name}", own=own):
-            Cell(
-                problem.built().made,
-                brief,
-                made,
-                algorithm=algorithm.built().made,
-                dtype=study.dtype,
-            )
+            run_by = {"algorithm": algorithm.built().made, "dtype": study.dtype}
+            Cell(problem.built().made, brief, made, **run_by)
     paths = {(spec.schedule, spec.extent, spec.methods): spec for spec in study.cells}
     for spec in paths.values():
         own = any(method.identity for method in spec.methods)
         with refusing(f"schedule {spec.schedule} to {spec.extent}", own=own):
-            _check_path(spec)
+            plan = spec.plan()
+            spec.saved_rounds(plan.num_rounds)
+            for method in spec.methods:
+                _check_plan(method.built().made, plan, spec.levels)
 
 
-def _check_path(spec: CellSpec) -> None:
-    plan = spec.plan()
-    spec.saved_rounds(plan.num_rounds)
-    for method in spec.methods:
-        # A critical value that does not exist (missing from the paper's table, a schedule without an
-        # exponent) would otherwise come to light after the run.
-        made = method.built().made
-        made.check_plan(plan)
-        with blaming(made.law.multiplier, f"`law.multiplier` of method {made.name!r}"):
-            made.law.check(spec.levels, plan)
+def _check_plan(method: Estimator, plan: Plan, levels: tuple[float, ...]) -> None:
+    """Refuse a plan without critical values, which would otherwise be found out after the run."""
+    method.check_plan(plan)
+    with blaming(method.law.multiplier, f"`law.multiplier` of method {method.name!r}"):
+        method.law.check(levels, plan)

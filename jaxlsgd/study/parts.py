@@ -1,77 +1,24 @@
-"""Schedules of a study: by name, by table, or given."""
+"""Parts of a study (problems, methods, algorithms, schedules, horizons), as given and as JSON data.
+
+Each may be a kind's name, a table of a kind and its arguments, or an object. Start at `Part`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Self
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Self
 
 from jaxlsgd import schedules
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import fraction
 from jaxlsgd.core.registry import Kind
-from jaxlsgd.schedules import Schedule
+from jaxlsgd.schedules import Schedule, power_decay
 from jaxlsgd.study.errors import SpecError, refusing
-
-_FIELDS = ("family", "name", "scale", "exponent", "base", "sequence", "warmup")
-
-
-def of(value: Any, where: str, warmup: float = 0.0) -> Schedule:
-    """Reads a paper name, a table with `family` and the builder's arguments, or a `Schedule`.
-
-    Args:
-      value: "C5", or {family = "power", beta = 0.25, scale = 2}, and optionally `name` and `warmup`.
-      where: key, for messages.
-      warmup: share of the observations, for a schedule without a warm-up of its own.
-    """
-    if isinstance(value, Schedule):
-        return value if value.warmup else value.with_warmup(warmup)
-    if isinstance(value, str):
-        known = schedules.PAPER_SCHEDULES
-        if value not in known:
-            table = '{family = "power", beta = 0.25}'
-            rule = f"be one of {', '.join(known)}, or a table such as {table}"
-            raise refusal(where, rule, value, checks.nearest(value, known))
-        return schedules.paper(value).with_warmup(warmup)
-    return _schedule_of_table(
-        checks.table(where, value, "a schedule's name or a table with `family`"), where, warmup
-    )
-
-
-def _schedule_of_table(given: dict[str, Any], where: str, warmup: float) -> Schedule:
-    from jaxlsgd.study import imports
-
-    family = imports.find("schedule", given.pop("family", None), f"{where}.family")
-    share, name = given.pop("warmup", warmup), given.pop("name", None)
-    made = imports.make(family, {key: fraction(part) for key, part in given.items()}, where)
-    if not isinstance(made, Schedule):
-        raise refusal(where, f"be built as a Schedule by {family.name}", made)
-    made = made.with_warmup(share)
-    if name is not None:
-        made = dataclasses.replace(made, name=checks.label(f"{where}.name", name))
-    return made
-
-
-def plain(schedule: Schedule) -> dict[str, Any]:
-    """JSON data, from which `read` makes an equal schedule."""
-    return {name: thawed(getattr(schedule, name)) for name in _FIELDS}
-
-
-def read(content: dict[str, Any]) -> Schedule:
-    """The schedule that `plain` describes; every value is checked by making plans of it."""
-    numbers = {key: checks.number(key, content[key]) for key in ("scale", "exponent", "base")}
-    sequence = content["sequence"]
-    if sequence:
-        sequence = checks.interval_array("sequence", sequence).tolist()
-    family = checks.choice("family", content["family"], schedules.FAMILIES)
-    name = checks.label("name", content["name"])
-    made = Schedule(family, name, **numbers, sequence=tuple(sequence))
-    return made.with_warmup(content["warmup"])
-
 
 MOST_STEPS = 10**8
 _DEEPEST = 4  # problems that wrap one another
@@ -91,7 +38,7 @@ class Part:
     made: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def plain(self) -> dict[str, Any]:
-        """JSON data, from which `read` makes an equal part."""
+        """Return JSON data, from which `read` makes an equal part."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -102,7 +49,7 @@ class Part:
 
     @classmethod
     def read(cls, role: str, plain: dict[str, Any], **more: Any) -> Self:
-        """The part that `plain` describes, without the object."""
+        """Return the part that `plain` describes, without the object."""
         texts = {key: plain[key] for key in ("kind", "name", "identity")}
         if not all(isinstance(text, str) for text in texts.values()):
             raise ValueError(f"{role}: its kind, name or identity is not a text")
@@ -112,16 +59,16 @@ class Part:
         return cls(role, arguments=arguments, facts=tuple(sorted(facts.items())), **texts, **more)
 
     def fact(self, key: str) -> int:
-        """One of the sizes."""
+        """Return one of the sizes."""
         return dict(self.facts)[key]
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """What it is, whatever its name."""
+        """What the part is, apart from its name."""
         return self.kind, self.arguments, self.identity
 
     def built(self) -> Self:
-        """The part with its object: built again from its kind, and compared with what it was."""
+        """Return the part with its object; refuse code or data that have changed since."""
         if self.made is not None:
             return self
         from jaxlsgd.study import imports
@@ -136,14 +83,14 @@ class Part:
             )
         table = {"kind": self.kind, "name": self.name} | {k: thawed(v) for k, v in self.arguments}
         with refusing(where):
-            anew = _of_kind(self.role, table, where)
-        if anew.identity != self.identity:
-            raise SpecError(changed(self, anew))
-        return dataclasses.replace(self, made=anew.made)
+            rebuilt = _of_kind(self.role, _Given(table), where)
+        if rebuilt.identity != self.identity:
+            raise SpecError(changed(self, rebuilt))
+        return dataclasses.replace(self, made=rebuilt.made)
 
 
 def changed(old: Part, new: Part) -> str:
-    """What is said where code or data differ from those that made the rows."""
+    """Return the message for code or data that differ from those that made the rows."""
     before, now = (part.identity.partition("-py")[2] for part in (old, new))
     if before and now and before != now:
         return (
@@ -164,27 +111,27 @@ class ProblemPart(Part):
     alpha: float = 0.0
 
     def plain(self) -> dict[str, Any]:
-        """JSON data, from which `read` makes an equal part."""
+        """Return JSON data, from which `read_problem` makes an equal part."""
         return super().plain() | {"gamma0": self.gamma0, "alpha": self.alpha}
 
 
 def read_problem(plain: dict[str, Any]) -> ProblemPart:
-    """The part that `ProblemPart.plain` describes."""
+    """Return the part that `ProblemPart.plain` describes."""
     steps = {key: checks.number(key, plain[key]) for key in ("gamma0", "alpha")}
     return ProblemPart.read("problem", plain, **steps)
 
 
 def problems(value: Any, where: str) -> list[ProblemPart]:
-    """Reads a kind's name, a `Problem`, or a table of a kind and its arguments, γ_0 and α.
+    """Read a kind's name, a `Problem`, or a table of a kind and its arguments, γ_0 and α.
 
     In a table, `problem` may stand for an object in place of `kind`. Lists of `gamma0` and `alpha` make
     one problem of each combination.
     """
     if isinstance(value, ProblemPart):
         return [value]
-    table = _as_table("problem", value, where)
-    steps = {key: table.pop(key, None) for key in ("gamma0", "alpha")}
-    part = _of_table("problem", table, where)
+    given = _given("problem", value, where)
+    steps = {key: given.table.pop(key, None) for key in ("gamma0", "alpha")}
+    part = _read("problem", given, where)
     gammas = _steps(f"{where}.gamma0", steps["gamma0"], part.made.gamma0, part.name)
     alphas = _steps(f"{where}.alpha", steps["alpha"], 0.505, part.name)
     found = []
@@ -213,8 +160,6 @@ def _steps(where: str, value: Any, default: float | None, name: str) -> list[flo
 
 
 def _with_step(part: Part, name: str, gamma0: float, alpha: float, where: str) -> ProblemPart:
-    from jaxlsgd.schedules import power_decay
-
     with refusing(where):
         power_decay(gamma0, alpha)
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
@@ -223,20 +168,27 @@ def _with_step(part: Part, name: str, gamma0: float, alpha: float, where: str) -
 
 
 def part(role: str, value: Any, where: str) -> Part:
-    """Reads a method or an algorithm: a name such as "plug_in[finite]", an object, or a table."""
+    """Read a method or an algorithm: a name such as "plug_in[finite]", an object, or a table."""
     if isinstance(value, Part):
         return value
-    return _of_table(role, _as_table(role, value, where), where)
+    return _read(role, _given(role, value, where), where)
 
 
-def _as_table(role: str, value: Any, where: str) -> dict[str, Any]:
+class _Given(NamedTuple):
+    """A part as a table, and the text in brackets behind the name of its kind, if there is one."""
+
+    table: dict[str, Any]
+    option: str | None = None
+
+
+def _given(role: str, value: Any, where: str) -> _Given:
     if isinstance(value, str):
         named = re.fullmatch(r"([^\[\]]*)\[([^\[\]]*)\]", value)
-        return {"kind": named[1], "[": named[2]} if named else {"kind": value}
+        return _Given({"kind": named[1]}, named[2]) if named else _Given({"kind": value})
     if _is_object(role, value):
-        return {role: value}
+        return _Given({role: value})
     what = f"a kind's name, a table with `kind`, or a jaxlsgd.{_OBJECTS[role]}"
-    return checks.table(where, value, what)
+    return _Given(checks.table(where, value, what))
 
 
 def _is_object(role: str, value: Any) -> bool:
@@ -249,10 +201,10 @@ def _is_object(role: str, value: Any) -> bool:
     )
 
 
-def _of_table(role: str, table: dict[str, Any], where: str) -> Part:
-    if role in table and "kind" not in table:
-        return _of_object(role, table, where)
-    return _of_kind(role, table, where)
+def _read(role: str, given: _Given, where: str) -> Part:
+    if role in given.table and "kind" not in given.table:
+        return _of_object(role, given.table, where)
+    return _of_kind(role, given, where)
 
 
 def _of_object(role: str, table: dict[str, Any], where: str) -> Part:
@@ -266,29 +218,29 @@ def _of_object(role: str, table: dict[str, Any], where: str) -> Part:
     return _finished(role, made, name, "", (), where, own=True)
 
 
-def _of_kind(role: str, table: dict[str, Any], where: str) -> Part:
+def _of_kind(role: str, given: _Given, where: str) -> Part:
     from jaxlsgd.study import imports
 
-    table = dict(table)
+    table = dict(given.table)
     kind = imports.find(role, table.pop("kind", None), f"{where}.kind")
-    if "[" in table:
-        option = table.pop("[")
+    if given.option is not None:
         if not kind.brief:
-            raise SpecError(f"{where}: {kind.name} takes no brackets, got [{option}]")
-        table[kind.brief] = _number(option)
+            raise SpecError(f"{where}: {kind.name} takes no brackets, got [{given.option}]")
+        table[kind.brief] = _number(given.option)
     name = table.pop("name", None)
+    hints = _type_hints(kind.build)
     inner = {
         key: _wrapped(table.pop(key), f"{where}.{key}")
-        for key, parameter in kind.parameters.items()
-        if key in table and _takes_problem(parameter)
+        for key in kind.parameters
+        if key in table and _takes_problem(hints.get(key))
     }
-    given = {key: _data(f"{where}.{key}", value, kind, key) for key, value in table.items()}
-    plain = {key: thawed(value) for key, value in given.items()}
+    data = {key: _data(f"{where}.{key}", value, kind, key) for key, value in table.items()}
+    plain = {key: thawed(value) for key, value in data.items()}
     made = imports.make(kind, plain | {key: part.made for key, part in inner.items()}, where)
-    given |= {key: _nested(part) for key, part in inner.items()}
+    data |= {key: _nested(part) for key, part in inner.items()}
     if not _is_object(role, made):
         raise refusal(where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made)
-    arguments = tuple(sorted(given.items()))
+    arguments = tuple(sorted(data.items()))
     name = name or made.name or kind.name
     own = kind.own or any(part.identity for part in inner.values())
     return _finished(role, made, name, kind.name, arguments, where, own=own)
@@ -299,27 +251,54 @@ class Nested(tuple[tuple[str, Any], ...]):
 
 
 def _wrapped(value: Any, where: str) -> Part:
-    """A problem that is an argument of another: a kind's name, or a table of a kind and its arguments."""
+    """Read a problem that is an argument of another: a kind's name, or a table with `kind`."""
     if where.count(".") > _DEEPEST:
         raise SpecError(f"{where}: problems must not wrap one another more than {_DEEPEST} times")
-    table = _as_table("problem", value, where)
-    if "kind" not in table:
+    given = _given("problem", value, where)
+    if "kind" not in given.table:
         raise refusal(
             where, "be a kind's name or a table with `kind`; wrap objects in Python", value
         )
-    return _of_kind("problem", table, where)
+    return _of_kind("problem", given, where)
 
 
 def _nested(part: Part) -> Nested:
     return Nested(sorted((("kind", part.kind), ("name", part.name), *part.arguments)))
 
 
-def _takes_problem(parameter: inspect.Parameter) -> bool:
-    return "Problem" in str(parameter.annotation)
+def _type_hints(build: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a builder's arguments; none if an annotation cannot be evaluated."""
+    try:
+        return typing.get_type_hints(build)
+    except Exception:  # names that are imported for type checkers alone, or any text
+        return {}
+
+
+def _mentions(hint: Any, *types: type) -> bool:
+    """Whether a type is, or is made of, one of some types: `float | Sequence[float]` of float."""
+    return hint in types or any(_mentions(part, *types) for part in typing.get_args(hint))
+
+
+def _takes_problem(hint: Any) -> bool:
+    from jaxlsgd.core.problem import Problem
+
+    return _mentions(hint, Problem)
+
+
+def _takes_floats(hint: Any, default: Any) -> bool:
+    """Whether a builder takes real numbers, so that 2 and 2.0 are the same study."""
+    # NumPy's ArrayLike has complex numbers alone, JAX's has both.
+    return type(default) is float or _mentions(hint, float, complex)
 
 
 def _finished(
-    role: str, made: Any, name: Any, kind: str, arguments: Any, where: str, own: bool
+    role: str,
+    made: Any,
+    name: Any,
+    kind: str,
+    arguments: tuple[tuple[str, Any], ...],
+    where: str,
+    own: bool,
 ) -> Part:
     from jaxlsgd.core import identity
 
@@ -330,7 +309,7 @@ def _finished(
 
 
 # Sizes that bound what a reader of results must expect.
-_FACTS: dict[str, Any] = {
+_FACTS: dict[str, Callable[[Any], tuple[tuple[str, int], ...]]] = {
     "problem": lambda made: (("dim", made.dim), ("num_clients", made.num_clients)),
     "method": lambda made: (("contrasts", len(made.contrasts)),),
     "algorithm": lambda made: (),
@@ -338,20 +317,14 @@ _FACTS: dict[str, Any] = {
 
 
 def _data(where: str, value: Any, kind: Kind, key: str) -> Any:
-    """Plain data as an argument: text, truth values, numbers and lists of numbers."""
+    """Check an argument that is plain data: text, a truth value, a number or a list of numbers."""
     value = fraction(value)
     if isinstance(value, (str, bool)):
         return value
-    found = checks.numeric(where, value)
-    return _as_floats(where, found) if _takes_floats(kind.parameters.get(key)) else found
-
-
-def _takes_floats(parameter: inspect.Parameter | None) -> bool:
-    """Whether a builder says that it takes real numbers, so that 2 and 2.0 are the same study."""
-    if parameter is None:
-        return False
-    said = str(parameter.annotation)
-    return type(parameter.default) is float or "float" in said or "ArrayLike" in said
+    found, parameter = checks.numeric(where, value), kind.parameters.get(key)
+    if parameter is None or not _takes_floats(_type_hints(kind.build).get(key), parameter.default):
+        return found
+    return _as_floats(where, found)
 
 
 def _as_floats(where: str, value: Any) -> Any:
@@ -361,11 +334,63 @@ def _as_floats(where: str, value: Any) -> Any:
 
 
 def _number(text: str) -> Any:
-    """A number from its text, as in "batch_means[20]"; else the text."""
+    """Return a number from its text, as in "batch_means[20]"; the text if it is none."""
     for read in (int, float):
         with contextlib.suppress(ValueError):
             return read(text)
     return text
+
+
+_SCHEDULE_FIELDS = ("family", "name", "scale", "exponent", "base", "sequence", "warmup")
+
+
+def schedule(value: Any, where: str, warmup: float = 0.0) -> Schedule:
+    """Read a paper name, a table with `family` and the builder's arguments, or a `Schedule`.
+
+    Args:
+      value: "C5", or {family = "power", beta = 0.25, scale = 2}, and optionally `name` and `warmup`.
+      where: key, for messages.
+      warmup: share of the observations, for a schedule without a warm-up of its own.
+    """
+    if isinstance(value, Schedule):
+        return value if value.warmup else value.with_warmup(warmup)
+    if isinstance(value, str):
+        known = schedules.PAPER_SCHEDULES
+        if value not in known:
+            table = '{family = "power", beta = 0.25}'
+            rule = f"be one of {', '.join(known)}, or a table such as {table}"
+            raise refusal(where, rule, value, checks.nearest(value, known))
+        return schedules.paper(value).with_warmup(warmup)
+    from jaxlsgd.study import imports
+
+    given = checks.table(where, value, "a schedule's name or a table with `family`")
+    family = imports.find("schedule", given.pop("family", None), f"{where}.family")
+    share, name = given.pop("warmup", warmup), given.pop("name", None)
+    numbers = {key: fraction(part) for key, part in given.items()}
+    made = imports.make(family, numbers, where)
+    if not isinstance(made, Schedule):
+        raise refusal(where, f"be built as a Schedule by {family.name}", made)
+    made = made.with_warmup(share)
+    if name is not None:
+        made = dataclasses.replace(made, name=checks.label(f"{where}.name", name))
+    return made
+
+
+def plain_schedule(schedule: Schedule) -> dict[str, Any]:
+    """Return JSON data, from which `read_schedule` makes an equal schedule."""
+    return {name: thawed(getattr(schedule, name)) for name in _SCHEDULE_FIELDS}
+
+
+def read_schedule(content: dict[str, Any]) -> Schedule:
+    """Return the schedule that `plain_schedule` describes, with every value checked."""
+    numbers = {key: checks.number(key, content[key]) for key in ("scale", "exponent", "base")}
+    sequence = content["sequence"]
+    if sequence:
+        sequence = checks.interval_array("sequence", sequence).tolist()
+    family = checks.choice("family", content["family"], schedules.FAMILIES)
+    name = checks.label("name", content["name"])
+    made = Schedule(family, name, **numbers, sequence=tuple(sequence))
+    return made.with_warmup(content["warmup"])
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -377,7 +402,7 @@ class Extent:
 
     @classmethod
     def of(cls, value: Any, where: str) -> Extent:
-        """Reads 5000, {num_steps = 5000} or {num_rounds = 1200}."""
+        """Read 5000, {num_steps = 5000} or {num_rounds = 1200}."""
         if isinstance(value, cls):
             return value
         given = value if isinstance(value, dict) else {"num_steps": value}
@@ -389,7 +414,7 @@ class Extent:
         return cls(unit, checks.count(place, count, 1, MOST_STEPS))
 
     def plain(self) -> dict[str, int]:
-        """The table that `of` reads."""
+        """Return the table that `of` reads."""
         return {self.unit: self.count}
 
     def __str__(self) -> str:
@@ -397,7 +422,7 @@ class Extent:
 
 
 def frozen(table: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """A table of plain data as sorted pairs, lists as tuples."""
+    """Return a table of plain data as sorted pairs, with lists as tuples."""
 
     def freeze(value: Any) -> Any:
         if isinstance(value, dict):
@@ -408,12 +433,12 @@ def frozen(table: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def thawed(value: Any) -> Any:
-    """Nested tuples as nested lists and tables, for JSON."""
+    """Return nested tuples as nested lists and tables, for JSON."""
     if isinstance(value, Nested):
         return {key: thawed(part) for key, part in value}
     return [thawed(part) for part in value] if isinstance(value, tuple) else value
 
 
 def names(parts: Iterable[Any]) -> Iterator[str]:
-    """The names of problems, schedules or methods."""
+    """Yield the names of problems, schedules or methods."""
     return (part.name for part in parts)

@@ -1,4 +1,4 @@
-"""One replication of a study run again, alone, with its path."""
+"""Run one replication of a study again, alone, and return its path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jaxlsgd.study.store.files import StoreError
 from jaxlsgd.study.store.reader import Results
 from jaxlsgd.study.study import Study
 
-# On its own, a replication runs at another vector width than in its tile, so sums round differently.
+# A replication alone runs at another vector width than in its tile, so sums round differently.
 TOLERANCE = {"float32": 1e-2, "float64": 1e-6}  # of a half-width
 
 
 class Replay(NamedTuple):
-    """The path of a replication and how it compares with the stored row."""
+    """The path of a replication, and its difference from the stored row."""
 
     path: CellRows  # one replication
     difference: float | None  # largest, in half-widths; None if there is no stored row
@@ -34,7 +34,7 @@ def replay(
     rounds: int = 20,
     study: Study | None = None,
 ) -> Replay:
-    """Runs one replication again and compares its last round with the stored row.
+    """Run one replication again and compare its last round with the stored row.
 
     Args:
       results: the study's results.
@@ -49,7 +49,7 @@ def replay(
     num_rounds = spec.plan().num_rounds
     wanted = np.unique(np.linspace(1, num_rounds, min(rounds, num_rounds)).round().astype(int))
     saves = sorted({*wanted.tolist(), *spec.saved_rounds(num_rounds)})
-    cell = jobs.cell(spec, tuple(saves))
+    cell = jobs.runnable(spec, tuple(saves))
     key = jax.random.key(spec.seed)
     events = run_cells(key, [cell], replication, 1, shared_draws=False)
     path = cell.with_rows(next(event.rows for event in events if isinstance(event, Finished)))
@@ -69,7 +69,7 @@ def _spec(results: Results, cell_id: str, study: Study | None) -> CellSpec:
 
 
 def _difference(results: Results, cell_id: str, replication: int, path: CellRows) -> float | None:
-    """Largest difference from the stored row, in its half-widths; infinite if one is not finite."""
+    """Return the largest difference from the stored row, in half-widths; infinite if only one is finite."""
     first = replication - replication % results.study.tile_size
     if not results.tile_path(cell_id, first).is_file():
         return None

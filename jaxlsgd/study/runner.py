@@ -1,26 +1,39 @@
-"""Runs what is missing of a study: jobs to devices, finished tiles to the one writer."""
+"""Run what is missing of a study: jobs go to an executor, finished tiles to the one writer.
+
+Start at `run`; `_Run` takes the events of the executor one by one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
-from jaxlsgd.core.checks import told
+from jaxlsgd.core.checks import describe
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
-from jaxlsgd.study import forecast
-from jaxlsgd.study import jobs as compute
+from jaxlsgd.runs.simulate import Device
+from jaxlsgd.study import forecast, jobs
 from jaxlsgd.study.cells import CellSpec
-from jaxlsgd.study.executors.base import Event, Events, Executor, Failed
+from jaxlsgd.study.executors.base import Event, Events, Executor, TileFailed
 from jaxlsgd.study.executors.threads import Threads
-from jaxlsgd.study.jobs import Done, Job, Tabulated, Worked, planned, program_kind, stepping, work
-from jaxlsgd.study.progress import Dropped, Journal, Noted, Silent, Stop, Totals, started
+from jaxlsgd.study.jobs import (
+    Job,
+    Tabulated,
+    TileAdvanced,
+    TileFinished,
+    planned,
+    program_kind,
+    stepping,
+    work,
+)
+from jaxlsgd.study.progress import Dropped, RunLog, SilentProgress, Stop, Totals
 from jaxlsgd.study.store.writer import Writer
 from jaxlsgd.study.study import Study
 
@@ -41,7 +54,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 when all rows are there, 1 when a cell failed or tiles are gone, 3 when some are to come."""
+        """0 if all rows are there, 1 if a cell failed or tiles are gone, 3 if some are to come."""
         return FAILED if self.errors or self.lost else PARTIAL if self.tiles_left else DONE
 
 
@@ -49,16 +62,16 @@ def run(
     study: Study,
     directory: str | os.PathLike[str],
     *,
-    devices: int | Sequence[Any] | None = None,
+    devices: int | Sequence[Device] | None = None,
     client: Any = None,
     distributed: bool = False,
     max_time: float | None = None,
-    progress: Silent | None = None,
+    progress: SilentProgress | None = None,
     stop: Stop | None = None,
     fresh: bool = False,
     allow_other_code: bool = False,
 ) -> Outcome:
-    """Runs a study in a directory, or what is missing of it there.
+    """Run a study in a directory, or what is missing of it there.
 
     Every tile is a pure function of its cell and its range, always run at full width, so that the
     rows are the same on one device or many, in any order, fresh or resumed.
@@ -71,7 +84,7 @@ def run(
       distributed: whether this is one of several processes that JAX has joined, all of which make this
         call; the first of them alone looks at the directory. See `jaxlsgd.engine.distributed.start`.
       max_time: seconds after which no further tile is started.
-      progress: shows the progress; only warnings are logged if None.
+      progress: shows the progress; if None, warnings are logged and nothing else is shown.
       stop: lets another thread, or a signal, end the run.
       fresh: refuse a directory that already holds a study.
       allow_other_code: accept rows that other code of this package made, and record that.
@@ -88,61 +101,58 @@ def run(
         outcome = run(study, "results", client=dask.distributed.Client("tcp://scheduler:8786"))
     """
     began = time.monotonic()
-    compute.check(study)
-    stop, told = stop or Stop(max_time), Noted(progress or Silent())
-    how = {"fresh": fresh, "allow_other_code": allow_other_code}
+    jobs.check(study)
+    stop, log = stop or Stop(max_time), RunLog(progress or SilentProgress())
+    write = functools.partial(
+        Writer, directory, study, fresh=fresh, allow_other_code=allow_other_code
+    )
     if distributed:
         if client is not None:
-            raise ValueError("client: must be None where the run is distributed, got one")
-        return _run_with_others(study, directory, devices, stop, told, how)
-    executor = _here(study, devices) if client is None else _there(client, stop, told)
+            raise ValueError("client: must be None if the run is distributed, got one")
+        return _run_with_others(study, write, devices, stop, log)
+    if client is None:
+        return _run_on(_threads(study, devices), write, stop, log)
+    executor = _dask(client, stop, log)
     if executor is None:
         return Outcome(0, len(study.cells) * study.tiles_per_cell, {}, time.monotonic() - began)
-    return _run_on(executor, study, directory, stop, told, how)
+    return _run_on(executor, write, stop, log)
 
 
 def _run_on(
-    executor: Executor,
-    study: Study,
-    directory: Any,
-    stop: Stop,
-    progress: Noted,
-    how: dict[str, bool],
+    executor: Executor, write: Callable[[dict[str, Any]], Writer], stop: Stop, log: RunLog
 ) -> Outcome:
     began = time.monotonic()
-    with (
-        Writer(directory, study, executor.environment, **how) as writer,
-        _noted(writer, progress),
-    ):
-        run = _Run(writer, stop, progress)
+    with write(executor.environment) as writer, _logged(writer, log):
+        run = _Run(writer, stop, log)
         if run.prepare():
-            executor.learn(run.tables)
-            jobs = planned(run.cells, writer.results.firsts(), writer.lacks, executor.size)
-            run.all(executor.run(run.wanted(jobs), stop))
+            executor.remember(run.tables)
+            todo = planned(run.cells, writer.results.firsts(), writer.lacks, executor.size)
+            run.commit_all(executor.run(run.wanted(todo), stop))
         run.warn_of_failures()
         seconds = time.monotonic() - began
         lost = tuple(writer.lost()) if run.prepared else ()
         left = run.tiles_left + len(lost)
         outcome = Outcome(run.count, left, run.errors, seconds, run.tally, lost)
-        progress.note(_end(outcome))
+        log.note(_end(outcome))
     return outcome
 
 
 @contextlib.contextmanager
-def _noted(writer: Writer, progress: Noted) -> Iterator[None]:
-    """Keeps the log of the directory for as long as it is written to."""
-    with contextlib.closing(Journal(writer.directory)) as journal:
-        study = writer.study
-        journal.note(started(writer.environment))
-        progress.attach(journal)
-        progress.note(
+def _logged(writer: Writer, log: RunLog) -> Iterator[None]:
+    """Keep the log of a directory open while it is written to."""
+    study = writer.study
+    versions = ", ".join(f"{key} {value}" for key, value in writer.environment.items() if value)
+    with contextlib.closing(log):
+        heading = f"start: process {os.getpid()} on {os.uname().nodename}; {versions}"
+        log.open(writer.directory, heading)
+        log.note(
             f"study {study.digest[:12]}: cells {len(study.cells)}, replications "
             f"{study.replications}, tiles {len(study.cells) * study.tiles_per_cell}"
         )
         try:
             yield
         except BaseException as error:
-            journal.note(f"end: {type(error).__name__}: {error}")
+            log.note(f"end: {type(error).__name__}: {error}")
             raise
 
 
@@ -155,9 +165,13 @@ def _end(outcome: Outcome) -> str:
 
 
 def _run_with_others(
-    study: Study, directory: Any, devices: Any, stop: Stop, progress: Noted, how: dict[str, bool]
+    study: Study,
+    write: Callable[[dict[str, Any]], Writer],
+    devices: int | Sequence[Device] | None,
+    stop: Stop,
+    log: RunLog,
 ) -> Outcome:
-    """Runs a study as one of several processes; only the leader's outcome tells of all of it."""
+    """Run a study as one of several processes; only the leader's outcome is that of all of them."""
     import jax
 
     from jaxlsgd.study.executors import joined
@@ -169,47 +183,46 @@ def _run_with_others(
     if jax.process_index() != joined.LEADER:
         return Outcome(joined.follow(study, chosen), 0, {}, time.monotonic() - began)
     with joined.leading():
-        leader = joined.Leader(chosen, counts)
-        return _run_on(leader, study, directory, stop, progress, how)
+        return _run_on(joined.Leader(chosen, counts), write, stop, log)
 
 
-def _here(study: Study, devices: int | Sequence[Any] | None) -> Executor:
-    places = machine.chosen(devices)
-    forecast.refuse_too_large(study, places)
-    return Threads(places)
+def _threads(study: Study, devices: int | Sequence[Device] | None) -> Threads:
+    chosen = machine.chosen(devices)
+    forecast.refuse_too_large(study, chosen)
+    return Threads(chosen)
 
 
-def _there(client: Any, stop: Stop, progress: Silent) -> Executor | None:
-    """The workers of a cluster; None if the run is asked to end before there are any."""
+def _dask(client: Any, stop: Stop, log: RunLog) -> Executor | None:
+    """Return the workers of a cluster; None if the run is asked to stop before there are any."""
     from jaxlsgd.study.executors import dask
 
-    expected = dask.environment(client, stop, progress.say)
-    return None if expected is None else dask.Dask(client, expected, progress.say)
+    expected = dask.environment(client, stop, log.warn)
+    return None if expected is None else dask.Dask(client, expected, log.warn)
 
 
 class _Run:
-    """One run's bookkeeping."""
+    """The state of one run."""
 
-    def __init__(self, writer: Writer, stop: Stop, progress: Noted) -> None:
-        self.writer, self.stop, self.progress = writer, stop, progress
+    def __init__(self, writer: Writer, stop: Stop, log: RunLog) -> None:
+        self.writer, self.stop, self.log, self.progress = writer, stop, log, log.progress
         self.count = 0
-        self.prepared = False  # whether all that was there has been looked through
+        self.prepared = False  # whether all tiles that were there have been read
         self.errors: dict[str, str] = {}
         self.tally = Tally()
         self.cells: list[CellSpec] = []  # that are not complete
         self.tables: Rows = {}  # of earlier runs
         self._described: set[str] = set()
-        self._kinds: set[Any] = set()  # of programs that have come to work
+        self._kinds: set[tuple[Any, ...]] = set()  # of programs that have begun to work
         self._left = {cell.id: writer.study.tiles_per_cell for cell in writer.study.cells}
         self._total = sum(self._left.values())
 
     @property
     def tiles_left(self) -> int:
-        """Tiles that are not there."""
+        """Number of tiles that are to come."""
         return self._total - self.count
 
     def prepare(self) -> bool:
-        """Looks through what is there and repairs descriptions; False if asked to end before."""
+        """Read the tiles that are there and repair descriptions; return False if asked to stop first."""
         for tile in self.writer.verify():
             if tile is not None:
                 self._tally(*tile)
@@ -223,47 +236,47 @@ class _Run:
         self.tables = self.writer.tables() if self.cells else {}
         for cell in cells:
             if not self._left[cell.id] and not self.writer.described(cell):
-                self.writer.describe(cell, compute.about(cell))
+                self.writer.describe(cell, jobs.about(cell))
         self._pass_on_warnings()
         self.prepared = True
         return True
 
     def _pass_on_warnings(self) -> None:
         while self.writer.warnings:
-            self.progress.say(self.writer.warnings.pop(0))
+            self.log.warn(self.writer.warnings.pop(0))
 
-    def all(self, events: Events) -> None:
-        """Commits every tile as it finishes."""
+    def commit_all(self, events: Events) -> None:
+        """Commit every tile as it finishes."""
         self.progress.start(self._totals())
-        said = False
+        warned = False
         try:
             # Closed at once if a commit fails, so that jobs in flight are dropped before the lock is.
             with contextlib.closing(events):
                 for event in events:
                     self.progress.tick()
-                    if self.stop.draining and not said:
-                        said = True
-                        self.progress.say(_STOPPING)
+                    if self.stop.draining and not warned:
+                        warned = True
+                        self.log.warn(_STOPPING)
                     self._take(event)
         finally:
             self.progress.close()
 
     def warn_of_failures(self) -> None:
-        """Says where many replications failed, now or before."""
+        """Warn of cells in which many replications failed, now or before."""
         if warning := self.tally.warning(str(self.writer.directory)):
-            self.progress.say(warning)
+            self.log.warn(warning)
 
     def _tally(self, cell: str, first: int, rows: dict[str, MethodRows]) -> None:
         self.tally.add(cell, rows, self.writer.study.replications - first)
 
-    def wanted(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """The jobs to do, without the tiles of cells that have failed in the meantime."""
-        for job in jobs:
+    def wanted(self, todo: Iterable[Job]) -> Iterator[Job]:
+        """Yield the jobs without the tiles of cells that have failed in the meantime."""
+        for job in todo:
             if left := tuple(tile for tile in job if tile.cell.id not in self.errors):
                 yield left
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Worked):
+        if isinstance(event, TileAdvanced):
             cell, done = event.tile.cell, event.tile.cell.tile_size * event.steps
             clients = stepping(cell.problem, cell.algorithm)
             if (kind := program_kind(cell)) not in self._kinds:
@@ -272,24 +285,24 @@ class _Run:
             self.progress.advance(done / cell.num_steps, done * clients)
         elif isinstance(event, Tabulated):
             self.writer.keep(event.rows)
-        elif isinstance(event, Failed):
+        elif isinstance(event, TileFailed):
             self._fail(event)
-        elif isinstance(event, Done):
+        elif isinstance(event, TileFinished):
             self._commit(event)
 
-    def _fail(self, event: Failed) -> None:
+    def _fail(self, event: TileFailed) -> None:
         cell = event.tile.cell
         if isinstance(event.error, Dropped) or cell.id in self.errors:
             return
-        self.errors[cell.id] = told(event.error)
+        self.errors[cell.id] = describe(event.error)
         brief = self.errors[cell.id].partition("\n")[0][:300]
-        self.progress.say(f"cell {cell.id} failed and is left out: {brief}")
+        self.log.warn(f"cell {cell.id} failed and is left out: {brief}")
 
-    def _commit(self, event: Done) -> None:
+    def _commit(self, event: TileFinished) -> None:
         cell = event.tile.cell
         if cell.id not in self._described:
             self._described.add(cell.id)
-            self.writer.describe(cell, compute.about(cell))
+            self.writer.describe(cell, jobs.about(cell))
             self._pass_on_warnings()
         self.writer.commit(cell, event.tile.first, event.rows)
         self._tally(cell.id, event.tile.first, event.rows)
@@ -297,7 +310,7 @@ class _Run:
         self._left[cell.id] -= 1
         if not self._left[cell.id]:
             self.progress.cell_done()
-            self.progress.note(f"cell {cell.id} is complete")
+            self.log.note(f"cell {cell.id} is complete")
 
     def _totals(self) -> Totals:
         study = self.writer.study

@@ -1,4 +1,4 @@
-"""A study as data: a grid of cells, checked when it is created, from TOML or from Python."""
+"""A study as data, from TOML or from Python: a grid of cells, checked when it is created."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.storage import read_regular
-from jaxlsgd.study import parts as schedules_lib
 from jaxlsgd.study.cells import EXCLUDE_KEYS, EXTRA_KEYS, CellSpec, digest_of, expand, read_rules
 from jaxlsgd.study.errors import OwnError, SpecError, refusing
 from jaxlsgd.study.parts import (
     MOST_STEPS,
     Extent,
+    Nested,
     Part,
     names,
     part,
+    plain_schedule,
     problems,
     read_problem,
+    read_schedule,
+    schedule,
     thawed,
 )
 
@@ -37,7 +40,7 @@ MOST_CELLS = 100_000
 MOST_LEVELS = 1_000
 MOST_BYTES = 1_000_000  # of a study file
 MOST_RULES = 20_000_000  # rules of `exclude` times what each is compared with
-MOST_DOTS = 200  # of a key: the time that TOML takes grows with their square
+MOST_DOTS = 200  # of a key: the time to parse TOML grows with their square
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Study:
     """A grid problems × algorithms × schedules × horizons, with methods, levels and replications.
 
     Values may be given as they stand in a study file (names, tables as dicts) or as objects. They are
-    checked at once and kept as a frozen tree of named parts.
+    checked at once and kept as named parts.
 
     Args:
       problems: kinds ("paper-linear"), `Problem`s with a name, or tables {kind or problem, name, gamma0,
@@ -64,8 +67,8 @@ class Study:
       tile_size: replications that run side by side and are committed together.
       dtype: "float32" or "float64".
       cross: whether the grid is crossed; if not, `extra` alone lists the cells.
-      exclude: tables of problem, algorithm, schedule, num_steps or num_rounds, and method: what matches
-        all the values given is left out.
+      exclude: tables of problem, algorithm, schedule, num_steps or num_rounds, and method: whatever
+        matches all values of a table is left out.
       extra: tables {problem, algorithm, schedule, num_steps or num_rounds, methods} of cells beside the
         grid.
 
@@ -105,7 +108,7 @@ class Study:
         share = checks.number("warmup", warmup)
         if not 0 <= share < 1:
             raise refusal("warmup", "be a share of the observations in [0, 1)", warmup)
-        read = functools.partial(schedules_lib.of, warmup=share)
+        read = functools.partial(schedule, warmup=share)
         put("schedules", _each("schedules", self.schedules, read, "schedule"))
         for key, role in (("methods", "method"), ("algorithms", "algorithm")):
             put(key, _each(key, getattr(self, key), functools.partial(part, role), role))
@@ -115,9 +118,10 @@ class Study:
         checks.distinct("levels", self.levels)
         if len(self.levels) > MOST_LEVELS:
             raise refusal("levels", f"be at most {MOST_LEVELS}", self.levels)
-        put("replications", _count("replications", self.replications, checks.MOST_REPLICATIONS))
+        most = checks.MOST_REPLICATIONS
+        put("replications", checks.count("replications", self.replications, 1, most))
         put("seed", checks.count("seed", self.seed, 0, 2**32 - 1))
-        put("tile_size", _count("tile_size", self.tile_size, 65_536))
+        put("tile_size", checks.count("tile_size", self.tile_size, 1, 65_536))
         put("dtype", checks.choice("dtype", self.dtype, DTYPES))
         put("save_at", _save_at(self.save_at))
         if not isinstance(self.cross, bool):
@@ -131,7 +135,7 @@ class Study:
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Study:
-        """A study from the contents of a study file."""
+        """Return a study from the contents of a study file."""
         with refusing():
             table = checks.table("study", table, "a table of problems, schedules, methods and more")
             known = [field.name for field in dataclasses.fields(cls)] + ["warmup"]
@@ -143,7 +147,7 @@ class Study:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Study:
-        """A study from a TOML file; refusals name the file, the key and the value."""
+        """Return a study from a TOML file; refusals name the file, the key and the value."""
         try:
             return cls.from_dict(_read_toml(Path(path)))
         except OwnError:
@@ -153,12 +157,12 @@ class Study:
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Study:
-        """The study that `plain` describes; its parts are names and digests, not objects."""
+        """Return the study that `plain` describes, with names and digests in place of objects."""
         with refusing():
             table = checks.table("study", plain, "the content of a manifest")
             parts = {
                 "problems": tuple(map(read_problem, table.pop("problems"))),
-                "schedules": tuple(map(schedules_lib.read, table.pop("schedules"))),
+                "schedules": tuple(map(read_schedule, table.pop("schedules"))),
                 "methods": tuple(Part.read("method", x) for x in table.pop("methods")),
                 "algorithms": tuple(Part.read("algorithm", x) for x in table.pop("algorithms")),
             }
@@ -185,14 +189,14 @@ class Study:
 
     @property
     def tiles_per_cell(self) -> int:
-        """Tiles that hold the replications of one cell."""
+        """Number of tiles of each cell."""
         return -(-self.replications // self.tile_size)
 
     def plain(self) -> dict[str, Any]:
-        """The study as JSON data, from which `read` makes an equal one."""
+        """Return the study as JSON data, from which `read` makes an equal one."""
         return {
             "problems": [problem.plain() for problem in self.problems],
-            "schedules": [schedules_lib.plain(schedule) for schedule in self.schedules],
+            "schedules": [plain_schedule(schedule) for schedule in self.schedules],
             "horizons": [extent.plain() for extent in self.horizons],
             "methods": [method.plain() for method in self.methods],
             "algorithms": [algorithm.plain() for algorithm in self.algorithms],
@@ -203,8 +207,8 @@ class Study:
             "tile_size": self.tile_size,
             "dtype": self.dtype,
             "cross": self.cross,
-            "exclude": [_plain_rule(rule) for rule in self.exclude],
-            "extra": [_plain_rule(rule) for rule in self.extra],
+            "exclude": [thawed(Nested(rule)) for rule in self.exclude],
+            "extra": [thawed(Nested(rule)) for rule in self.extra],
         }
 
     @functools.cached_property
@@ -215,7 +219,7 @@ class Study:
         return digest_of(plain)
 
     def run(self, directory: str | os.PathLike[str], **options: Any) -> Outcome:
-        """Runs what is missing of the study in a directory; see `runner.run` for the options.
+        """Run what is missing of the study in a directory; see `runner.run` for the options.
 
         Example::
 
@@ -228,7 +232,7 @@ class Study:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """What changed between two plain studies, as 'key: old → new'."""
+    """Return what differs between two studies or environments as JSON data, as 'key: old → new'."""
     before, after = dict(_leaves(old)), dict(_leaves(new))
     absent = object()
     lines = []
@@ -269,13 +273,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"is not valid TOML: {error}") from error
 
 
-def _each(key: str, values: Any, read: Any, what: str) -> tuple[Any, ...]:
-    parts = enumerate(checks.sequence(key, values, what))
-    return tuple(read(value, f"{key}[{i}]") for i, value in parts)
-
-
-def _count(key: str, value: Any, most: int) -> int:
-    return checks.count(key, value, 1, most)
+def _each(key: str, values: Any, read: Callable[[Any, str], Any], what: str) -> tuple[Any, ...]:
+    listed = enumerate(checks.sequence(key, values, what))
+    return tuple(read(value, f"{key}[{i}]") for i, value in listed)
 
 
 def _save_at(value: Any) -> tuple[int | float, ...]:
@@ -293,7 +293,3 @@ def _save(where: str, value: Any) -> int | float:
     if not 0 < value <= 1:
         raise refusal(where, "be a share of the rounds in (0, 1], or an integer, a round", value)
     return value
-
-
-def _plain_rule(rule: tuple[Any, ...]) -> dict[str, Any]:
-    return {key: thawed(value) for key, value in rule}

@@ -16,15 +16,15 @@ from typing import Any
 LONGEST = 900  # seconds: a net, below which nothing is asserted
 
 
-def hold_jobs(compute: Any) -> None:
+def hold_jobs(jobs: Any) -> None:
     """Has every job of this process wait for its turn."""
-    honest = compute.run_job
+    honest = jobs.run_job
 
     def run_job(job: Any, device: Any = None) -> Any:
         wait(take_ticket(Path(os.environ["HELD"])))
         yield from honest(job, device)
 
-    compute.run_job = run_job
+    jobs.run_job = run_job
 
 
 def take_ticket(folder: Path) -> tuple[Path, int]:

@@ -1,1 +1,1 @@
-"""The distributions behind critical values and p-values."""
+"""Distributions behind critical values and p-values, in NumPy. Start reading at `standard`."""

@@ -1,20 +1,20 @@
 """The law of the random scaling statistic, from one exact integral and without simulation.
 
-The statistic's limit is t* = B(1)/sqrt(int_0^1 (B(r) - g(r) B(1))^2 dr). Write B(r) = r Z + bridge(r),
-h(r) = r - g(r), kappa_k = k pi, h_k = sqrt(2) int h(r) sin(kappa_k r) dr and zeta_k, Z i.i.d. N(0, 1). Then
-{|t*| > c} is the event that Z^2 - c^2 sum_k (zeta_k/kappa_k + h_k Z)^2 is positive. The determinant of
-I - s (that form) is known in closed form (a Schur complement on Z; the rest is diagonal):
+The statistic's limit is t* = B(1)/√∫₀¹(B(r) − g(r)B(1))² dr. Write B(r) = rZ + bridge(r), h(r) = r − g(r),
+κ_k = kπ, h_k = √2 ∫h(r) sin(κ_k r) dr and ζ_k, Z i.i.d. N(0, 1). Then {|t*| > c} is the event that
+Z² − c² Σ_k (ζ_k/κ_k + h_k Z)² is positive. The determinant of I − s (that form) has a closed form (a Schur
+complement on Z; the rest is diagonal):
 
-    D(s) = (sinh a / a) (1 + H(a^2) - s),    a = c sqrt(s),    H(y) = sum_k h_k^2 kappa_k^2 y/(kappa_k^2 + y).
+    D(s) = (sinh a / a) (1 + H(a²) − s),    a = c√s,    H(y) = Σ_k h_k² κ_k² y/(κ_k² + y).
 
-H is concave, so D has one positive root s_0 = 1/lambda_+: one positive eigenvalue. Dividing it out leaves the
-product over all the negative eigenvalues, with s = s_0 cosh^2 u, y = c^2 s and y_0 = c^2 s_0,
+H is concave, so D has one positive root s_0 = 1/λ₊: one positive eigenvalue. Dividing it out leaves the
+product over all negative eigenvalues, with s = s_0 cosh² u, y = c²s and y_0 = c²s_0,
 
-    Pi(u) = (sinh a / a) s_0 (1 - c^2 sum_k h_k^2 kappa_k^4 / ((kappa_k^2 + y)(kappa_k^2 + y_0))),
+    Π(u) = (sinh a / a) s_0 (1 − c² Σ_k h_k² κ_k⁴ / ((κ_k² + y)(κ_k² + y_0))),
 
-    P(|t*| > c) = (2/pi) int_0^inf du / (cosh u sqrt(Pi(u))).
+    P(|t*| > c) = (2/π) ∫₀^∞ du / (cosh u √Π(u)).
 
-No eigenvalue is ever computed. The integrand is even and analytic for |Im u| < pi/2, so that equally spaced
+No eigenvalue is ever computed. The integrand is even and analytic for |Im u| < π/2, so that equally spaced
 nodes converge geometrically: some 35 of them reach rounding error at the usual levels.
 
 Reference: Li, Liang, Chang and Zhang, "Statistical Estimation and Inference via Local SGD in Federated
@@ -48,13 +48,13 @@ _LARGEST = 2000.0
 class Spectrum(NamedTuple):
     """h in the sine basis: all that the law of t* depends on."""
 
-    kappa2: FloatArray  # (_TERMS + 1,)  (k pi)^2
-    energy: FloatArray  # (_TERMS + 1,)  h_k^2 (k pi)^2
+    kappa2: FloatArray  # (_TERMS + 1,)  (kπ)²
+    energy: FloatArray  # (_TERMS + 1,)  h_k² (kπ)²
 
 
 @functools.lru_cache(maxsize=64)
 def beta_spectrum(beta: float) -> Spectrum:
-    """The spectrum of h(r) = r - r^{1/(1-beta)}, by Gauss-Legendre panels graded to both ends."""
+    """Return the spectrum of h(r) = r − r^{1/(1−β)}, by Gauss-Legendre panels graded to both ends."""
     # Halving panels follow r^p at 0 for p near 1 and at 1 for p large; even ones follow sin(_TERMS pi r).
     halves = 0.5 ** np.arange(1, 54)
     edges = np.unique(np.concatenate([np.linspace(0, 1, _TERMS // 2 + 1), halves, 1 - halves]))
@@ -68,9 +68,9 @@ def beta_spectrum(beta: float) -> Spectrum:
 
 @functools.lru_cache(maxsize=16)
 def plan_spectrum(E: bytes) -> Spectrum:
-    """The spectrum of the piecewise linear h(r_m) = r_m - m/T, for E as the bytes of an int64 array.
+    """Return the spectrum of the piecewise linear h(r_m) = r_m − m/T, for E as the bytes of an int64 array.
 
-    kappa h_k = sqrt(2) int h'(r) cos(kappa r) dr, exactly: a sum over runs of equal E, not over rounds.
+    κ h_k = √2 ∫h'(r) cos(κr) dr, exactly: a sum over runs of equal E, not over rounds.
     """
     steps = np.frombuffer(E, np.int64)
     ends = np.append(np.flatnonzero(np.diff(steps)) + 1, steps.size)
@@ -89,7 +89,7 @@ def plan_spectrum(E: bytes) -> Spectrum:
 
 
 def _rotations(angles: FloatArray) -> Iterator[NDArray[np.complex128]]:
-    """exp(i k angles) for k = 1.._TERMS, by one product each, in an array that is overwritten."""
+    """Yield exp(i k · angles) for k = 1, …, _TERMS, by one product each, in an array that is overwritten."""
     rotation = np.exp(1j * angles)
     power = np.ones_like(rotation)
     for _ in range(_TERMS):
@@ -98,25 +98,25 @@ def _rotations(angles: FloatArray) -> Iterator[NDArray[np.complex128]]:
 
 
 def _spectrum(sines: FloatArray, square: float) -> Spectrum:
-    """The spectrum of the h_k in `sines`, with the rest of |h|^2 = `square` as one last term."""
+    """Return the spectrum of the h_k in `sines`, with the rest of |h|² = `square` as one last term."""
     rest = max(square - float(sines @ sines), 0.0)
     # For h_k ~ 1/k (an h that jumps, the slowest case) this kappa makes the next order of the rest right too.
     kappa2 = np.append((np.pi * np.arange(1, _TERMS + 1)) ** 2, 3 * (np.pi * (_TERMS + 0.5)) ** 2)
     return Spectrum(kappa2, np.append(sines**2, rest) * kappa2)
 
 
-def pivot_tail(c: FloatArray, spectrum: Spectrum) -> FloatArray:
-    """P(|t*| > c) for every element of c >= 0, in blocks that keep the work arrays in cache."""
+def _pivot_tail(c: FloatArray, spectrum: Spectrum) -> FloatArray:
+    """Return P(|t*| > c) for every element of c ≥ 0, in blocks that keep the work arrays in cache."""
     flat = np.ravel(c)
     parts = [_tail_block(flat[start : start + 32], spectrum) for start in range(0, flat.size, 32)]
     return np.concatenate([*parts, np.empty(0)]).reshape(c.shape)
 
 
 def quantile(level: float, spectrum: Spectrum) -> float:
-    """The c with P(|t*| > c) = 1 - level; in logarithms, almost linear far out."""
+    """Return the c with P(|t*| > c) = 1 − level, sought in logarithms, which are almost linear far out."""
 
     def excess(c: float) -> float:
-        return math.log(max(float(pivot_tail(np.array(c), spectrum)), 5e-324)) - math.log1p(-level)
+        return math.log(max(float(_pivot_tail(np.array(c), spectrum)), 5e-324)) - math.log1p(-level)
 
     high = 8.0
     while excess(high) > 0:
@@ -139,12 +139,12 @@ def _tail_block(c: FloatArray, spectrum: Spectrum) -> FloatArray:
     schur = (1 / (kappa2 + (a**2)[..., None]) @ weights[..., None])[..., 0]
     factor = s_0[:, None] * (1 - clipped[:, None] ** 2 * schur)
     log_product = a + np.log(-np.expm1(-2 * a) / (2 * a)) + np.log(factor)
-    pivot_tail = 2 / np.pi * step * np.sum(np.exp(-log_product / 2) / cosh, axis=1)
-    return np.where(c == 0, 1.0, np.minimum(pivot_tail, 1.0))
+    found = 2 / np.pi * step * np.sum(np.exp(-log_product / 2) / cosh, axis=1)
+    return np.where(c == 0, 1.0, np.minimum(found, 1.0))
 
 
 def _positive_root(c: FloatArray, spectrum: Spectrum) -> FloatArray:
-    """s_0 with s_0 = 1 + H(c^2 s_0); Newton from the right of a convex function descends to it."""
+    """Return the root s_0 of s_0 = 1 + H(c² s_0); Newton from the right of a convex function descends to it."""
     kappa2, energy = spectrum
     s = np.full_like(c, 1 + energy.sum())
     for _ in range(100):
@@ -175,39 +175,16 @@ class HasSchedule(Protocol):
 
     @property
     def E(self) -> ArrayLike:
-        """Local steps per round, integers >= 1, shape (T,)."""
+        """Local steps per round, integers ≥ 1, shape (T,)."""
         ...
 
 
-def tail_probability(c: ArrayLike, *, beta: float = 0.0) -> float | FloatArray:
-    """Two-sided tail P(|t*(beta)| > c) of the limit of the random scaling statistic.
-
-    t*(beta) = B(1)/sqrt(int (B(r) - g(r) B(1))^2 dr) with g(r) = r^{1/(1-beta)}.
-
-    Args:
-      c: thresholds, at least 0; a number or an array of any shape.
-      beta: growth of the communication interval, E_m ~ m^beta, in [0, 1).
-
-    Returns:
-      The probability, of the shape of `c` (a float for a number).
-
-    Example:
-      >>> from jaxlsgd.inference import critical_values
-      >>> round(critical_values.tail_probability(6.7473), 4)
-      0.05
-
-    Reference: the paper's Section 4.2 for t*(beta); `pivot_law` for the integral.
-    """
-    spectrum = beta_spectrum(_check_beta(beta))
-    return _tail(_check_thresholds("c", c), spectrum)
-
-
 def p_value(statistic: ArrayLike, *, beta: float = 0.0) -> float | FloatArray:
-    """Two-sided p-value P(|t*(beta)| > |statistic|).
+    """Return the two-sided p-value P(|t*(β)| > |statistic|).
 
     Args:
-      statistic: (estimate - hypothesis)/sqrt(V_jj), a number or an array of any shape; infinities give 0.
-      beta: growth of the communication interval, E_m ~ m^beta, in [0, 1).
+      statistic: (estimate − hypothesis)/√V_jj, a number or an array of any shape; infinities give 0.
+      beta: growth of the communication interval, E_m ~ m^β, in [0, 1).
 
     Returns:
       The p-value, of the shape of `statistic` (a float for a number).
@@ -220,15 +197,15 @@ def p_value(statistic: ArrayLike, *, beta: float = 0.0) -> float | FloatArray:
     Reference: Corollary 4.3 of the paper, read as a test.
     """
     spectrum = beta_spectrum(_check_beta(beta))
-    return _tail(np.abs(_check_array("statistic", statistic)), spectrum)
+    return _tail(statistic, spectrum)
 
 
 def critical_value(level: float, *, beta: float = 0.0) -> float:
-    """The c with P(|t*(beta)| <= c) = level: the half-width of an interval in units of sqrt(V_jj).
+    """Return the c with P(|t*(β)| ≤ c) = level: the half-width of an interval in units of √V_jj.
 
     Args:
-      level: two-sided coverage in (0, 1); 0.95 gives the 97.5 % point of t*(beta).
-      beta: growth of the communication interval, E_m ~ m^beta, in [0, 1).
+      level: two-sided coverage in (0, 1); 0.95 gives the 97.5 % point of t*(β).
+      beta: growth of the communication interval, E_m ~ m^β, in [0, 1).
 
     Returns:
       The critical value.
@@ -243,36 +220,14 @@ def critical_value(level: float, *, beta: float = 0.0) -> float:
     return _beta_quantile(checks.level(level), _check_beta(beta))
 
 
-def tail_probability_for_plan(plan: HasSchedule, c: ArrayLike) -> float | FloatArray:
-    """P(|t*| > c) under the time change of an actual schedule, with its warm-up and rounding.
-
-    g is the piecewise linear map with g(r_m) = m/T, r_m = sum_{n<=m} 1/E_n / sum_{n<=T} 1/E_n.
-
-    Args:
-      plan: anything with an integer array `E` of shape (T,), T at least 2.
-      c: thresholds, at least 0; a number or an array of any shape.
-
-    Returns:
-      The probability, of the shape of `c` (a float for a number).
-
-    Example:
-      >>> import types
-      >>> from jaxlsgd.inference import critical_values
-      >>> plan = types.SimpleNamespace(E=[1] * 250 + [5] * 950)
-      >>> round(critical_values.tail_probability_for_plan(plan, 5.555), 4)
-      0.05
-
-    Reference: Corollary 4.2 of the paper, with its g taken from the schedule and not from the family.
-    """
-    return _tail(_check_thresholds("c", c), plan_spectrum(check_plan(plan)))
-
-
 def p_value_for_plan(plan: HasSchedule, statistic: ArrayLike) -> float | FloatArray:
-    """Two-sided p-value P(|t*| > |statistic|) under the time change of an actual schedule.
+    """Return the two-sided p-value P(|t*| > |statistic|) under the time change of an actual schedule.
+
+    g is the piecewise linear map with g(r_m) = m/T, r_m = Σ_{n≤m} 1/E_n / Σ_{n≤T} 1/E_n.
 
     Args:
       plan: anything with an integer array `E` of shape (T,), T at least 2.
-      statistic: (estimate - hypothesis)/sqrt(V_jj), a number or an array of any shape; infinities give 0.
+      statistic: (estimate − hypothesis)/√V_jj, a number or an array of any shape; infinities give 0.
 
     Returns:
       The p-value, of the shape of `statistic` (a float for a number).
@@ -283,20 +238,20 @@ def p_value_for_plan(plan: HasSchedule, statistic: ArrayLike) -> float | FloatAr
       >>> critical_values.p_value_for_plan(types.SimpleNamespace(E=[1, 2, 2, 3]), 0.0)
       1.0
 
-    Reference: Corollary 4.2 of the paper; `tail_probability_for_plan` for g.
+    Reference: Corollary 4.2 of the paper, with g from the schedule and not from its family.
     """
-    return _tail(np.abs(_check_array("statistic", statistic)), plan_spectrum(check_plan(plan)))
+    return _tail(statistic, plan_spectrum(check_plan(plan)))
 
 
 def for_plan(plan: HasSchedule, level: float) -> float:
-    """The critical value under the time change of an actual schedule.
+    """Return the critical value under the time change of an actual schedule.
 
     Args:
       plan: anything with an integer array `E` of shape (T,), T at least 2.
       level: two-sided coverage in (0, 1).
 
     Returns:
-      The c with P(|t*| <= c) = level, for g(r_m) = m/T.
+      The c with P(|t*| ≤ c) = level, for g(r_m) = m/T.
 
     Example:
       >>> import types
@@ -304,13 +259,13 @@ def for_plan(plan: HasSchedule, level: float) -> float:
       >>> round(critical_values.for_plan(types.SimpleNamespace(E=[1] * 250 + [5] * 950), 0.95), 3)
       5.555
 
-    Reference: Corollary 4.2 of the paper; `tail_probability_for_plan` for g.
+    Reference: Corollary 4.2 of the paper, with g from the schedule and not from its family.
     """
     return _plan_quantile(checks.level(level), check_plan(plan))
 
 
 def paper_value(beta: float, level: float) -> float:
-    """The critical value printed in the paper, for reproducing its tables.
+    """Return the critical value printed in the paper, for reproducing its tables.
 
     Args:
       beta: 0, 1/3, 1/2 or 2/3.
@@ -338,13 +293,13 @@ def paper_value(beta: float, level: float) -> float:
 
 
 def paper_p_value(statistic: ArrayLike, *, beta: float) -> float | FloatArray:
-    """Two-sided p-value that agrees with the paper's critical values.
+    """Return the two-sided p-value that agrees with the paper's critical values.
 
     The exact law with its scale stretched so that the printed values are its quantiles, linearly between
     them, and beyond the first and last as there. Stretches are below 1 %.
 
     Args:
-      statistic: (estimate - hypothesis)/sqrt(V_jj), a number or an array of any shape.
+      statistic: (estimate − hypothesis)/√V_jj, a number or an array of any shape.
       beta: 0, 1/3, 1/2 or 2/3.
 
     Returns:
@@ -357,23 +312,23 @@ def paper_p_value(statistic: ArrayLike, *, beta: float) -> float | FloatArray:
 
     Reference: Table 2 of the paper.
     """
-    size = np.abs(_check_array("statistic", statistic))
+    size = np.abs(_check_statistic(statistic))
     printed = [paper_value(beta, level) for level in _PAPER_LEVELS]
     exact = [critical_value(level, beta=beta) for level in _PAPER_LEVELS]
     return p_value(size * np.interp(size, printed, np.divide(exact, printed)), beta=beta)
 
 
 def wald_critical_value(dim: int, level: float) -> float:
-    """Critical value of the joint statistic for `dim` parameters at once (beta = 0).
+    """Return the critical value of the joint statistic for `dim` parameters at once (β = 0).
 
-    W = B_q(1)' [int (B_q(r) - r B_q(1)) (B_q(r) - r B_q(1))' dr]^{-1} B_q(1), q = `dim`; W for q = 1 is t*(0)^2.
+    W = B_q(1)ᵀ [∫(B_q(r) − rB_q(1))(B_q(r) − rB_q(1))ᵀ dr]⁻¹ B_q(1) with q = `dim`; for q = 1 it is t*(0)².
 
     Args:
       dim: number of parameters tested jointly, 1 to 20.
       level: 0.8, 0.9, 0.95, 0.975, 0.98 or 0.99.
 
     Returns:
-      The w with P(W <= w) = level, simulated; `wald_critical_values.csv` beside this file has its error.
+      The w with P(W ≤ w) = level, simulated; `wald_critical_values.csv` beside this file has its error.
 
     Example:
       >>> from jaxlsgd.inference import critical_values
@@ -390,7 +345,7 @@ def wald_critical_value(dim: int, level: float) -> float:
 
 
 def wald_has_level(level: float) -> bool:
-    """Whether `wald_critical_value` was simulated at a level."""
+    """Return whether `wald_critical_value` was simulated at a level."""
     return any(math.isclose(level, column, abs_tol=1e-9) for column in _wald_table()[1])
 
 
@@ -403,8 +358,8 @@ def _wald_table() -> dict[int, dict[float, float]]:
     return table
 
 
-def _tail(c: FloatArray, spectrum: Spectrum) -> float | FloatArray:
-    tail = pivot_tail(c, spectrum)
+def _tail(statistic: ArrayLike, spectrum: Spectrum) -> float | FloatArray:
+    tail = _pivot_tail(np.abs(_check_statistic(statistic)), spectrum)
     return tail if tail.ndim else float(tail)
 
 
@@ -418,21 +373,14 @@ def _plan_quantile(level: float, E: bytes) -> float:
     return quantile(level, plan_spectrum(E))
 
 
-def _check_array(name: str, value: ArrayLike) -> FloatArray:
+def _check_statistic(value: ArrayLike) -> FloatArray:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # a ragged list
         array = np.array(None)
     if array.dtype.kind not in "iuf" or np.isnan(array).any():
-        raise refusal(name, "be real numbers without NaN", value)
+        raise refusal("statistic", "be real numbers without NaN", value)
     return array.astype(np.float64)
-
-
-def _check_thresholds(name: str, value: ArrayLike) -> FloatArray:
-    array = _check_array(name, value)
-    if (array < 0).any():
-        raise refusal(name, "be at least 0", value)
-    return array
 
 
 def _check_beta(beta: float) -> float:
@@ -443,7 +391,7 @@ def _check_beta(beta: float) -> float:
 
 
 def check_plan(plan: HasSchedule) -> bytes:
-    """The E_m of a plan as bytes, by which its law is cached; refuses anything but integers >= 1."""
+    """Return the E_m of a plan as bytes, the key of its law in caches; refuse anything but integers ≥ 1."""
     E = np.asarray(getattr(plan, "E", None))
     steps = E.astype(np.int64) if E.dtype.kind in "iu" else np.zeros(1)
     if steps.ndim != 1 or (steps < 1).any():

@@ -33,7 +33,7 @@ FloatArray = NDArray[np.float64]
 # Rounds kept of a long path, and some more near its start. Against all rounds, and all terms, of paths of up
 # to 1,000 rounds that moves critical values at 95 and 99 % by at most 0.03 %.
 _NODES = 160
-# What eigenvectors are sought among, 32 functions in all.
+# Basis in which eigenvectors are computed, 32 functions in all.
 _FIRST, _FADING, _SINES = 8, 4, np.arange(1, 21)
 # Terms of the quadratic form kept one by one; the rest enter by their mean.
 _TERMS = 20
@@ -41,7 +41,7 @@ _TERMS = 20
 _STEP = 0.4
 _U = np.arange(0.0, 10.0, _STEP)
 _SINH, _COSH = np.sinh(_U), np.cosh(_U) * np.append(0.5, np.ones(_U.size - 1))
-# Where its saddle is looked for, in logarithms of the form's own unit.
+# Grid of its search for the saddle, in logarithms relative to the form's size.
 _COARSE, _FINE = np.arange(-8.0, 10.0), np.linspace(-1.0, 1.0, 17)
 _LARGEST = 1e9  # critical values beyond it are infinite
 
@@ -65,36 +65,54 @@ class Form(NamedTuple):
 
     @property
     def parts(self) -> FloatArray:
-        """hh, hd and dd side by side."""
+        """hh, hd and dd as columns."""
         return np.stack([self.hh, self.hd, self.dd], axis=1)
 
 
+def round_rate(step: Any, E: Any) -> Any:
+    """Return ρ = (1 − ηλ)^E, of the right sign for ηλ > 1; of NumPy or JAX arrays."""
+    xp, rate = step.__array_namespace__(), 1 - step
+    size = xp.exp(E * xp.log(xp.maximum(xp.abs(rate), xp.finfo(step.dtype).tiny)))
+    return xp.where((rate < 0) & (E % 2 == 1), -size, size)
+
+
+def lost_share(step: Any, E: Any) -> Any:
+    """Return 1 − ρ, without cancellation for small ηλ."""
+    xp = step.__array_namespace__()
+    near = -xp.expm1(E * xp.log1p(-xp.minimum(step, 0.5)))
+    return xp.where(step < 0.5, near, 1 - round_rate(step, E))
+
+
+def pair_noise(values: Any, lost: Any, eta: Any, E: Any, zero: float) -> Any:
+    """Return η² Σ_{l<E} (r_i r_j)^l = η (1 − ρ_iρ_j)/(λ_i + λ_j − ηλ_iλ_j) for pairs of λ, with r = 1 − ηλ.
+
+    Args:
+      values: λ, (d,).
+      lost: 1 − ρ, (..., d).
+      eta: η, of shape () or (..., 1, 1).
+      E: as eta.
+      zero: below this |1 − r_i r_j| all E terms are taken to be 1.
+    """
+    xp = lost.__array_namespace__()
+    one, other = lost[..., :, None], lost[..., None, :]
+    bottom = values[:, None] + values[None, :] - eta * values[:, None] * values[None, :]
+    flat = xp.abs(eta * bottom) < zero
+    top = one + other - one * other
+    return xp.where(flat, eta * eta * E, eta * top / xp.where(flat, 1, bottom))
+
+
 def local_factors(plan: Plan, eigenvalue: float | FloatArray) -> tuple[FloatArray, FloatArray]:
-    """ρ_m and Var ε_m of every round, without cancellation for small η_m λ, and for 1 − η_m λ ≤ 0 too."""
+    """Return ρ_m and Var ε_m of every round."""
     step = plan.eta * eigenvalue
-    lost = lost_share(plan, eigenvalue)
+    lost = lost_share(step, plan.E)
     apart = step * (2 - step)
     flat = np.abs(apart) < 1e-14
     geometric = np.where(flat, plan.E, lost * (2 - lost) / np.where(flat, 1.0, apart))
-    return _power(plan, eigenvalue), plan.eta**2 * geometric
-
-
-def lost_share(plan: Plan, eigenvalue: float | FloatArray) -> FloatArray:
-    """1 − ρ_m, without cancellation where η_m λ is small."""
-    step = plan.eta * eigenvalue
-    near = -np.expm1(plan.E * np.log1p(-np.minimum(step, 0.5)))
-    return np.where(step < 0.5, near, 1 - _power(plan, eigenvalue))
-
-
-def _power(plan: Plan, eigenvalue: float | FloatArray) -> FloatArray:
-    """ρ_m = (1 − η_m λ)^{E_m}."""
-    rate = 1 - plan.eta * eigenvalue
-    size = np.exp(plan.E * np.log(np.maximum(np.abs(rate), 1e-300)))
-    return np.where((rate < 0) & (plan.E % 2 == 1), -size, size)
+    return round_rate(step, plan.E), plan.eta**2 * geometric
 
 
 def path(plan: Plan, eigenvalue: float) -> Path:
-    """Moments of the path's sums in one eigendirection; refuses one that overflows."""
+    """Return the moments of the path's sums in one eigendirection; refuse one that overflows."""
     found = paths(plan, np.array([eigenvalue]))
     if not np.isfinite(found.covariance).all():
         raise ValueError(
@@ -106,7 +124,7 @@ def path(plan: Plan, eigenvalue: float) -> Path:
 
 @np.errstate(over="ignore", invalid="ignore")
 def paths(plan: Plan, eigenvalues: FloatArray) -> Path:
-    """Moments in several eigendirections, those of each first; not finite in one that overflows.
+    """Return the moments in several eigendirections, directions first; not finite if one overflows.
 
     From one kept round to the next s ← r s + e and P ← P + u s + f. Then Cov(P_n, P_m), n ≤ m, is
     Var P_n + Cov(P_n, s_n) Σ_{n<k≤m} ρ_{n+1}…ρ_k.
@@ -142,11 +160,11 @@ class _Leaps(NamedTuple):
 
 
 def _leaps(rho: FloatArray, noise: FloatArray, kept: NDArray[np.int64]) -> _Leaps:
-    """All leaps side by side, one round of each at a time."""
+    """Return all leaps, computed together round by round."""
     begin = np.append(0, kept[:-1] + 1)
     shape = (len(rho), len(kept))
     r, (u, ee, ef, ff) = np.ones(shape), (np.zeros(shape) for _ in range(4))
-    # The longest first, so that those still under way are the first ones.
+    # The longest first, so that unfinished leaps are a leading slice.
     order = np.argsort(begin - kept, kind="stable")
     first, length = begin[order], (kept - begin + 1)[order]
     for step in range(int(length[0])):
@@ -166,7 +184,7 @@ def _leaps(rho: FloatArray, noise: FloatArray, kept: NDArray[np.int64]) -> _Leap
 def nodes(
     plan: Plan, most: int = _NODES, early: bool = False
 ) -> tuple[NDArray[np.int64], FloatArray]:
-    """Rounds to keep, evenly spaced in r_m = Σ1/E, and the share of V̂'s sum of each.
+    """Return the rounds to keep, evenly spaced in r_m = Σ1/E, and each one's share of V̂'s sum.
 
     With `early` there are more near the start, which a start far from x* bends.
     """
@@ -202,7 +220,7 @@ class Noise(NamedTuple):
 
 
 def noise_form(found: Path) -> Noise:
-    """Splits the path's deviations from n ȳ_T into their part along ȳ_T and the rest.
+    """Split the path's deviations from n ȳ_T into their part along ȳ_T and the rest.
 
     The rest's eigenvectors are sought among those of `_waves`.
     """
@@ -213,7 +231,7 @@ def noise_form(found: Path) -> Noise:
     apart = C - crossed - crossed.T + np.outer(share, share)
     rest = root[:, None] * (apart - np.outer(along, along)) * root
     waves, along = _waves(found.weight.tobytes()), root * along
-    # By QR iterations: LAPACK's other drivers start threads from 26 rows on.
+    # QR iterations: LAPACK's other drivers start threads from 26 rows on.
     values, turn = eigh(_projected(rest, waves), driver="ev")
     vectors = waves @ turn[:, ::-1][:, :_TERMS]
     D = np.maximum(values[::-1][:_TERMS], 0.0)
@@ -223,10 +241,10 @@ def noise_form(found: Path) -> Noise:
 
 @functools.lru_cache(maxsize=16)  # the same in all directions of a plan
 def _waves(weights: bytes) -> FloatArray:
-    """(nodes, waves): functions of r that deviations are made of, orthonormal; all, where nodes are few.
+    """Return orthonormal functions of r, (nodes, waves), that span the deviations; a full basis of few nodes.
 
-    The slowest sines, a start that fades at several rates, and the first rounds one by one, which swing
-    where the first steps are long.
+    The slowest sines, a start that fades at several rates, and the first rounds one by one, which oscillate
+    if the first steps are long.
     """
     weight = np.frombuffer(weights)
     r = (np.cumsum(weight) - weight / 2)[:, None]
@@ -237,9 +255,9 @@ def _waves(weights: bytes) -> FloatArray:
 
 
 def _projected(matrix: FloatArray, waves: FloatArray) -> FloatArray:
-    """wavesᵀ matrix waves, in products so small that BLAS starts no threads.
+    """Return wavesᵀ matrix waves, in products so small that BLAS starts no threads.
 
-    They would wait for cores that the engine keeps busy, up to a hundred times as long as they work.
+    Threads would wait for cores that the engine keeps busy, up to a hundred times as long as they compute.
     """
     half = np.concatenate([rows @ waves for rows in np.array_split(matrix, 8)])
     parts = zip(np.array_split(waves, 8), np.array_split(half, 8), strict=True)
@@ -247,7 +265,7 @@ def _projected(matrix: FloatArray, waves: FloatArray) -> FloatArray:
 
 
 def start_path(plan: Plan, eigenvalue: float, kept: NDArray[np.int64] | None = None) -> FloatArray:
-    """Σ_{m≤n} ρ_1…ρ_m at the kept rounds, over its value at T; a step that overshoots ends it."""
+    """Return Σ_{m≤n} ρ_1…ρ_m at the kept rounds, over its value at T; ρ is 0 for a step that overshoots."""
     rho = np.maximum(1 - plan.eta * eigenvalue, 0.0) ** plan.E
     if kept is None:
         kept = nodes(plan, _NODES, early=True)[0]
@@ -256,7 +274,7 @@ def start_path(plan: Plan, eigenvalue: float, kept: NDArray[np.int64] | None = N
 
 
 def quadratic_form(noise: Noise, start: FloatArray) -> Form:
-    """The form, for a start that biases ȳ_T by one standard deviation."""
+    """Return the form, for a start that biases ȳ_T by one standard deviation."""
     bend = noise.root * (start - noise.share)
     d = bend @ noise.vectors
 
@@ -270,7 +288,7 @@ def quadratic_form(noise: Noise, start: FloatArray) -> Form:
 
 
 def tail_probability(form: Form, biases: FloatArray, c: FloatArray) -> FloatArray:
-    """P(|ȳ_T − x*| > c √V̂_T) where the start biases ȳ_T by so many standard deviations.
+    """Return P(|ȳ_T − x*| > c √V̂_T) if the start biases ȳ_T by `biases` standard deviations.
 
     For Q, the form above, it is (1/2πi) ∫ E exp(sQ) ds/s along any line Re s = σ > 0 on which the mean
     exists. On that through the integrand's saddle nothing cancels, however large the bias.
@@ -293,7 +311,7 @@ def tail_probability(form: Form, biases: FloatArray, c: FloatArray) -> FloatArra
 def _saddle(
     form: Form, b: FloatArray, square: FloatArray, size: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Where the integrand is least on the real axis, and how wide it is across; roughly will do."""
+    """Return the approximate minimum of the integrand on the real axis, and its width across."""
     x = np.broadcast_to(_COARSE, (len(size), _COARSE.size))
     height = _log_mean(form, b, square, np.exp(x) / size) - x
     x = np.take_along_axis(x, np.argmin(height, axis=1)[:, None], axis=1) + _FINE
@@ -310,7 +328,7 @@ def _saddle(
 
 
 def _log_mean(form: Form, b: FloatArray, square: FloatArray, s: NDArray[Any]) -> NDArray[Any]:
-    """log E exp(sQ) at every s, (n, points); infinite at a real s beyond the last that has a mean."""
+    """Return log E exp(sQ) at every s, (n, points); infinite at a real s for which the mean does not exist."""
     scaled = square * s
     spread = 1 + (2 * scaled)[..., None] * form.D
     parts = (1 / spread) @ form.parts
@@ -329,7 +347,7 @@ def _log_mean(form: Form, b: FloatArray, square: FloatArray, s: NDArray[Any]) ->
 
 
 def critical_value(form: Form, bias: ArrayLike, level: float) -> FloatArray:
-    """The c with P(|ȳ_T − x*| > c √V̂_T) = 1 − level, for each bias; infinite if there is none.
+    """Return the c with P(|ȳ_T − x*| > c √V̂_T) = 1 − level, for each bias; infinite if there is none.
 
     By secants of the normal quantile of P as a function of log c, which is nearly a line.
     """
@@ -357,7 +375,7 @@ def critical_value(form: Form, bias: ArrayLike, level: float) -> FloatArray:
 
 
 def _guess(form: Form, biases: FloatArray, aim: float) -> FloatArray:
-    """log c if V̂ were its mean, and a little more."""
+    """Return log c if V̂ were its mean, plus a small margin."""
     mean = form.D.sum() + form.rest + form.hh.sum() + biases**2 * form.dd.sum()
     return np.log(1.2 * (biases + max(-aim, 0.1)) / np.sqrt(mean))
 
@@ -365,7 +383,7 @@ def _guess(form: Form, biases: FloatArray, aim: float) -> FloatArray:
 def _bracket(
     excess: Callable[[FloatArray], FloatArray], x: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Ends of opposite signs, in ever longer steps from x; none are found below `_LARGEST` if f_high > 0."""
+    """Return a bracket of the root, by growing steps from x; there is none below `_LARGEST` if f_high > 0."""
     f, stride = excess(x), 0.3
     low = high = x
     f_low = f_high = f
@@ -384,11 +402,11 @@ def _bracket(
 def tail_curve(
     plan: Plan, eigenvalue: float, fastest: float, bias: float, thresholds: FloatArray
 ) -> FloatArray:
-    """P(|ȳ_T − x*| > c √V̂_T) at each threshold c, in one direction; `fastest` is the largest λ."""
+    """Return P(|ȳ_T − x*| > c √V̂_T) at each threshold c, in one direction; `fastest` is the largest λ."""
     form = quadratic_form(_noise(plan, eigenvalue), start_path(plan, fastest))
     return tail_probability(form, np.full(thresholds.size, bias), thresholds)
 
 
-@functools.lru_cache(maxsize=64)  # every coordinate of a run asks for all its directions
+@functools.lru_cache(maxsize=64)  # every coordinate of a run uses all its directions
 def _noise(plan: Plan, eigenvalue: float) -> Noise:
     return noise_form(path(plan, eigenvalue))

@@ -7,7 +7,7 @@ Cov ε_m = n_m ∘ S̃, see `finite_horizon`, and its sums P_n = s_1 + … + s_n
 
 (s, P) is a Markov chain, so that it is drawn from one kept round to the next with its exact moments, the
 start's fading part is added, and W is read off for any contrasts. Between kept rounds the squares in V̂ are
-interpolated, which leaves its mean as it is.
+interpolated, which keeps its mean.
 
 At the 5 % level, t_T = 5,000 and q = 2 and 5, the test rejected in 4.4 to 5.1 % of 4,096 runs (standard error 0.34)
 of the paper's models under C1 and P(1/2), and the limit law in 8 to 67 %. Critical values of a run's own law,
@@ -38,12 +38,12 @@ _SEED = 21
 
 
 class Process(NamedTuple):
-    """The linearised path and how coordinates look at it."""
+    """The linearised path, and the coordinates as combinations of its directions."""
 
     eigenvalues: FloatArray  # (d,)
     S: FloatArray  # (d, d) in the eigenvectors' basis
     view: FloatArray  # (coordinates, d) each coordinate's part of each direction
-    bias: FloatArray  # (coordinates,) what the start leaves in ȳ_T
+    bias: FloatArray  # (coordinates,) bias that the start leaves in ȳ_T
 
 
 class Leaps(NamedTuple):
@@ -54,7 +54,7 @@ class Leaps(NamedTuple):
     root: FloatArray  # (nodes, 2d, 2d)
 
 
-class Draws(NamedTuple):
+class PathDraws(NamedTuple):
     """Simulated P_T and Σ w (P − (n/T) P_T)(P − (n/T) P_T)ᵀ."""
 
     last: FloatArray  # (draws, coordinates)
@@ -62,7 +62,7 @@ class Draws(NamedTuple):
 
 
 def joint_law(plan: Plan, process: Process) -> JointLaw:
-    """The law of W for one run; simulated when it is first asked for, the same at every call."""
+    """Return the law of W for one run; simulated at first use, the same at every call."""
     draws = functools.cache(lambda: simulate(plan, process))
 
     def of(rows: ArrayLike) -> JointLaw:
@@ -74,7 +74,7 @@ def joint_law(plan: Plan, process: Process) -> JointLaw:
 
 
 def _law(sorted_w: Callable[[], FloatArray], size: int) -> JointLaw:
-    """Counts among the draws with the statistic itself as one of them: valid for any number of draws."""
+    """Return the empirical law; the statistic counts as one of the draws, which is valid for any number of them."""
 
     def check(q: int) -> None:
         if q != size:
@@ -94,8 +94,8 @@ def _law(sorted_w: Callable[[], FloatArray], size: int) -> JointLaw:
     return JointLaw(quantile, tail)
 
 
-def statistics(draws: Draws, rows: FloatArray) -> FloatArray:
-    """W of every draw for contrasts R of the coordinates."""
+def statistics(draws: PathDraws, rows: FloatArray) -> FloatArray:
+    """Return W of every draw for contrasts R of the coordinates."""
     last = draws.last @ rows.T
     spread = rows @ draws.spread @ rows.T
     solved = np.linalg.solve(spread, last[..., None])[..., 0]
@@ -103,8 +103,8 @@ def statistics(draws: Draws, rows: FloatArray) -> FloatArray:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def simulate(plan: Plan, process: Process, draws: int = DRAWS, seed: int = _SEED) -> Draws:
-    """Draws of the process at the kept rounds."""
+def simulate(plan: Plan, process: Process, draws: int = DRAWS, seed: int = _SEED) -> PathDraws:
+    """Draw the process at the kept rounds."""
     nodes, weight = finite_horizon.nodes(plan, _NODES)
     leaps = make_leaps(plan, process, nodes)
     share = (nodes + 1.0) / plan.num_rounds
@@ -115,7 +115,7 @@ def simulate(plan: Plan, process: Process, draws: int = DRAWS, seed: int = _SEED
         _chunk(generator, leaps, process.view, mean, np.sqrt(weight), share, count)
         for count in _counts(draws)
     ]
-    found = Draws(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    found = PathDraws(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     _check_finite(plan, process, *found)
     return found
 
@@ -150,7 +150,7 @@ def _chunk(
 
 @np.errstate(over="ignore", invalid="ignore")
 def make_leaps(plan: Plan, process: Process, nodes: NDArray[np.int64]) -> Leaps:
-    """Moments between kept rounds, all leaps side by side, one round of each at a time."""
+    """Return the moments between kept rounds, for all leaps at once, round by round."""
     rho, noise = _rounds(plan, process)
     begin = np.append(0, nodes[:-1] + 1)
     count, dim = len(nodes), len(process.eigenvalues)
@@ -180,23 +180,17 @@ def _check_finite(plan: Plan, process: Process, *found: FloatArray) -> None:
 
 
 def _rounds(plan: Plan, process: Process) -> tuple[FloatArray, FloatArray]:
-    """ρ_m, (T, d), and Cov ε_m, (T, d, d)."""
-    values = process.eigenvalues
-    factors = [finite_horizon.local_factors(plan, float(value)) for value in values]
-    rho = np.stack([rate for rate, _ in factors], axis=1)
-    lost = np.stack([finite_horizon.lost_share(plan, float(value)) for value in values], axis=1)
-    top = lost[:, :, None] + lost[:, None, :] - lost[:, :, None] * lost[:, None, :]
-    eta = plan.eta[:, None, None]
-    bottom = values[:, None] + values - eta * values[:, None] * values
-    flat = np.abs(eta * bottom) < 1e-12  # as in finite_horizon: all E terms are one
-    geometric = np.where(
-        flat, eta**2 * plan.E[:, None, None], eta * top / np.where(flat, 1, bottom)
+    """Return ρ_m, (T, d), and Cov ε_m, (T, d, d)."""
+    values, eta, E = process.eigenvalues, plan.eta[:, None], plan.E[:, None]
+    step = eta * values
+    noise = finite_horizon.pair_noise(
+        values, finite_horizon.lost_share(step, E), eta[..., None], E[..., None], zero=1e-12
     )
-    return rho, geometric * process.S
+    return finite_horizon.round_rate(step, E), noise * process.S
 
 
 def _roots(covariances: FloatArray) -> FloatArray:
-    """Symmetric factors; by eigenvalues, because (s, P) of a leap of one round is degenerate."""
+    """Return symmetric factors; by eigenvalues, because (s, P) of a leap of one round is degenerate."""
     size = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
     size = np.where(size > 0, size, 1.0)
     values, vectors = np.linalg.eigh(covariances / (size[:, :, None] * size[:, None, :]))

@@ -1,4 +1,4 @@
-"""The standard normal law, and chi-square for several contrasts at once."""
+"""Normal and Student laws, with chi-square and F for several contrasts at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NORMAL = Law(_multiplier, _tail, _joint)
 
 @functools.cache
 def student(freedom: int) -> Law:
-    """The law of a normal estimate over its estimated standard error.
+    """Return the law of a normal estimate over its estimated standard error.
 
     Args:
       freedom: degrees of freedom ν of the estimated variance (or covariance, for several contrasts).

@@ -1,7 +1,7 @@
-"""Numbers that are dear to compute and few to keep: known to the process, noted while a tile runs.
+"""Tables of finite-horizon critical values, in a process-wide cache.
 
-A law that tabulates its critical values looks here first. A study keeps what its tiles have used beside
-their rows, and hands it to whoever runs tiles later.
+A study records the table rows that its tiles use (`recording`), keeps them beside the tiles' rows, and restores
+them (`remember`) in later processes. Start reading at `interpolated`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from jaxlsgd.inference.laws import finite_horizon
 from jaxlsgd.inference.laws.finite_horizon import FloatArray
 from jaxlsgd.schedules import Plan
 
-Rows = dict[
-    str, NDArray[np.float64]
-]  # by what they are a function of; finite or infinite, never NaN
+Rows = dict[str, NDArray[np.float64]]  # by plan, level and eigenvalues; never NaN
 
 _MOST = 100_000
 _cache: Rows = {}
@@ -31,7 +29,7 @@ _here = threading.local()
 
 
 def cached(key: str) -> NDArray[np.float64] | None:
-    """What was computed for a key before, if it was."""
+    """Return the cached row of a key, or None."""
     with _lock:
         found = _cache.get(key)
     if found is not None:
@@ -40,7 +38,7 @@ def cached(key: str) -> NDArray[np.float64] | None:
 
 
 def remember(rows: Mapping[str, NDArray[np.float64]]) -> None:
-    """Makes rows known; beyond 100,000 of them the oldest are forgotten."""
+    """Put rows into the cache; beyond 100,000 of them the oldest are removed."""
     with _lock:
         _cache.update(rows)
         for key in list(_cache)[: max(0, len(_cache) - _MOST)]:
@@ -50,7 +48,7 @@ def remember(rows: Mapping[str, NDArray[np.float64]]) -> None:
 
 
 def forget(keys: Iterable[str]) -> None:
-    """Makes rows unknown again."""
+    """Remove rows from the cache."""
     with _lock:
         for key in keys:
             _cache.pop(key, None)
@@ -58,7 +56,7 @@ def forget(keys: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def recording(used: Rows) -> Iterator[None]:
-    """Adds to `used` what this thread looks up or learns meanwhile."""
+    """Add to `used` all rows that this thread reads from or puts into the cache meanwhile."""
     before = getattr(_here, "used", None)
     _here.used = used
     try:
@@ -85,11 +83,11 @@ _making = threading.Lock()
 def interpolated(
     plan: Plan, eigenvalues: FloatArray, biases: FloatArray, level: float
 ) -> FloatArray:
-    """Critical values for every direction of many runs.
+    """Return critical values for every direction of many runs.
 
     A bicubic spline in log λ and the bias, linear in the logarithm of the start's fading rate, which is
     the run's largest eigenvalue. At levels from 80 to 99 % the interpolation error was measured as less
-    than 0.1 % where the path is nearly stationary, at most 2 % for biases up to 1 and 4 % beyond; up to
+    than 0.1 % if the path is nearly stationary, at most 2 % for biases up to 1 and 4 % beyond; up to
     5 % for 20 rounds and up to 20 % for ten. A bias above 6 is replaced by 6.
 
     Args:
@@ -100,7 +98,7 @@ def interpolated(
 
     Returns:
       Critical values (..., d); NaN for a run whose eigenvalues are not positive and finite, infinite
-      where the plan's first steps are so long that the path overflows.
+      if the plan's first steps are so long that the path overflows.
     """
     if plan.num_rounds < 2:
         raise refusal("plan", "have at least 2 rounds", plan.num_rounds)
@@ -135,8 +133,11 @@ def _spline(
 
 
 def table_rows(plan: Plan, level: float, places: range, fastest: int) -> FloatArray:
-    """(places, biases): critical values at eigenvalues exp(place · step), of which a run's largest one is
-    at `fastest`; infinite where the path overflows, so that one such run does not end a batch."""
+    """Return critical values (places, biases) at eigenvalues exp(place · step).
+
+    `fastest` is the place of a run's largest eigenvalue. Values are infinite if the path overflows, so that one
+    such run does not end a batch.
+    """
     keys = {place: _key(plan, level, place, fastest) for place in places}
     with _making:
         found = {place: cached(key) for place, key in keys.items()}
@@ -164,7 +165,7 @@ def _made(plan: Plan, level: float, places: list[int], fastest: int) -> dict[int
 
 
 def _noises(plan: Plan, places: list[int]) -> list[finite_horizon.Noise | None]:
-    """The forms' parts that do not depend on the start; None where the path overflows."""
+    """Return the forms' parts that do not depend on the start; None if the path overflows."""
     kept = _noises_of(plan)
     if missing := [place for place in places if place not in kept]:
         path = finite_horizon.paths(plan, np.exp(np.array(missing) * _EIGENVALUE_STEP))

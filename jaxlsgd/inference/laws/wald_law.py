@@ -1,13 +1,13 @@
 """The law of the joint random-scaling statistic for q parameters at once, under any schedule.
 
-With h_k and kappa_k = k pi as in `pivot_law` and zeta_k, Z i.i.d. N(0, I_q), the limit of the statistic is
+With h_k and κ_k = kπ as in `critical_values` and ζ_k, Z i.i.d. N(0, I_q), the limit of the statistic is
 
-    W = Z' M^-1 Z,    M = sum_k (zeta_k/kappa_k + h_k Z) (zeta_k/kappa_k + h_k Z)' = N + c Z' + Z c' + |h|^2 Z Z'.
+    W = ZᵀM⁻¹Z,    M = Σ_k (ζ_k/κ_k + h_k Z)(ζ_k/κ_k + h_k Z)ᵀ = N + cZᵀ + Zcᵀ + |h|² ZZᵀ.
 
-The law does not change when everything is rotated, so that Z = r e_1 with r ~ chi_q. With a = e_1'N^-1 e_1,
-b = e_1'N^-1 c and g = c'N^-1 c two rank-one updates give
+The law is invariant under rotations, so that Z = r e_1 with r ~ χ_q. With a = e_1ᵀN⁻¹e_1, b = e_1ᵀN⁻¹c and
+g = cᵀN⁻¹c two rank-one updates give
 
-    W = r^2 a / (1 + 2 r b + r^2 (|h|^2 a + b^2 - a g)),
+    W = r²a / (1 + 2rb + r²(|h|²a + b² − ag)),
 
 and {W > w} is a quadratic inequality in r. Only (a, b, g) is simulated; r is integrated out, so that the tail is
 smooth in w and the standard error of a critical value is about 0.3 %.
@@ -31,8 +31,8 @@ _CHUNK = 2_000
 _SEED = 20
 
 
-class Draws(NamedTuple):
-    """The three numbers above, and |h|^2."""
+class WaldDraws(NamedTuple):
+    """Simulated (a, b, g), and |h|²."""
 
     a: FloatArray  # (draws,)
     b: FloatArray  # (draws,)
@@ -47,25 +47,25 @@ class Tail(NamedTuple):
     error: float
 
 
-def draw(dim: int, spectrum: Spectrum) -> Draws:
-    """The draws for q = `dim` from 1 to 20; the same at every call."""
+def draw(dim: int, spectrum: Spectrum) -> WaldDraws:
+    """Return the draws for q = `dim` from 1 to 20; the same at every call."""
     dim = checks.count("dim", dim, 1, DIMS)
     return _draw(dim, spectrum.kappa2.tobytes(), spectrum.energy.tobytes())
 
 
 @functools.lru_cache(maxsize=32)
-def _draw(dim: int, kappa2_bytes: bytes, energy_bytes: bytes) -> Draws:
+def _draw(dim: int, kappa2_bytes: bytes, energy_bytes: bytes) -> WaldDraws:
     kappa2, energy = np.frombuffer(kappa2_bytes), np.frombuffer(energy_bytes)
     generator = np.random.Generator(np.random.PCG64(_SEED))
     parts = [_chunk(generator, dim, kappa2, energy) for _ in range(_DRAWS // _CHUNK)]
     a, b, g = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Draws(a, b, g, float(np.sum(energy / kappa2)))
+    return WaldDraws(a, b, g, float(np.sum(energy / kappa2)))
 
 
 def _chunk(
     generator: np.random.Generator, dim: int, kappa2: FloatArray, energy: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """N and c for some draws, reduced to (a, b, g)."""
+    """Draw N and c, and reduce them to (a, b, g)."""
     scaled = generator.standard_normal((_CHUNK, dim, _TERMS)) / np.sqrt(kappa2[:_TERMS])
     # sums over k > K of 1/kappa^2 and of 1/kappa^4: the known infinite sums less those of the terms drawn
     mean = 1 / 6 - np.sum(1 / kappa2[:_TERMS])
@@ -82,13 +82,13 @@ def _chunk(
 
 
 def tail(w: float, dim: int, spectrum: Spectrum) -> Tail:
-    """P(W > w)."""
+    """Return P(W > w)."""
     each = _given_draws(float(w), dim, draw(dim, spectrum))
     return Tail(float(each.mean()), float(each.std() / math.sqrt(each.size)))
 
 
 def quantile(level: float, dim: int, spectrum: Spectrum) -> float:
-    """The w with P(W > w) = 1 - level."""
+    """Return the w with P(W > w) = 1 − level."""
     level, dim = checks.level(level), checks.count("dim", dim, 1, DIMS)
     return _quantile(level, dim, spectrum.kappa2.tobytes(), spectrum.energy.tobytes())
 
@@ -106,8 +106,8 @@ def _quantile(level: float, dim: int, kappa2: bytes, energy: bytes) -> float:
     return math.exp(root_scalar(excess, bracket=(low, high), method="brentq", xtol=1e-8).root)
 
 
-def _given_draws(w: float, dim: int, draws: Draws) -> FloatArray:
-    """P(W > w | a, b, g), the mean over the two signs of b, which are equally likely."""
+def _given_draws(w: float, dim: int, draws: WaldDraws) -> FloatArray:
+    """Return P(W > w | a, b, g), averaged over the two equally likely signs of b."""
     if w <= 0:
         return np.ones_like(draws.a)
     a, g = draws.a, draws.g
@@ -115,7 +115,7 @@ def _given_draws(w: float, dim: int, draws: Draws) -> FloatArray:
     root = np.sqrt(np.maximum((w * draws.b) ** 2 + lead * w, 0.0))
     total = np.zeros_like(a)
     for b in (draws.b, -draws.b):
-        # lead r^2 - 2 w b r - w > 0: from the smaller root on, and up to the larger where lead < 0
+        # lead r^2 - 2 w b r - w > 0: from the smaller root on, and up to the larger if lead < 0
         there = (lead > 0) | ((b < 0) & (root > 0))
         near = w / np.where(there, root - w * b, 1.0)
         far = np.where(there & (lead < 0), (w * b - root) / np.where(lead < 0, lead, -1.0), np.inf)

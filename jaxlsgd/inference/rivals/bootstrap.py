@@ -1,4 +1,4 @@
-"""Online bootstrap: copies of the run that see the same observations with random weights.
+"""Online bootstrap: copies of the run on the same observations with random weights.
 
 Beside the run itself, B copies make its steps with perturbed gradients,
 
@@ -6,11 +6,11 @@ Beside the run itself, B copies make its steps with perturbed gradients,
 
 and are averaged by the server as it is. Near x* the averages differ by ȳ^b − ȳ ≈ G⁻¹ Σ (weighted as in ȳ) of
 Σ_k p_k (W − 1) ∇f_k(x*; ξ), whose covariance given the data estimates that of ȳ: rounds, local steps and the ν of the
-schedule are in it, and no weights by E_m have to be worked out. Where clients have optima of their own, so that
+schedule are in it, and no weights by E_m are needed. If clients have optima of their own, so that
 ∇f_k(x*) has a mean μ_k, independent weights count Σ_k p_k² μ_kμ_kᵀ with S: intervals are then too long.
 
 In the engine the copies are one problem with parameters (B + 1, d), made by `perturbed`; the first row is the
-run itself. The weights are a hash of an observation's draws (or of its key): it needs no draws of its own, so that
+run itself. The weights are a hash of an observation's draws (or of its key), without further draws, so that
 the first row is the same run as without copies.
 """
 
@@ -47,7 +47,7 @@ _GOLDEN = np.uint32(0x9E3779B9)
 @functools.lru_cache(maxsize=64)
 @register("problem")
 def perturbed(problem: Problem, copies: int = 200, weights: str = "exponential") -> Problem:
-    """A problem with B further copies of its parameters, which see its observations with random weights.
+    """Return a problem with B further copies of its parameters, whose gradients have random weights.
 
     Args:
       problem: what is estimated.
@@ -102,20 +102,20 @@ def perturbed(problem: Problem, copies: int = 200, weights: str = "exponential")
 
 
 def _hashed(words: Array) -> Array:
-    """One word of many: a sum with odd multipliers, mixed."""
+    """Hash many words to one: a sum with odd multipliers, mixed."""
     odd = 2 * _mixed(jnp.arange(1, words.shape[0] + 1, dtype=jnp.uint32)) + np.uint32(1)
     return _mixed(jnp.sum(words * odd, dtype=jnp.uint32))
 
 
 def _mixed(bits: Array) -> Array:
-    """The finaliser of MurmurHash3: every bit of the result depends on every bit given."""
+    """Apply the finaliser of MurmurHash3: every bit of the result depends on every bit of the argument."""
     bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return bits ^ (bits >> np.uint32(16))
 
 
 class Spread(NamedTuple):
-    """How far copies are away from the run."""
+    """Distances of the copies from the run."""
 
     away: Any  # (B, d) |ȳ^b − ȳ| over the scale, smallest first
 
@@ -173,7 +173,7 @@ def _measure_copies(copies: int, dim: int) -> Any:
 
 @functools.cache
 def _percentiles(copies: int) -> Law:
-    """The empirical law of |ȳ^b − ȳ| over its scale."""
+    """Return the empirical law of |ȳ^b − ȳ| over its scale."""
 
     def multiplier(level: float, plan: Any, detail: Spread) -> Any:
         del plan

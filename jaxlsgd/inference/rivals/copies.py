@@ -1,7 +1,7 @@
 """Copies of a problem's parameters, (copies, d), as one problem: several runs in one run of the engine.
 
-A method that needs further runs (perturbed, or of some clients only) has no place in the engine's contract, which
-has one path per replication. A problem with more parameters has: a copy is d of them, and its gradient those of d.
+The engine has one path per replication. A method that needs further runs (perturbed, or of some clients only) is
+therefore run on a problem with more parameters, of which each copy has d.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxlsgd.inference.sums import compensated_add, widened
 def stacked_problem(
     problem: Problem, copies: int, loss: Any, gradient: Any, **source: Any
 ) -> Problem:
-    """A problem for so many copies of another's parameters, in rows."""
+    """Return a problem whose parameters are `copies` rows of another's."""
     start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)])
     truth, error = problem.true_vector, problem.truth_covariance
     return Problem(
@@ -45,7 +45,7 @@ def stacked_problem(
 def rows_of_copies(
     copies: int, dim: int, first_only: bool = False
 ) -> tuple[tuple[float, ...], ...]:
-    """R with Rx the mean of the copies in x (or the first of them), coordinate by coordinate."""
+    """Return R with Rx the mean of the copies in x (or the first of them), coordinate by coordinate."""
     shares = [1.0] + [0.0] * (copies - 1) if first_only else [1.0 / copies] * copies
     return tuple(
         tuple(share * (i == j) for share in shares for i in range(dim)) for j in range(dim)
@@ -64,7 +64,7 @@ class RunState(NamedTuple):
 
 @functools.cache
 def run_means(copies: int, dim: int) -> Accumulator:
-    """ȳ_m of so many copies of d parameters, and Σ 1/E_n, as a streaming statistic."""
+    """Return ȳ_m of every copy of d parameters, and Σ 1/E_n, as a streaming statistic."""
 
     def init(params: Params) -> RunState:
         y = jnp.zeros_like(stacked(params, copies, dim))
@@ -83,7 +83,7 @@ def run_means(copies: int, dim: int) -> Accumulator:
 
 
 def stacked(params: Params, copies: int, dim: int) -> Array:
-    """The flat parameters; refuses a number that is not that of the copies."""
+    """Return the flat parameters; refuse a wrong number of them."""
     x = widened(flatten(params))
     if x.shape != (copies * dim,):
         of = f", {copies} runs of {dim} each" if copies > 1 else ""
@@ -92,5 +92,5 @@ def stacked(params: Params, copies: int, dim: int) -> Array:
 
 
 def averages(state: RunState, copies: int, dim: int) -> Array:
-    """ȳ of each copy, (copies, d)."""
+    """Return ȳ of each copy, (copies, d)."""
     return (state.mean + state.lost).reshape(copies, dim)

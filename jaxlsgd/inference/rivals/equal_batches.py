@@ -6,7 +6,7 @@ to 2^j, and the next round begins another. With B_i = Σ_{k∈batch i} (x̄_k �
     V̂_j = Σ_i B_i B_iᵀ / Σ_i τ_i,     Cov(ȳ_T) ≈ V̂_j s_T/T²,     s_T = Σ 1/E_k.
 
 The size that is read is the least 2^j ≥ s_T/a with a = c T^{(1−α)/2} batches; on one machine (E_m = 1, s_T = T) that
-is the published b ≥ T^{(1+α)/2}/c. Batches of neighbouring rounds share what x̄ remembers, which makes V̂_j too small
+is the published b ≥ T^{(1+α)/2}/c. Neighbouring batches are correlated, because x̄ has a memory, which makes V̂_j too small
 by a share in proportion to 2^(−j). The lugsail 2V̂_j − V̂_{j−1} takes that out to first order.
 """
 
@@ -26,7 +26,7 @@ from jaxlsgd.inference.laws.standard import NORMAL
 from jaxlsgd.inference.rivals.growing_batches import step_exponent
 from jaxlsgd.inference.sums import compensated_add, widened
 
-# Of information time. With c = 1, E_m = 1 and α near 1/2 the largest is that of seven million rounds.
+# In information time. With c = 1, E_m = 1 and α near 1/2 the largest is that of seven million rounds.
 SIZES = 2.0 ** np.arange(-4, 18)
 _NEARLY = 1 - 1e-6  # 5 times 1/5 may be a little less than 1
 
@@ -51,7 +51,7 @@ class EqualState(NamedTuple):
 
 @functools.cache
 def equal_sums() -> Accumulator:
-    """The sums above as a streaming statistic: a round costs so many times 3d as there are sizes."""
+    """Return the sums above as a streaming statistic; a round costs 3d operations per size."""
 
     def init(params: Params) -> EqualState:
         y = jnp.zeros_like(widened(flatten(params)))
@@ -101,7 +101,7 @@ def equal_batches(
 ) -> Estimator:
     """Batch means over equal batches of information time, with a lugsail correction of their bias.
 
-    Where the correction would make an interval shorter, chance did that, and it is left out.
+    The correction is left out if it would make an interval shorter, which is due to chance.
 
     Args:
       lugsail: whether to use 2V̂_j − V̂_{j−1} rather than V̂_j.

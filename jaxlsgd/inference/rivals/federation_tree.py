@@ -1,16 +1,16 @@
-"""Federations that split: groups of clients go on by themselves from where all were together.
+"""Federations that split: groups of clients continue separately from a common state.
 
 Clients are divided into L = b_1 b_2 … groups, the leaves of a tree with b_1 branches, b_2 at each of these, and so on.
 Up to the first split all clients are one federation; then there are C_1 = b_1 of them, of K/b_1 clients each; then
-C_2 = b_1 b_2; at last each leaf is one. A federation is Local SGD of its own clients and starts where the one that
-it came from ended. Splits after round 0 only make independent federations.
+C_2 = b_1 b_2; finally each leaf is one. A federation is Local SGD of its own clients and starts where its parent
+ended. A single split after round 0 makes independent federations.
 
-Every observation is used once, by its client's own federation, and a round sends one vector per client, as ever.
+Every observation is used once, by its client's own federation, and a round sends one vector per client, as usual.
 Federations of fewer clients have more noise: per step, C_j S. All leaves estimate x* only if each group of clients
-has that for its optimum: alike clients, or groups that are alike. Otherwise their spread is that of the groups'
-optima too, and their mean is not the optimum of all.
+has x* for its optimum: similar clients, or similar groups. Otherwise their spread includes that of the groups'
+optima, and their mean is not the optimum of all.
 
-In the engine that is a problem with parameters (L, d), of which a client sees its leaf's row (`split_clients`), and
+In the engine this is a problem with parameters (L, d), of which a client uses its leaf's row (`split_clients`), and
 an algorithm whose server averages rows within a federation (`federation_tree`).
 """
 
@@ -36,7 +36,7 @@ from jaxlsgd.inference.rivals.copies import stacked, stacked_problem
 
 @register("problem")
 def split_clients(problem: Problem, leaves: int) -> Problem:
-    """A problem with a row of parameters for each of so many groups of neighbouring clients.
+    """Return a problem with a row of parameters for each of L groups of neighbouring clients.
 
     Args:
       problem: what is estimated.
@@ -69,7 +69,7 @@ def _split(problem: Problem, leaves: int) -> Problem:
         return jnp.sum(jnp.where(own(leaf), x, 0), axis=0)
 
     def one_of(client: Any) -> tuple[Any, Any]:
-        """The client as the problem knows it, and its leaf."""
+        """Return the client in the problem's own form, and its leaf."""
         if problem.drifts:
             (inner, leaf), t = client
             return Moment(inner, t), leaf
@@ -121,7 +121,7 @@ def federation_tree(
 def check_tree(
     branches: Sequence[int], splits: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Refuses branches and splits that make no tree."""
+    """Return branches and splits as tuples; refuse those that make no tree."""
     given = checks.sequence("branches", branches, "integer")
     branches = tuple(checks.count("branches", branch, 2) for branch in given)
     given = checks.sequence("splits", splits, "round")
@@ -139,7 +139,7 @@ def _tree(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) -> Algor
 
     def receive(moved: Array, message: Any, round: Round) -> tuple[Array, Array]:
         del message
-        # A leaf has 1/L of the weight, and nobody else has moved its row.
+        # A leaf has 1/L of the weight, and only its clients move its row.
         rows = moved.reshape(leaves, dim) * leaves
         so_far = round.server
         shared = within_nodes(rows, 1)
@@ -152,14 +152,14 @@ def _tree(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) -> Algor
         stacked(x, leaves, dim)
         return jnp.zeros((), jnp.int32)
 
-    # A client has moved the row of its leaf alone, and sends no other.
+    # A client moves and sends the row of its leaf only.
     return Algorithm(
         "federation_tree", init_server=init_server, receive=receive, sends=lambda _: dim
     )
 
 
 def within_nodes(rows: Array, nodes: int) -> Array:
-    """Rows of leaves (L, d), each replaced by the mean of the node that it is below; (L, d)."""
+    """Replace each leaf's row by the mean over its node; (L, d) → (L, d)."""
     grouped = rows.reshape(nodes, rows.shape[0] // nodes, rows.shape[1])
     means = jnp.mean(grouped, axis=1, keepdims=True)
     return jnp.broadcast_to(means, grouped.shape).reshape(rows.shape)

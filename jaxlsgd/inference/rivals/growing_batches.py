@@ -59,12 +59,12 @@ class BatchState(NamedTuple):
 
 @functools.cache
 def batch_sums(kind: str, mode: str, alpha: float, C: float) -> Accumulator:
-    """The sums above as a streaming statistic.
+    """Return the sums above as a streaming statistic.
 
     With δ = ȳ_m − ȳ_{m−1} each round does
 
         A ← A − bδᵀ − δbᵀ + qδδᵀ;   b ← b − qδ;   B ← B − nδ
-        where a batch begins: B, n, τ ← 0 (after A += BBᵀ, b += nB, q += n² if batches do not overlap)
+        if a batch begins: B, n, τ ← 0 (after A += BBᵀ, b += nB, q += n² if batches do not overlap)
         B ← B + x̄_m − ȳ_m;   n ← n + 1;   τ ← τ + 1/E_m
         if they do: A += BBᵀ/E_m;   b += nB/E_m;   q += n²/E_m;   length += τ/E_m
     """
@@ -117,7 +117,7 @@ def batch_sums(kind: str, mode: str, alpha: float, C: float) -> Accumulator:
 
 
 def batch_starts(alpha: float, C: float) -> np.ndarray:
-    """The first rounds a_k = ⌊C k^{2/(1−α)}⌋ of batches, from round 1 on, that an int32 can count."""
+    """Return the first rounds a_k = ⌊C k^{2/(1−α)}⌋ of batches, from round 1 to the largest int32."""
     power = 2 / (1 - alpha)
     last = int((_LAST / C) ** (1 / power)) + 1
     found = np.floor(C * np.arange(1.0, last + 1) ** power)
@@ -135,7 +135,7 @@ def growing_batches(
 ) -> Estimator:
     """Batch means over growing batches: ȳ_j ± z √(V̂_jj s_T)/T with V̂ the spread of batches' sums.
 
-    Short of its limit it is too short: batches that are not much longer than what x̄ remembers have too small a
+    At finite horizons intervals are too short: batches not much longer than the memory of x̄ have too small a
     spread, and there are few of them.
 
     Args:
@@ -167,14 +167,14 @@ def growing_batches(
 
 
 def step_exponent(alpha: float) -> float:
-    """α, if it is one that batches can be made for."""
+    """Return α; refuse one outside [1/2, 1)."""
     if not 0.5 <= checks.number("alpha", alpha) < 1:
         raise refusal("alpha", "be in [1/2, 1)", alpha)
     return float(alpha)
 
 
 def _covariance(state: BatchState, A: Array, length: Array) -> Array:
-    """V̂ s_T/T²."""
+    """Return V̂ s_T/T²."""
     rounds = jnp.maximum(state.m, 1).astype(A.dtype)
     return A / jnp.where(length > 0, length, 1) * (state.s / rounds / rounds)
 
@@ -185,7 +185,7 @@ def _overlapping(states: tuple[BatchState, ...], horizon: Horizon | None) -> Arr
 
 
 def _apart(states: tuple[BatchState, ...], horizon: Horizon | None) -> Array:
-    """The open batch counts as it is."""
+    """Return the covariance with the open batch included."""
     del horizon
     state = states[0]
     B = state.B
@@ -204,7 +204,7 @@ def _measure_apart(states: tuple[BatchState, ...], horizon: Horizon | None) -> M
 
 def _measurement(state: BatchState, covariance: Array, empty: Array) -> Measurement:
     variance = jnp.diagonal(covariance) if covariance.ndim == 2 else covariance
-    # What rounding has made negative is floored, and said to be.
+    # Negative values are rounding errors: they are floored and reported.
     scale = jnp.sqrt(jnp.where(variance < 0, 0, variance))
     scale = jnp.where(empty, jnp.inf, scale)
     return Measurement(state.mean + state.lost, scale, jnp.any(variance < 0))

@@ -56,7 +56,7 @@ class LevelState(NamedTuple):
 
 @functools.cache
 def level_means(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) -> Accumulator:
-    """The averages above as a streaming statistic: θ̄_j ← θ̄_j + (x̄ − θ̄_j)/m_j for the level of the round."""
+    """Return the averages above as a streaming statistic: θ̄_j ← θ̄_j + (x̄ − θ̄_j)/m_j for the level of the round."""
     leaves, levels = math.prod(branches), len(branches) + 1
 
     def init(params: Params) -> LevelState:
@@ -121,7 +121,7 @@ def higrad(
 
 
 class Grown(NamedTuple):
-    """What `simulate` needs for a tree."""
+    """Arguments of `simulate` for a tree."""
 
     problem: Problem
     algorithm: Algorithm
@@ -129,11 +129,11 @@ class Grown(NamedTuple):
 
 
 def grow(problem: Problem, plan: Plan, branches: Sequence[int] = (2, 2)) -> Grown:
-    """A tree whose levels have equally many rounds of a plan.
+    """Return a tree whose levels have equally many rounds of a plan.
 
     Args:
       problem: what is estimated; its clients are split.
-      plan: whose rounds are divided by the tree's levels.
+      plan: its rounds are divided among the tree's levels.
       branches: how many federations one splits into, at each split.
 
     Example::
@@ -166,21 +166,21 @@ def _measure_tree(dim: int, branches: tuple[int, ...]) -> Any:
 
 
 def _weights(state: LevelState) -> Array:
-    """w_j ∝ m_j²/s_j; 0 for a level without rounds."""
+    """Return w_j ∝ m_j²/s_j; 0 for a level without rounds."""
     m = state.m.astype(state.s.dtype)
     amount = jnp.where(state.m > 0, m * m / jnp.where(state.m > 0, state.s, 1), 0)
     return amount / jnp.maximum(jnp.sum(amount), jnp.finfo(amount.dtype).tiny)
 
 
 def _leaf_values(state: LevelState, dim: int) -> Array:
-    """μ, (L, d)."""
+    """Return μ, (L, d)."""
     means = state.means + state.lost
     return jnp.sum(_weights(state)[:, None] * means, axis=0).reshape(-1, dim)
 
 
 @functools.cache
 def _tree_matrix(dim: int, branches: tuple[int, ...]) -> Any:
-    """(states, horizon) → V̂ 1ᵀΣ1/L², (d, d)."""
+    """Return the function (states, horizon) → V̂ 1ᵀΣ1/L², (d, d)."""
     leaves = math.prod(branches)
     nodes = [math.prod(branches[:j]) for j in range(len(branches) + 1)]
 

@@ -1,6 +1,6 @@
 """HulC: the hull of the averages of B federations that never meet.
 
-Where each ȳ^b is as likely above x*_j as below it, all B are on one side with probability 2^(1−B): the interval from
+If each ȳ^b is as likely above x*_j as below it, all B are on one side with probability 2^(1−B): the interval from
 the least to the largest covers x*_j with probability 1 − 2^(1−B) at least, whatever the variance, the schedule, ν,
 and the law of ȳ^b. The federations are those of `parallel_runs`, and need what these need.
 """
@@ -21,7 +21,7 @@ from jaxlsgd.inference.rivals.copies import RunState, averages, rows_of_copies, 
 
 
 def runs_for(level: float) -> int:
-    """The least B with 1 − 2^(1−B) ≥ level.
+    """Return the least B with 1 − 2^(1−B) ≥ level.
 
     >>> runs_for(0.95)
     6
@@ -77,7 +77,7 @@ def _measure_hull(runs: int, dim: int) -> Any:
 
 @functools.cache
 def _hull(runs: int) -> Law:
-    """Within 1 half-range of the middle with probability 1 − 2^(1−B); nothing else is known."""
+    """Return the law: within 1 half-range of the middle with probability 1 − 2^(1−B), otherwise unknown."""
     outside = 2.0 ** (1 - runs)
 
     def multiplier(level: float, plan: Any, detail: Any) -> float:

@@ -2,12 +2,12 @@
 
 The clients are split into B groups of equal weight, each a federation of its own (`federation_tree` with a split after
 round 0). Their averages ȳ^b are independent, and, as all have the same schedule, of one covariance
-B s_T/T² · G⁻¹SG⁻ᵀ: no weights by E_m have to be worked out, and nothing need be known of ν, G or S. So
+B s_T/T² · G⁻¹SG⁻ᵀ: neither weights by E_m nor ν, G or S are needed. So
 
     ȳ ± t_{B−1} √(Σ_b (ȳ^b − ȳ)²/(B (B − 1))),     ȳ = Σ_b ȳ^b/B.
 
-That needs groups with one optimum (see `federation_tree`), and federations long enough for ȳ^b to be normal around
-it: what bias they have, of the start or of curvature with fewer clients, they share, and it does not average out.
+This needs groups with one optimum (see `federation_tree`), and federations long enough for ȳ^b to be normal around
+it: a bias, from the start or from curvature with fewer clients, is common to all and does not average out.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def parallel_runs(runs: int, dim: int, name: str | None = None) -> Estimator:
 
 
 class Parallel(NamedTuple):
-    """What `simulate` needs for parallel federations, besides methods."""
+    """Arguments of `simulate` for parallel federations, besides methods."""
 
     problem: Problem
     algorithm: Algorithm
 
 
 def split(problem: Problem, runs: int) -> Parallel:
-    """A problem's clients as so many federations from the start.
+    """Return a problem whose clients are `runs` federations from the start, with its algorithm.
 
     Example::
 

@@ -1,8 +1,6 @@
-"""A study as one HTML file: for a browser, an e-mail or an archive, with no network and no library.
+"""A study as one HTML file, for a browser, an e-mail or an archive: start reading at `build.write`.
 
-`build` reads the rows cell by cell and puts the page together. What the page computes with is JSON in it;
-the scripts of `assets` draw it. Vega-Lite, Plotly or Observable Plot would each add half a megabyte or more
-for the seven kinds of figure that there are, and none of them is easy to use from the keyboard.
+It needs no network and no library: the numbers are JSON in the page, and the scripts of `assets` draw them.
 """
 
 from __future__ import annotations

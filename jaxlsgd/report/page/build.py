@@ -1,4 +1,4 @@
-"""The page's markup. Every text that comes from a study is escaped, and only our own script may run."""
+"""The page: what it shows is collected, then written as HTML with every text of a study escaped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import html
 import importlib.resources
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,40 +35,41 @@ SCRIPTS = (
     "table",
     "main",
 )
-STATIC_LINES = 50  # of the table, for readers without a script; the script has them all
+STATIC_LINES = 50  # of the table, for readers without a script; the script shows all
+_MOST_DIFFERENCES = 200
 
 
 def render(content: dict[str, Any]) -> str:
-    """The page of what `build.collect` has collected."""
+    """Return the page of what `collect` returns."""
     style, script = _asset("page.css"), _script()
     policy = (
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"style-src {_hash(style)}; script-src {_hash(script)}"
     )
-    state = content["state"]
+    state, table = content["state"], content["table"]
     parts = {
         "policy": policy,
         "style": style,
         "script": script,
-        "data": embedded(content["data"]),
+        "data": _embedded(content["data"]),
         "name": html.escape(content["name"]),
         "state": _state_markup(state),
         "body": "empty" if state["empty"] else "full",
         "findings": _findings(content["findings"], state),
         "failures": _paragraphs(content["failures"]),
         "question": _definitions(content["question"]),
-        "table": _table(content["table"], STATIC_LINES),
-        "notes": _paragraphs(content["table"].notes),
+        "table": _table(table._replace(lines=table.lines[:STATIC_LINES])),
+        "notes": _paragraphs(table.notes),
         "comparison": _comparison(content.get("comparison")),
         "provenance": _facts(content["provenance"]),
         "study": html.escape(content["study"]),
     }
-    # In one pass, so that nothing in a part is taken for a place.
+    # In one pass, so that text in a part that looks like a placeholder stays.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("page.html"))
 
 
-def embedded(data: Any) -> str:
-    """JSON that can stand in a script element, whatever texts are in it."""
+def _embedded(data: Any) -> str:
+    """Return JSON that is safe in a script element, whatever texts are in it."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -104,7 +106,7 @@ def _findings(sentences: list[tuple[str, str]], state: dict[str, Any]) -> str:
     )
 
 
-def _paragraphs(lines: Any) -> str:
+def _paragraphs(lines: Iterable[str]) -> str:
     return "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
@@ -126,41 +128,26 @@ def _facts(facts: list[tuple[str, str]]) -> str:
 def _comparison(found: tuple[str, list[str], Table] | None) -> str:
     if found is None:
         return ""
-    name, told, table = found
+    name, findings, table = found
     place = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Table of differences">'
-        f"{_table(table, len(table.lines))}</div>\n"
-        '<p class="small">Differences are this study less the other one, over the same draws where seed '
+        f"{_table(table)}</div>\n"
+        '<p class="small">Differences are this study less the other one, over the same draws if seed '
         "and problem are the same.</p>"
     )
     heading = f'<section id="comparison"><h2>Compared with {html.escape(name)}</h2>'
-    return f"{heading}\n{_paragraphs(told)}\n{place if table.lines else ''}</section>"
+    return f"{heading}\n{_paragraphs(findings)}\n{place if table.lines else ''}</section>"
 
 
-def _table(table: Table, most: int) -> str:
-    if not table.lines:
-        return ""
-    left = set(table.left)
-
-    def line(cells: list[str], kind: str) -> str:
-        return "".join(
-            f"<{kind}{' class=left' if i in left else ''}>{html.escape(cell)}</{kind}>"
-            for i, cell in enumerate(cells)
-        )
-
-    head = f"<thead><tr>{line(table.header, 'th')}</tr></thead>"
-    body = "\n".join(f"<tr>{line(cells, 'td')}</tr>" for cells in table.lines[:most])
-    caption = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
-    return f"<table>{caption}{head}<tbody>\n{body}\n</tbody></table>"
-
-
-_MOST_DIFFERENCES = 200
+def _table(table: Table) -> str:
+    # The page's policy forbids style attributes.
+    return table._replace(notes=()).html(" class=left", "") if table.lines else ""
 
 
 def write(results: Results, path: str | Path, other: Results | None = None) -> Path:
-    """Writes a study as one HTML file that needs nothing else.
+    """Write a study as one HTML file that needs nothing else.
 
-    A study without rows, or with some of them, makes a page that says so.
+    A study that has no rows yet, or not all of them, makes a page that says so.
 
     Args:
       results: of a study, also one that is running.
@@ -181,17 +168,17 @@ def write(results: Results, path: str | Path, other: Results | None = None) -> P
 
 
 def page(results: Results, other: Results | None = None) -> str:
-    """The page as text."""
+    """Return the page as text."""
     content = collect(results)
     if other is not None:
         name = shown_path(other.directory)
         found = comparison.compare(results, other, name)
-        content["comparison"] = (name, found.told, found.table(_MOST_DIFFERENCES))
+        content["comparison"] = (name, found.findings, found.table(_MOST_DIFFERENCES))
     return render(content)
 
 
 def collect(results: Results) -> dict[str, Any]:
-    """All that the page shows: what is written into it, and under `data` what its script draws."""
+    """Return what the page shows: the parts of its text, and under `data` what its script draws."""
     study, ids = results.study, results.cells()
     methods = [part.name for part in study.methods]
     labels = {name: name for name in methods}
@@ -210,10 +197,8 @@ def collect(results: Results) -> dict[str, Any]:
         for collector in (findings, failures):
             collector.add(cell)
         digest.add(cell_id, cell)
-    table, labels = (
-        tables.with_costs(tables.for_people(columns.rows), columns.rows),
-        unambiguous(labels),
-    )
+    table = tables.with_costs(tables.for_people(columns.rows), columns.rows)
+    labels = unambiguous(labels)
     state, known = _state(results), truth_notes(columns.each)
     return {
         "name": shown_path(results.directory),
@@ -244,13 +229,13 @@ def collect(results: Results) -> dict[str, Any]:
 
 
 def _warnings(columns: Columns) -> list[str]:
-    """Of problems whose truth is not known well enough for their intervals, in any coordinate."""
+    """Return notes on problems whose truth has too large an error for their intervals, in any coordinate."""
     doubtful = {row["problem"] for row in columns.each if warns_of_truth(row)}
     return truth_notes(row for row in columns.each if row["problem"] in doubtful)
 
 
 class _Cells:
-    """What the script must know of each cell besides its numbers."""
+    """What the script gets of each cell besides its numbers."""
 
     def __init__(self, results: Results, methods: list[str]) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -263,14 +248,14 @@ class _Cells:
         more: dict[str, Any],
         names: dict[tuple[str, ...], int],
     ) -> int:
-        """Takes a cell in; returns its index."""
-        spec = self._results.cell(cell_id)
+        """Add a cell and return its index."""
+        part = self._results.cell(cell_id)
         self.rows.append(
             {
                 "id": cell_id,
-                "problem": spec.problem.name,
-                "algorithm": spec.algorithm.name,
-                "schedule": spec.schedule.name,
+                "problem": part.problem.name,
+                "algorithm": part.algorithm.name,
+                "schedule": part.schedule.name,
                 "steps": cell.num_steps,
                 "rounds": cell.num_rounds,
                 "n": cell.replications,
@@ -285,7 +270,7 @@ class _Cells:
 
 
 def _state(results: Results) -> dict[str, Any]:
-    """Whether all replications are in."""
+    """Describe whether all replications are there."""
     counts = list(results.counts().values())
     full = sum(count.replications == count.wanted for count in counts)
     wanted, running = results.study.replications, results.running()

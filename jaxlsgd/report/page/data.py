@@ -1,4 +1,4 @@
-"""Columns of numbers as the page's script reads them: base64 of little-endian floats."""
+"""Numbers of the page: averages over cells, and columns as its script reads them (base64, little-endian)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from jaxlsgd.analysis.measures import summarise
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.analysis.pairs import paired_difference
 from jaxlsgd.core.causes import FAILURES
+from jaxlsgd.core.display import plural
 from jaxlsgd.core.rows import CellRows, MethodRows
 
 
 def packed(values: Any, kind: str = "<f4") -> dict[str, str]:
-    """Numbers with None as NaN; `kind` is "<f4", "<f8" or "<i4"."""
+    """Pack numbers, None as NaN; `kind` is "<f4", "<f8" or "<i4"."""
     if kind != "<i4":
         values = [np.nan if value is None else value for value in np.ravel(values).tolist()]
     with np.errstate(over="ignore"):
@@ -36,28 +37,26 @@ class Failures:
         self._causes: dict[str, Counter[str]] = {}
 
     def add(self, cell: CellRows) -> None:
-        """Takes a cell in."""
+        """Add a cell."""
         lost = np.zeros(cell.replications, bool)
         for name, rows in cell.methods.items():
             lost |= ~rows.ok[-1]
-            counts = {cause.text: int((rows.cause[-1] == cause).sum()) for cause in FAILURES}
-            self._causes.setdefault(name, Counter()).update(counts)
+            self._causes.setdefault(name, Counter()).update(_failures(rows))
         self._runs += lost.size
         self._failed += int(lost.sum())
         self._cells += bool(lost.any())
 
     def sentences(self, labels: Mapping[str, str]) -> list[str]:
-        """In how many runs a method failed, then each method that did, by its label."""
+        """Return in how many runs a method failed, then the causes of each method, by its label."""
         if not self._runs:
             return []
         if not self._failed:
             return [f"None of {self._runs:,} runs failed."]
-        cells = f"{self._cells:,} cell" + ("s" if self._cells > 1 else "")
+        cells = plural(self._cells, "cell")
         lines = [f"In {self._failed:,} of {self._runs:,} runs, in {cells}, a method failed."]
         for name, causes in self._causes.items():
-            told = [f"{count:,} {text}" for text, count in causes.items() if count]
-            if told:
-                lines.append(f"{labels[name]}: {', '.join(told)}")
+            if counts := [f"{count:,} {text}" for text, count in causes.items() if count]:
+                lines.append(f"{labels[name]}: {', '.join(counts)}")
         return lines
 
 
@@ -84,7 +83,7 @@ class Average:
 
 
 def share(hits: NDArray[np.bool_], ok: NDArray[np.bool_]) -> Average | None:
-    """The share of one cell's completed replications, with error √(p(1 − p)/n); None if there are none."""
+    """Return the share of a cell's completed replications, with error √(p(1 − p)/n); None without any."""
     n = int(ok.sum())
     if not n:
         return None
@@ -93,7 +92,7 @@ def share(hits: NDArray[np.bool_], ok: NDArray[np.bool_]) -> Average | None:
 
 
 def log_mean(x: FloatArray, ok: NDArray[np.bool_]) -> Average | None:
-    """The logarithm of a positive mean, by the delta method."""
+    """Return the logarithm of a positive mean, with its error by the delta method."""
     n = int(ok.sum())
     middle = float(x[ok].mean()) if n else 0.0
     if n < 2 or not 0 < middle < math.inf:
@@ -103,7 +102,7 @@ def log_mean(x: FloatArray, ok: NDArray[np.bool_]) -> Average | None:
 
 
 def over(parts: Sequence[Average]) -> Average:
-    """The average of averages, each with the same weight."""
+    """Return the average of averages, each with the same weight."""
     shares = np.zeros(max(part.shares.size for part in parts))
     for part in parts:
         shares[: part.shares.size] += part.shares / len(parts)
@@ -125,7 +124,7 @@ class Pairs:
         self._places: list[tuple[int, int, int]] = []
 
     def add(self, index: int, cell: CellRows, methods: list[str]) -> None:
-        """Takes in the cell with this index; the first of a setting is the reference of the others."""
+        """Add the cell with this index; the first of a setting is the reference of the others."""
         key = (cell.problem, cell.algorithm, cell.num_steps)
         if key not in self._references:
             self._references[key] = _slim(cell), index
@@ -138,7 +137,7 @@ class Pairs:
                 self._places.append((index, methods.index(name), first))
 
     def plain(self) -> dict[str, Any]:
-        """The differences as JSON data, with the cell and method that each belongs to."""
+        """Return the differences as JSON data, with the cell and method that each belongs to."""
         found = {name: packed([row[name] for row in self._rows]) for name in _COLUMNS}
         places = zip(*self._places, strict=True) if self._places else ((), (), ())
         for name, values in zip(("cell", "method", "reference"), places, strict=True):
@@ -165,30 +164,31 @@ class Columns:
     """Measures of the first coordinate, as in the tables, one line per cell, method and level.
 
     Args:
-      cells: how many there will be, which decides how many of the saved rounds are drawn.
+      lines: how many there will be, which decides how many of the saved rounds are drawn.
     """
 
-    def __init__(self, cells: int) -> None:
-        self.most_saves = max(2, MOST_PATH // max(1, cells) // 5)
+    def __init__(self, lines: int) -> None:
+        self.most_saves = max(2, MOST_PATH // max(1, lines) // 5)
         self.rows: list[Row] = []
         self.path: list[Row] = []
         self.each: list[Row] = []
 
     def add(self, cell: CellRows) -> dict[str, Any]:
-        """Takes a cell in; returns what the page must know of its saved rounds."""
+        """Add a cell and return its saved rounds as the script gets them."""
         rows = summarise(cell)
         names = {name: labels[0] for name, labels in cell.coordinates.items()}
         first = [row for row in rows if row["coordinate"] == names[row["method"]]]
         last = cell.save_at[-1]
         saves = _thinned(cell.save_at, self.most_saves)
         self.rows += [row for row in first if row["save_round"] == last]
-        self.each += [row for row in rows if row["save_round"] == last and _judged(row, cell)]
+        level = cell.levels[0]
+        self.each += [r for r in rows if r["save_round"] == last and r["level"] == level]
         order = _ordered(cell, first)
         self.path += [row for row in order if len(saves) > 1 and row["save_round"] in saves]
         return {"saves": saves if len(saves) > 1 else []}
 
     def plain(self) -> dict[str, Any]:
-        """The columns as JSON data."""
+        """Return the columns as JSON data."""
         return {
             "last": {name: _column(self.rows, name, "<f8") for name in _LAST},
             "path": {name: _column(self.path, name) for name in _PATH},
@@ -200,12 +200,8 @@ def _column(rows: Sequence[Row], name: str, kind: str = "<f4") -> dict[str, str]
     return packed(np.array([row[name] for row in rows], object), kind)
 
 
-def _judged(row: Row, cell: CellRows) -> bool:
-    return row["level"] == cell.levels[0]
-
-
 def _ordered(cell: CellRows, rows: Sequence[Row]) -> list[Row]:
-    """Methods, then levels, then rounds, so that a line is a run of numbers."""
+    """Sort by method, level and round, so that the numbers of a line are consecutive."""
     methods = list(cell.methods)
     return sorted(
         rows,
@@ -218,7 +214,7 @@ def _ordered(cell: CellRows, rows: Sequence[Row]) -> list[Row]:
 
 
 def _thinned(saves: Sequence[int], most: int) -> list[int]:
-    """At most so many of the saved rounds, spread evenly, the last among them."""
+    """Return at most so many of the saved rounds, spread evenly, with the last."""
     if len(saves) <= most:
         return list(saves)
     chosen = np.unique(np.linspace(0, len(saves) - 1, most).round().astype(int))
@@ -231,7 +227,7 @@ LISTED = 5  # failed replications
 
 
 def sizes(views: int) -> tuple[int, int]:
-    """Quantiles and intervals to keep of each method in each cell, so that the page stays small.
+    """Return how many quantiles and intervals of each method and cell to keep, so that the page stays small.
 
     Args:
       views: methods times cells.
@@ -242,7 +238,7 @@ def sizes(views: int) -> tuple[int, int]:
 
 
 def detail(cell: CellRows, points: int, intervals: int) -> list[dict[str, Any]]:
-    """What is shown of each method of a cell, at the last round, first level and coordinate."""
+    """Return what is shown of each method of a cell, at the last round, first level and coordinate."""
     return [_method(cell, name, points, intervals) for name in cell.methods]
 
 
@@ -268,15 +264,13 @@ def _method(cell: CellRows, name: str, points: int, intervals: int) -> dict[str,
 
 
 def _failures(rows: MethodRows) -> dict[str, int]:
-    """How many failed at the last round, by cause."""
+    """Count the failures of the last round by cause."""
     counts = {cause.text: int((rows.cause[-1] == cause).sum()) for cause in FAILURES}
     return {text: count for text, count in counts.items() if count}
 
 
-def _zip(
-    error: NDArray[np.float64], half: NDArray[np.float64], intervals: int
-) -> NDArray[np.float64]:
-    """Intervals less the truth, by how far they are from missing it; evenly spaced ranks of all."""
+def _zip(error: FloatArray, half: FloatArray, intervals: int) -> FloatArray:
+    """Return intervals less the truth at evenly spaced ranks of |error|/half-width."""
     with np.errstate(invalid="ignore", divide="ignore"):
         order = np.argsort(np.abs(error) / half, kind="stable")
     rank = (np.arange(min(intervals, order.size)) + 0.5) / min(intervals, order.size)

@@ -1,4 +1,4 @@
-"""A study file that asks for the same study, from what a directory of results has kept of it."""
+"""Where a page comes from: a study file for the same study, a digest of the rows, and commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxlsgd.study.store.reader import Results
 from jaxlsgd.study.study import Study
 
 _OBJECT = "# {}: {} was given as an object in Python, and cannot be written here"
-# What the families call their numbers.
+# Fields of a schedule by the names of its family's arguments.
 _ARGUMENTS = {
     "constant": {"scale": "E"},
     "power": {"exponent": "beta", "scale": "scale"},
@@ -27,7 +27,7 @@ _ARGUMENTS = {
 
 
 def study_file(study: Study) -> str:
-    """The study as TOML; parts that were given as objects are named in a comment."""
+    """Return the study as TOML; parts that were given as objects are named in a comment."""
     plain = study.plain()
     values = {
         "replications": study.replications,
@@ -95,13 +95,13 @@ _ROWS = ("estimate", "scale", "half_width", "floored")
 
 
 class Digest:
-    """SHA-256 of all rows that were read, in the order of the study; however they were cut in tiles."""
+    """SHA-256 of all rows in the order of the study, whatever the tiles."""
 
     def __init__(self) -> None:
         self._total = hashlib.sha256()
 
     def add(self, cell_id: str, cell: CellRows) -> None:
-        """Takes a cell in."""
+        """Add a cell."""
         for name, rows in cell.methods.items():
             for field in _ROWS:
                 array = getattr(rows, field)
@@ -109,32 +109,32 @@ class Digest:
                 self._total.update(array.tobytes())
 
     def hex(self) -> str:
-        """The digest of what was added."""
+        """Return the digest of what was added."""
         return self._total.hexdigest()
 
 
 def shown_path(directory: Path) -> str:
-    """A directory as a command names it; where it lay on somebody's disk is nobody else's business."""
+    """Return a directory as a command names it, without the absolute path, which is private."""
     name = directory.name or directory.resolve().name
     return shlex.quote(
         name if directory.is_absolute() or ".." in directory.parts else str(directory)
     )
 
 
-def own_parts(study: Study) -> list[str]:
-    """The names of problems, methods and algorithms that do not come with the package."""
+def _own_parts(study: Study) -> list[str]:
+    """Return the names of problems, methods and algorithms that do not come with the package."""
     return [
         part.name for part in (*study.problems, *study.methods, *study.algorithms) if part.identity
     ]
 
 
 def imports(study: Study) -> str:
-    """What a command that computes must be told besides, for parts of somebody's own."""
-    return " --import FILE" if own_parts(study) else ""
+    """Return the option that a command which computes needs for a user's own parts."""
+    return " --import FILE" if _own_parts(study) else ""
 
 
 def provenance(results: Results, digest: str) -> list[tuple[str, str]]:
-    """Names and values, for people."""
+    """Return names and values, for people."""
     place, study = shown_path(results.directory), results.study
     facts = [
         ("Study", f"{results.manifest.get('digest', '')}"),
@@ -145,7 +145,7 @@ def provenance(results: Results, digest: str) -> list[tuple[str, str]]:
     for i, environment in enumerate(results.manifest.get("environments", [])):
         text = ", ".join(f"{key} {value}" for key, value in environment.items() if value != "")
         facts.append(("Made with" if not i else "and with", text))
-    own = own_parts(study)
+    own = _own_parts(study)
     given = imports(study)
     facts += [
         ("Run again", f"jaxlsgd run study.toml --out {place}{given}"),

@@ -1,4 +1,4 @@
-"""What came out, in three sentences that the numbers write, each with its Monte-Carlo uncertainty."""
+"""Sentences of the page: the findings, each with its Monte-Carlo error, and the question of the study."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.core.display import with_error
+from jaxlsgd.core.display import plural, with_error
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report.figures import method_labels
 from jaxlsgd.report.page import data
 from jaxlsgd.report.page.data import Average
-from jaxlsgd.study.parts import Part, ProblemPart, thawed
+from jaxlsgd.study.parts import ProblemPart, thawed
 from jaxlsgd.study.study import Study
 
 Setting = tuple[str, str, int]  # problem, algorithm, steps
@@ -25,7 +25,7 @@ _VERBS = {
     "falls short of": ("falls short of", "fall short of"),
     "exceeds": ("exceeds", "exceed"),
 }
-_SIZE = 0.05  # chance that a method whose intervals are exact is said not to keep its level
+_SIZE = 0.05  # chance that a method with exact intervals is reported not to keep its level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +42,12 @@ class View:
 
 
 def unambiguous(labels: Mapping[str, str]) -> dict[str, str]:
-    """Methods as people write them, with the name added where two have the same label."""
+    """Return the labels of methods, with the name added if two have the same label."""
     return method_labels([{"method": name, "label": label} for name, label in labels.items()])
 
 
 class Findings:
-    """Collects the cells of a study and says what they show."""
+    """Collects the cells of a study, and describes what they show."""
 
     def __init__(self, level: float) -> None:
         self.level = level
@@ -55,7 +55,7 @@ class Findings:
         self._views: dict[str, dict[tuple[Setting, str], View]] = {}
 
     def add(self, cell: CellRows) -> None:
-        """Takes a cell in."""
+        """Add a cell."""
         setting = (cell.problem, cell.algorithm, cell.num_steps)
         self._labels |= cell.labels
         for name, rows in cell.methods.items():
@@ -67,13 +67,13 @@ class Findings:
                     hits = np.abs(rows.estimate[-1, :, 0] - truth[0]) <= half
                 coverage = data.share(hits, ok)
             length = data.log_mean(np.where(ok, 2 * half, 0.0), ok)
-            told = name in cell.numbers_sent
-            sent = cell.numbers_sent[name][-1] / cell.sent_under_c1[-1] if told else None
+            counted = name in cell.numbers_sent
+            sent = cell.numbers_sent[name][-1] / cell.sent_under_c1[-1] if counted else None
             view = View(setting, cell.schedule, cell.acf, sent, coverage, length, int(ok.sum()))
             self._views.setdefault(name, {})[setting, cell.schedule] = view
 
     def sentences(self) -> list[tuple[str, str]]:
-        """A heading and a sentence each, of level, length and communication; none without rows."""
+        """Return headings and sentences on level, length and communication; none without rows."""
         parts = (
             ("Level", self._level_sentence()),
             ("Length", self._length_sentence()),
@@ -82,7 +82,7 @@ class Findings:
         return [(heading, text) for heading, text in parts if text]
 
     def verdicts(self) -> dict[str, str]:
-        """Of each method whose coverage is known: "keeps", "falls short of" or "exceeds" its level."""
+        """Return for each method with a known coverage "keeps", "falls short of" or "exceeds" its level."""
         found = {}
         for name in self._views:
             scores = [score for score, _ in self._scores(name)]
@@ -93,7 +93,7 @@ class Findings:
         return found
 
     def _scores(self, name: str) -> list[tuple[float, View]]:
-        """Deviations from the level, in the standard errors that exact intervals would have."""
+        """Return deviations from the level, in the standard errors that exact intervals would have."""
         spread = math.sqrt(self.level * (1 - self.level))
         return [
             ((view.coverage.value - self.level) * math.sqrt(view.completed) / spread, view)
@@ -105,15 +105,13 @@ class Findings:
         verdicts = self.verdicts()
         if not verdicts:
             known = any(v.length for views in self._views.values() for v in views.values())
-            return "Coverage is unknown: no problem says what the truth is." if known else ""
+            return "Coverage is unknown: no problem has a truth." if known else ""
         groups = []
-        for said, (one, many) in _VERBS.items():
-            names = [name for name, verdict in verdicts.items() if verdict == said]
-            if names:
-                told = _joined([self._one_level(name, said) for name in names])
-                groups.append(
-                    f"{told}, which {many if len(names) > 1 else one} {100 * self.level:g} %"
-                )
+        for verdict, (one, many) in _VERBS.items():
+            if names := [name for name, found in verdicts.items() if found == verdict]:
+                covers = _joined([self._one_level(name, verdict) for name in names])
+                verb = many if len(names) > 1 else one
+                groups.append(f"{covers}, which {verb} {100 * self.level:g} %")
         count = max(len(self._scores(name)) for name in verdicts)
         limit = _limit(count)
         start = f"On average over {count:,} cells, " if count > 1 else ""
@@ -159,11 +157,11 @@ class Findings:
         which = " of those that keep their level" if keepers else ""
         return (
             f"The shortest intervals{which} are those of {self._name(base)}; as multiples of their "
-            f"mean length, averaged over {_cells(len(shared))}, the others are: {', '.join(texts)}."
+            f"mean length, averaged over {plural(len(shared), 'cell')}, the others are: {', '.join(texts)}."
         )
 
     def _shared(self) -> list[tuple[Setting, str]]:
-        """Cells that have all methods, each with a length."""
+        """Return cells that have all methods, each with a length."""
         lengths = [
             {place for place, view in views.items() if view.length is not None}
             for views in self._views.values()
@@ -203,7 +201,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _extremes(views: Sequence[View]) -> list[tuple[View, View]]:
-    """Of each setting, the schedules with the most and the fewest rounds."""
+    """Return for each setting the schedules with the most and the fewest rounds."""
     settings: dict[Setting, list[View]] = {}
     for view in views:
         settings.setdefault(view.setting, []).append(view)
@@ -222,7 +220,7 @@ def _over_cells(
 
 
 def _limit(count: int) -> float:
-    """Bonferroni's: holds whatever the cells have in common."""
+    """Return Bonferroni's bound, which holds under any dependence between cells."""
     return NormalDist().inv_cdf(1 - _SIZE / (2 * count))
 
 
@@ -232,18 +230,14 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _percent(x: Average) -> str:
     value, _, error = with_error(100 * x.value, 100 * x.error).partition(" ")
-    # A coverage of 100 % has no spread of its own, but is no certainty.
+    # At 100 % the error is 0 by its formula, so it is left out.
     return f"{value} % {error}" if x.error > 0 else f"{100 * x.value:.1f} %"
 
 
 def _ratio(x: Average) -> str:
     ratio = math.exp(x.value)
-    # Lengths in a fixed proportion leave nothing but rounding.
+    # The error of lengths in a fixed proportion is rounding.
     return with_error(ratio, ratio * x.error) if x.error > 1e-12 else f"{ratio:.4g}"
-
-
-def _cells(count: int) -> str:
-    return f"{count:,} cell" + ("s" if count != 1 else "")
 
 
 def _place(view: View) -> str:
@@ -265,13 +259,13 @@ def question(
     coordinates: Sequence[str],
     truths: Sequence[str] = (),
 ) -> list[tuple[str, list[str]]]:
-    """A heading and its lines each.
+    """Return headings with their lines, on the design of a study.
 
     Args:
       study: what was run.
-      labels: methods as people write them.
+      labels: labels of the methods.
       coordinates: names of the coordinates that have intervals; none before the first rows.
-      truths: how well their true values are known, where those were estimated.
+      truths: notes on the errors of truths that were estimated.
     """
     return [
         ("Aims", [_aim(study)]),
@@ -324,11 +318,8 @@ def _estimand(coordinates: Sequence[str]) -> str:
 
 
 def _methods(study: Study, labels: Mapping[str, str]) -> list[str]:
-    return [_method(part, labels.get(part.name, part.name)) for part in study.methods]
-
-
-def _method(part: Part, label: str) -> str:
-    return label if label == part.name else f"{label}: {part.name}"
+    names = [(part.name, labels.get(part.name, part.name)) for part in study.methods]
+    return [label if label == name else f"{label}: {name}" for name, label in names]
 
 
 def _measures(study: Study) -> str:

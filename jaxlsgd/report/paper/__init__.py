@@ -1,1 +1,1 @@
-"""The paper reproduced: its tables and figures with ours beside them."""
+"""The tables and figures of the paper, reproduced beside the printed ones: start at `reproduce.reproduce`."""

@@ -1,4 +1,4 @@
-"""Tables 3 and 4 of the paper, the experiments: our numbers beside the printed ones."""
+"""Tables 3 and 4 of the paper, the experiments: `study_sheet` puts our numbers beside the printed ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CALIBRATION = (
 
 
 def study_sheet(name: str, cells: Sequence[CellRows]) -> Sheet:
-    """Table 3 or 4 in the paper's layout.
+    """Make Table 3 or 4, arranged as in the paper.
 
     Args:
       name: "table3" (linear) or "table4" (logistic).
@@ -88,7 +88,7 @@ def _cell_rows(cell: CellRows, printed: dict[Key, Printed]) -> Iterable[Row]:
 
 
 def _beside(row: Row, measure: str, printed: Printed | None) -> Row:
-    """The printed number and the z-score of ours."""
+    """Return the printed number and the z-score of ours."""
     if printed is None or row[measure] is None or row[f"{measure}_mcse"] is None:
         value = None if printed is None else printed.value
         return {f"paper_{measure}": value, f"z_{measure}": None}
@@ -100,7 +100,7 @@ def _beside(row: Row, measure: str, printed: Printed | None) -> Row:
 def _block(
     rows: Sequence[Row], title: str, paper: str, ours: str, measure: str, what: str, places: int
 ) -> Table:
-    """Schedules down, horizons across, as in the paper; of each ours, paper's, z, finite."""
+    """Arrange schedules down and horizons across, as in the paper; per cell ours, paper's, z, finite."""
     at = {(row["name"], row["schedule"], row["num_steps"]): row for row in rows}
     horizons, schedules = _unique(rows, "num_steps"), _unique(rows, "schedule")
     header = [""]
@@ -121,14 +121,11 @@ def _entries(row: Row | None, other: Row | None, measure: str, places: int) -> l
         return ["-"] * 4
     behind = row["coverage_mcse" if measure == "coverage" else "length_sd"] or 0.0
     mine = f"{100 * row[measure]:.{places}f}({100 * behind:.3f})"
-    printed, z = row[f"paper_{measure}"], row[f"z_{measure}"]
-    finite = None if other is None else other[measure]
-    return [
-        mine,
-        "-" if printed is None else f"{100 * printed:.{places}f}",
-        "-" if z is None else f"{round(z, 1) + 0.0:+.1f}",  # never -0.0
-        "-" if finite is None else f"{100 * finite:.{places}f}",
-    ]
+    z, finite = row[f"z_{measure}"], None if other is None else other[measure]
+    printed, finite = (
+        "-" if x is None else f"{100 * x:.{places}f}" for x in (row[f"paper_{measure}"], finite)
+    )
+    return [mine, printed, "-" if z is None else f"{round(z, 1) + 0.0:+.1f}", finite]  # never -0.0
 
 
 def _communication(rows: Sequence[Row]) -> Table:

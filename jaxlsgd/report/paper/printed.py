@@ -1,4 +1,4 @@
-"""What can be reproduced of the paper; imports nothing, so that the command line starts quickly."""
+"""The targets of `jaxlsgd reproduce`, and the numbers that the paper prints; imports no JAX, for the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBLEMS = {
 
 
 def title(target: str) -> str:
-    """A target as the paper calls it.
+    """Return a target as the paper calls it.
 
     >>> title("table3")
     'Table 3'
@@ -39,7 +39,7 @@ METHODS = {"plug_in": "plug_in", "random_scaling[paper]": "random_scaling"}
 
 
 class Printed(NamedTuple):
-    """A printed number, what stands in parentheses behind it, and its standard error."""
+    """A printed number, the number in parentheses behind it, and its standard error."""
 
     value: float
     in_parentheses: float
@@ -51,13 +51,13 @@ Key = tuple[str, str, str, int]  # method, measure, schedule, t_T
 
 @functools.cache
 def study_table(name: str) -> dict[Key, Printed]:
-    """Table 3 ("table3", linear) or 4 ("table4", logistic) by method, measure, schedule, t_T."""
+    """Return Table 3 ("table3", linear) or 4 ("table4", logistic) by method, measure, schedule, t_T."""
     found = {}
     with Path(__file__).with_name(f"{name}.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             key = (row["method"], row["measure"], row["schedule"], int(row["num_steps"]))
             value, behind = float(row["value"]) / 100, float(row["in_parentheses"]) / 100
-            # Behind a coverage stands its standard error, behind a length its standard deviation.
+            # In parentheses: the standard error of a coverage, the standard deviation of a length.
             error = behind if row["measure"] == "coverage" else behind / math.sqrt(RUNS)
             found[key] = Printed(value, behind, error)
     return found

@@ -1,4 +1,4 @@
-"""The two studies behind the paper's tables and figures, both made from `paper.toml`."""
+"""The paper's tables and figures, made from two studies of `paper.toml`: start reading at `reproduce`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxlsgd.core.rows import CellRows
-from jaxlsgd.report import figures as drawn
-from jaxlsgd.report import style
+from jaxlsgd.report import figures, style
 from jaxlsgd.report.paper import experiments, tables
 from jaxlsgd.report.paper.printed import FIGURES, METHODS, PROBLEMS, TARGETS, TITLE, title
 from jaxlsgd.report.paper.tables import write_csv
 from jaxlsgd.schedules import Schedule, power_decay
-from jaxlsgd.study import study as spec
+from jaxlsgd.study import study as study_module
 from jaxlsgd.study.store.files import StoreError, cannot, write_whole
 from jaxlsgd.study.store.reader import Results
 from jaxlsgd.study.study import Study
 
-PAPER = Path(spec.__file__).with_name("paper.toml")
+PAPER = Path(study_module.__file__).with_name("paper.toml")
 _POINTS = 25  # of a figure's curve
 
 
 class Size(NamedTuple):
-    """What a reproduction may change of `paper.toml`."""
+    """What a reproduction may change in `paper.toml`."""
 
     horizons: tuple[int, ...]  # t_T
     replications: int
@@ -34,12 +33,12 @@ class Size(NamedTuple):
 
 
 def folder_of(target: str) -> str:
-    """Where the study behind a table or a figure is kept, below the directory of all targets."""
+    """Return the directory of the study behind a target, below that of all targets."""
     return "study-figures" if target in FIGURES else "study-tables"
 
 
 def study_of(target: str, size: Size) -> Study:
-    """The study behind Table 3 or 4 or one of the figures."""
+    """Return the study behind Table 3 or 4 or one of the figures."""
     return _for_figures(size) if target in FIGURES else _for_tables(size)
 
 
@@ -50,13 +49,13 @@ def _for_tables(size: Size) -> Study:
 
 
 def _for_figures(size: Size) -> Study:
-    """The same problems and schedules along their paths, with the paper's own methods.
+    """Return the same problems and schedules along their paths, with the paper's own methods.
 
-    All schedules make as many rounds T as the one that uses the most observations per round can make
-    of the longest horizon. The finite-horizon methods would have to be computed anew at every point.
+    All schedules make as many rounds T as the longest horizon allows the one with the most observations
+    per round. Finite-horizon methods are left out: they would need new critical values at every point.
     """
     study = _for_tables(size)
-    step = power_decay(1.0)  # of any size: it does not decide the number of rounds
+    step = power_decay(1.0)  # of any size: the number of rounds does not depend on it
     bare = [schedule.with_warmup(0.0) for schedule in study.schedules]
     rounds = min(s.plan(step, num_steps=max(size.horizons)).num_rounds for s in bare)
     first = round(study.schedules[0].warmup * rounds)
@@ -70,9 +69,9 @@ def _for_figures(size: Size) -> Study:
 
 
 def _warmed(schedule: Schedule, rounds: int) -> Schedule:
-    """The schedule with its warm-up as a share of the rounds: in a figure, whose axis they are.
+    """Return the schedule with its warm-up as a share of the rounds, which are the figure's axis.
 
-    The share of the observations that `with_warmup` takes is the one that comes to as many rounds.
+    `with_warmup` takes a share of the observations: the one that gives as many rounds.
     """
     first = round(schedule.warmup * rounds)
     steps = first + int(schedule.intervals(rounds - first).sum())
@@ -80,13 +79,13 @@ def _warmed(schedule: Schedule, rounds: int) -> Schedule:
 
 
 def _points(first: int, rounds: int) -> list[int]:
-    """Rounds evenly spaced on a logarithmic axis, from a quarter of the warm-up on."""
+    """Return rounds evenly spaced on a logarithmic axis, from a quarter of the warm-up on."""
     start = min(rounds, max(2, first // 4))
     return np.unique(np.geomspace(start, rounds, _POINTS).round().astype(int)).tolist()
 
 
-def refuse_another(place: Path, study: Study) -> None:
-    """Refuses a directory that holds another study, in terms of what `reproduce` was asked for."""
+def _refuse_another(place: Path, study: Study) -> None:
+    """Refuse a directory that holds another study, naming the options of `reproduce` that differ."""
     if not (place / "manifest.json").is_file():
         return
     there = Results(place).study
@@ -113,7 +112,7 @@ COLUMNS = (*_WHERE, *_CURVES, "n_ok")
 
 
 def write(target: str, cells: Sequence[CellRows], warmup: int, directory: Path) -> tuple[str, str]:
-    """Writes a figure as PNG, PDF and CSV; returns it as Markdown, and its caption.
+    """Write a figure as PNG, PDF and CSV; return it as Markdown, and its caption.
 
     Args:
       target: "figure1", "figure2" or "figure3".
@@ -121,11 +120,11 @@ def write(target: str, cells: Sequence[CellRows], warmup: int, directory: Path) 
       warmup: rounds of warm-up, which are marked.
       directory: where to write.
     """
-    rows = [row for cell in cells for row in drawn.first_coordinate(cell)]
+    rows = [row for cell in cells for row in figures.first_coordinate(cell)]
     if target == "figure1":
-        figure = drawn.error_along_rounds(rows, lambda problem: warmup)
+        figure = figures.error_along_rounds(rows, lambda problem: warmup)
     else:
-        figure = drawn.along_rounds(rows, warmup)
+        figure = figures.along_rounds(rows, warmup)
     try:
         style.save(figure, directory / target)
     except OSError as error:
@@ -137,15 +136,15 @@ def write(target: str, cells: Sequence[CellRows], warmup: int, directory: Path) 
     return f"{caption}\n\n![{title(target)}]({target}.png)\n", caption
 
 
-Run = Callable[[Study, Path], int]  # runs what is missing of a study; returns the exit code
+Run = Callable[[Study, Path], int]  # runs what is missing of a study and returns the exit code
 
 
 def reproduce(targets: Sequence[str], directory: Path, size: Size, run: Run) -> int:
-    """Makes tables and figures of the paper in a directory, each as soon as its rows are there.
+    """Make tables and figures of the paper in a directory, each as soon as its rows are there.
 
     Args:
       targets: some of `TARGETS`.
-      directory: made if need be; the studies in it are resumed, or refused if they are others.
+      directory: made if it is not there; studies in it are resumed, or refused if they are others.
       size: horizons, replications and seed.
       run: runs what is missing of a study in a directory; returns 0, or another exit code if rows are
         still missing.
@@ -158,7 +157,7 @@ def reproduce(targets: Sequence[str], directory: Path, size: Size, run: Run) -> 
     folders = {folder_of(target): target for target in targets if target in PROBLEMS}
     needed = {folder: study_of(target, size) for folder, target in folders.items()}
     for folder, study in needed.items():
-        refuse_another(directory / folder, study)
+        _refuse_another(directory / folder, study)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -168,13 +167,13 @@ def reproduce(targets: Sequence[str], directory: Path, size: Size, run: Run) -> 
         if folder in needed and (code := run(needed.pop(folder), directory / folder)):
             return code
         _make(target, directory, size)
-        _put_together(directory)
+        _join_parts(directory)
     print(f"written to {directory}")
     return 0
 
 
 def _make(target: str, directory: Path, size: Size) -> None:
-    """Writes a target and its part of the whole, and prints the verdict."""
+    """Write a target and its part of the whole, and print the verdict."""
     if target == "table1":
         part, verdict = tables.write(tables.table1(), directory)
     elif target == "table2":
@@ -196,8 +195,8 @@ def _from_rows(target: str, results: Results, directory: Path) -> tuple[str, str
     return tables.write(experiments.study_sheet(target, cells), directory)
 
 
-def _put_together(directory: Path) -> None:
-    """Writes all parts that were made in the directory, now or earlier, as one file."""
+def _join_parts(directory: Path) -> None:
+    """Write all parts in the directory, made now or earlier, as one file."""
     lines = [f"# {TITLE}: reproduced\n"]
     for target in TARGETS:
         path = directory / f"{target}.md"

@@ -1,4 +1,4 @@
-"""One of the paper's tables, and how it is written: as text, as Markdown and as CSV."""
+"""Tables 1 and 2 of the paper, and the `Sheet` that all of its tables are written from."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import root_scalar
 from scipy.special import ndtr
 
 from jaxlsgd import schedules
 from jaxlsgd.analysis.moments import Row
-from jaxlsgd.core import checks, display
 from jaxlsgd.core.display import Table
 from jaxlsgd.inference.laws.critical_values import (
     PAPER_GRID,
@@ -23,14 +20,13 @@ from jaxlsgd.inference.laws.critical_values import (
     critical_value,
     paper_value,
 )
-from jaxlsgd.report.paper.printed import PATHS
-from jaxlsgd.report.tables import to_csv
+from jaxlsgd.report.paper.printed import PATHS, RUNS
 from jaxlsgd.schedules import Schedule, power_decay
 from jaxlsgd.study.store.files import write_whole
 
 
 class Sheet(NamedTuple):
-    """A table for people, for programs, and the verdict in a line or two."""
+    """A table for people and for programs, with the verdict in a line or two."""
 
     name: str
     tables: list[Table]
@@ -40,116 +36,94 @@ class Sheet(NamedTuple):
 
 
 def write(sheet: Sheet, directory: Path) -> tuple[str, str]:
-    """Writes a sheet as text and CSV; returns it as Markdown, and the verdict."""
-    text = "\n".join(display.text(table) for table in sheet.tables)
+    """Write a sheet as text and CSV; return it as Markdown, and the verdict."""
+    text = "\n".join(table.text() for table in sheet.tables)
     verdict = "\n".join(sheet.verdict)
     write_whole(directory / f"{sheet.name}.txt", f"{text}\n{verdict}\n".encode())
     write_csv(directory / f"{sheet.name}.csv", sheet.rows, sheet.columns)
-    body = "\n".join(display.markdown(table) for table in sheet.tables)
+    body = "\n".join(table.markdown() for table in sheet.tables)
     listed = "\n".join(f"- {line}" for line in sheet.verdict)
     return f"{body}\n{listed}\n", verdict
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Writes chosen columns of rows."""
-    records = [{name: row[name] for name in columns} for row in rows]
-    write_whole(path, to_csv(records, columns).encode())
+    """Write chosen columns of rows."""
+    write_whole(path, Table.of(rows, columns).csv().encode())
 
 
 def judged(rows: Sequence[tuple[Any, float | None]]) -> tuple[int, int, Any, float]:
-    """How many z are at most 4, how many there are, and the largest with its label."""
+    """Return how many |z| are at most 4, how many there are, and the largest z with its label."""
     known = [(label, z) for label, z in rows if z is not None]
     label, z = max(known, key=lambda pair: abs(pair[1]), default=(None, 0.0))
     return sum(abs(z) <= 4 for _, z in known), len(known), label, z
 
 
-SimulatedRow = dict[str, float]
-
 # 1,000 paths of 1,000 float32 steps are 4 MB: small on any device, and enough work to fill one.
 _CHUNK = 1_000
 
 
-def simulated_table2(
-    replications: int = 50_000, steps: int = 1_000, seed: int = 0
-) -> list[SimulatedRow]:
-    """Critical values of t*(beta) for every cell of Table 2: the paper's, exact, and simulated.
+def critical_values(paths: int, seed: int, steps: int = 1_000) -> list[Row]:
+    """Return every cell of Table 2: exact, as the paper prints it, and simulated as the paper did.
 
-    A path is B(i/steps) = sum of i normals / sqrt(steps), and t* = B(1)/sqrt(mean_i (B(r_i) - g(r_i) B(1))^2).
-    The law is symmetric, so the quantile is that of a Gaussian kernel estimate (Scott's rule) on t* and -t*.
+    A path is B(i/steps) = sum of i normals / √steps, and t* = B(1)/√(mean_i (B(r_i) − g(r_i) B(1))²).
+    The law is symmetric, so the quantile is that of a Gaussian kernel estimate (Scott's rule) on t* and −t*.
     All four beta share their paths, so that their errors are correlated.
 
     Args:
-      replications: number of paths, at least 100.
-      steps: steps per path, at least 10.
-      seed: of `jax.random.key`, at least 0.
+      paths: how many are simulated.
+      seed: of `jax.random.key`.
+      steps: steps per path.
 
     Returns:
-      One dict per cell with beta, level (two-sided), paper, exact, simulated, standard_error (of simulated,
-      Monte-Carlo), replications and steps.
-
-    Example:
-      >>> from jaxlsgd.inference.laws import table2
-      >>> rows = table2.table2(replications=200, steps=50)
-      >>> len(rows), rows[2]["paper"], round(rows[2]["exact"], 4)
-      (16, 6.753, 6.7473)
-
-    Reference: Table 2 of the paper and the text around it.
+      Rows with beta, point (one-sided), level (two-sided), exact, paper, simulated, simulated_mcse, and z of
+      simulated − paper.
     """
-    checks.count("replications", replications, 100)
-    checks.count("steps", steps, 10)
-    checks.count("seed", seed, 0)
     betas = tuple(dict.fromkeys(beta for beta, _ in PAPER_GRID))
-    draws = dict(zip(betas, _simulate(betas, replications, steps, seed), strict=True))
-    return [
-        {
-            "beta": beta,
-            "level": level,
-            "paper": paper_value(beta, level),
-            "exact": critical_value(level, beta=beta),
-            **_smoothed_quantile(draws[beta], level),
-            "replications": replications,
-            "steps": steps,
-        }
-        for beta, level in PAPER_GRID
-    ]
-
-
-def format_table(rows: Sequence[SimulatedRow]) -> str:
-    """The rows of `table2` as a text table."""
-    lines = [" beta  level    paper    exact  simulated  (std. error)  paper - exact"]
-    for row in rows:
-        difference = 100 * (row["paper"] / row["exact"] - 1)
-        lines.append(
-            f"{row['beta']:5.3f}  {row['level']:5.2f}  {row['paper']:7.4f}  {row['exact']:7.4f}"
-            f"    {row['simulated']:7.4f}      ({row['standard_error']:.4f})       {difference:+6.2f} %"
+    draws = dict(zip(betas, _simulate(betas, paths, steps, seed), strict=True))
+    rows = []
+    for beta, level in PAPER_GRID:
+        printed = paper_value(beta, level)
+        simulated, error = _smoothed_quantile(draws[beta], level)
+        rows.append(
+            {
+                "beta": beta,
+                "point": round((1 + level) / 2, 6),
+                "level": level,
+                "exact": critical_value(level, beta=beta),
+                "paper": printed,
+                "simulated": simulated,
+                "simulated_mcse": error,
+                "z": (simulated - printed) / math.hypot(error, error * math.sqrt(paths / PATHS)),
+            }
         )
-    return "\n".join(lines)
+    return rows
 
 
-def _simulate(betas: tuple[float, ...], replications: int, steps: int, seed: int) -> FloatArray:
-    """Draws of t*(beta), shape (betas, replications), one chunk on the device at a time."""
+def _simulate(betas: tuple[float, ...], paths: int, steps: int, seed: int) -> FloatArray:
+    """Draw t*(beta), shape (betas, paths), one chunk on the device at a time."""
+    import jax
+    import jax.numpy as jnp
+
     r = np.arange(1, steps + 1) / steps
     g = jnp.asarray([r ** (1 / (1 - beta)) for beta in betas], jnp.float32)
+
+    def statistic(normals: jax.Array) -> jax.Array:
+        path = jnp.cumsum(normals) / math.sqrt(steps)
+        return path[-1] / jnp.sqrt(jnp.mean((path - g * path[-1]) ** 2, axis=1))
+
+    @jax.jit
+    def chunk(key: jax.Array) -> jax.Array:
+        return jax.vmap(statistic)(jax.random.normal(key, (_CHUNK, steps), jnp.float32))
+
     key = jax.random.key(seed)
-    chunks = range(math.ceil(replications / _CHUNK))
-    parts = [np.asarray(_chunk(jax.random.fold_in(key, i), g)) for i in chunks]
-    return np.concatenate(parts).T[:, :replications].astype(np.float64)
+    parts = [
+        np.asarray(chunk(jax.random.fold_in(key, i))) for i in range(math.ceil(paths / _CHUNK))
+    ]
+    return np.concatenate(parts).T[:, :paths].astype(np.float64)
 
 
-@jax.jit
-def _chunk(key: jax.Array, g: jax.Array) -> jax.Array:
-    normals = jax.random.normal(key, (_CHUNK, g.shape[1]), jnp.float32)
-    return jax.vmap(_statistic, in_axes=(0, None))(normals, g)
-
-
-def _statistic(normals: jax.Array, g: jax.Array) -> jax.Array:
-    """t* of one path for every row of g."""
-    path = jnp.cumsum(normals) / math.sqrt(normals.size)
-    return path[-1] / jnp.sqrt(jnp.mean((path - g * path[-1]) ** 2, axis=1))
-
-
-def _smoothed_quantile(draws: FloatArray, level: float) -> SimulatedRow:
-    """The (1 + level)/2 quantile of the symmetrised kernel estimate, with its Monte-Carlo error."""
+def _smoothed_quantile(draws: FloatArray, level: float) -> tuple[float, float]:
+    """Return the (1 + level)/2 quantile of the symmetrised kernel estimate, and its Monte-Carlo error."""
     width = draws.std(ddof=1) * draws.size ** (-1 / 5)
 
     def below(x: float) -> FloatArray:
@@ -159,7 +133,7 @@ def _smoothed_quantile(draws: FloatArray, level: float) -> SimulatedRow:
     x = root_scalar(lambda x: float(below(x).mean()) - (1 + level) / 2, bracket=(0.0, top)).root
     slope = (below(x + width / 4).mean() - below(x - width / 4).mean()) / (width / 2)
     error = below(x).std(ddof=1) / math.sqrt(draws.size) / slope
-    return {"simulated": x, "standard_error": float(error)}
+    return x, float(error)
 
 
 _ROUNDS = (100, 10_000, 1_000_000)
@@ -173,14 +147,16 @@ class _Case(NamedTuple):
     eta_m: str
     schedule: Callable[[int], Schedule]
     nu: float
-    acf: Callable[[int], float] | None  # None: only bounds are stated
+    acf: Callable[[int], float] | None  # None if only bounds are stated
 
 
 def _cases() -> list[_Case]:
     def power(name: str, beta: float) -> _Case:
-        steps = f"gamma m^-(alpha+{name})"
-        rate = _power_acf(beta)
-        return _Case("5", f"m^({name})", steps, lambda T: schedules.power(beta), _nu(beta), rate)
+        def acf(T: int) -> float:
+            return (1 + beta) * T**-beta
+
+        steps, nu = f"gamma m^-(alpha+{name})", 1 / (1 - beta**2)
+        return _Case("5", f"m^({name})", steps, lambda T: schedules.power(beta), nu, acf)
 
     return [
         _Case("Base", "1", "gamma m^-alpha", lambda T: schedules.constant(1), 1, lambda T: 1.0),
@@ -207,14 +183,6 @@ def _cases() -> list[_Case]:
     ]
 
 
-def _nu(beta: float) -> float:
-    return 1 / (1 - beta**2)
-
-
-def _power_acf(beta: float) -> Callable[[int], float]:
-    return lambda T: (1 + beta) * T**-beta
-
-
 def _settling(T: int) -> Schedule:
     return schedules.custom([1] * min(T, 10) + [5] * max(0, T - 10))
 
@@ -224,15 +192,13 @@ def _cycling(T: int) -> Schedule:
 
 
 def table1() -> Sheet:
-    """Table 1: nu and the communication frequency, stated as limits, after T rounds."""
+    """Make Table 1: nu and the communication frequency after T rounds, beside the limits that are stated."""
     rows = [_case_row(case, T) for case in _cases() for T in _ROUNDS]
     header = ["Case", "E_m", "eta_m", "nu, paper"]
     header += [f"nu_hat, T=1e{round(math.log10(T))}" for T in _ROUNDS]
     header += ["ACF, paper, T=1e6", "ACF, T=1e6", "ratio"]
-    lines = []
-    for i in range(0, len(rows), len(_ROUNDS)):
-        group = rows[i : i + len(_ROUNDS)]
-        lines.append(_case_line(group))
+    starts = range(0, len(rows), len(_ROUNDS))
+    lines = [_case_line(rows[i : i + len(_ROUNDS)]) for i in starts]
     notes = (
         "gamma_m = gamma m^-alpha with alpha in (1/2, 1) in every row.",
         "Nothing here is random, so there is no z-score: the paper states limits, and nu_hat and"
@@ -268,16 +234,14 @@ def _case_line(group: Sequence[Row]) -> list[str]:
 
 
 def table2(replications: int, seed: int) -> Sheet:
-    """Table 2: critical values as printed, exact, and simulated again as the paper did.
+    """Make Table 2: critical values, exact, as printed, and simulated as the paper did.
 
     Args:
       replications: of the coverage studies; 50 paths are simulated for each, as in the paper.
       seed: of the simulation.
     """
-    pass
-
-    paths = max(100, round(replications * PATHS / 1_000))
-    rows = [_quantile_row(row) for row in simulated_table2(replications=paths, seed=seed)]
+    paths = max(100, round(replications * PATHS / RUNS))
+    rows = critical_values(paths, seed)
     points = list(dict.fromkeys(row["point"] for row in rows))
     header = ["beta"] + [h for p in points for h in (f"{100 * p:g} %", "paper", "simulated", "z")]
     betas = dict.fromkeys(row["beta"] for row in rows)
@@ -292,21 +256,6 @@ def table2(replications: int, seed: int) -> Sheet:
     columns = ("beta", "point", "level", "exact", "paper", "simulated", "simulated_mcse", "z")
     table = Table("Table 2: critical values of t*(beta)", header, lines, (0,), notes)
     return Sheet("table2", [table], columns, rows, _quantile_verdict(rows))
-
-
-def _quantile_row(row: dict[str, float]) -> Row:
-    error = row["standard_error"]
-    paper_error = error * math.sqrt(row["replications"] / PATHS)
-    return {
-        "beta": row["beta"],
-        "point": round((1 + row["level"]) / 2, 6),
-        "level": row["level"],
-        "exact": row["exact"],
-        "paper": row["paper"],
-        "simulated": row["simulated"],
-        "simulated_mcse": error,
-        "z": (row["simulated"] - row["paper"]) / math.hypot(error, paper_error),
-    }
 
 
 def _quantile_line(group: Sequence[Row]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Jobs on a Dask cluster: each is a Dask task, and results come back to the one writer.
+"""Run jobs on a Dask cluster, each as a Dask task.
 
-Dask does the scheduling: it runs the jobs of a lost worker elsewhere, and reconnects. What is
-here bounds how many jobs it holds, and turns its answers into finished tiles.
+Dask schedules, runs the jobs of a lost worker elsewhere, and reconnects. `Dask` bounds how many jobs it
+holds, and turns its answers into events.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from jaxlsgd.core.checks import shown
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
-from jaxlsgd.study.executors import dask_worker as worker
-from jaxlsgd.study.executors.base import Event, Events, Failed
-from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile, Worked
+from jaxlsgd.study.executors import dask_worker
+from jaxlsgd.study.executors.base import Event, Events, TileFailed
+from jaxlsgd.study.jobs import Job, Tabulated, Tile, TileAdvanced, TileFinished
 from jaxlsgd.study.progress import Dropped, Stop
 from jaxlsgd.study.store import files, law_tables
 
@@ -28,11 +28,11 @@ Client = Any  # distributed.Client: what its methods return depends on how it is
 CONNECT = 10.0  # seconds in which a scheduler must answer at first
 RECONNECT = 60.0  # seconds in which a lost one may come back
 _FETCH = 60.0  # seconds in which the result of a finished job must arrive
-_FETCHERS = 8  # threads that fetch: one that asks a dead worker must not hold the others up
-_TICK = 0.05  # seconds between looks while nothing is finished
+_FETCHERS = 8  # threads that fetch, as a dead worker blocks one of them
+_TICK = 0.05  # seconds between two events while nothing happens
 _LOOK = 5.0  # seconds between counts of the workers
-_AHEAD = 3  # jobs per thread that are handed to Dask, so that no thread waits for us
-_LEAST = 16  # jobs in any case, so that a cluster that grows with demand sees some
+_AHEAD = 3  # jobs per thread that Dask has, so that no thread waits
+_LEAST = 16  # jobs that Dask has in any case, for clusters that grow with demand
 
 
 class ClusterError(ValueError):
@@ -40,12 +40,12 @@ class ClusterError(ValueError):
 
 
 class WorkerError(RuntimeError):
-    """What went wrong in a worker, in its own words."""
+    """An error in a worker, as text."""
 
 
 @contextlib.contextmanager
 def connected(address: str, workers: int | None = None) -> Iterator[Client]:
-    """A client of the scheduler at an address, or of worker processes of our own.
+    """Yield a client of the scheduler at an address, or of new worker processes.
 
     Args:
       address: "tcp://host:8786", or "local" for one process per core of this machine.
@@ -65,10 +65,10 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
         with _local(workers or machine.cores()) as cluster, distributed.Client(cluster) as client:
             yield client
         return
-    for name in ("distributed", "distributed.client"):  # what matters is said here
+    for name in ("distributed", "distributed.client"):  # messages that matter come from here
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        get_address_host_port(address, strict=True)  # a client hangs on nonsense
+        get_address_host_port(address, strict=True)  # a client hangs on an invalid one
         distributed.Client(address, timeout=CONNECT, set_as_default=False).close()
         client = distributed.Client(address, timeout=RECONNECT, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
@@ -86,7 +86,7 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
 def _local(workers: int) -> Any:
     from distributed import LocalCluster
 
-    options: dict[str, Any] = {"dashboard_address": None, "preload": worker.__name__}
+    options: dict[str, Any] = {"dashboard_address": None, "preload": dask_worker.__name__}
     return LocalCluster(
         n_workers=workers,
         threads_per_worker=1,
@@ -101,17 +101,17 @@ def _brief(error: BaseException) -> str:
     return (str(error) or type(error).__name__).strip().partition("\n")[0][:200]
 
 
-def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """What all workers have in common; refuses those that differ. None if asked to end first."""
+def environment(client: Client, stop: Stop, warn: Callable[[str], None]) -> dict[str, Any] | None:
+    """Return what all workers have in common; refuse those that differ. None if asked to stop first."""
     if client.asynchronous:
         raise ClusterError("client: must be a synchronous distributed.Client")
-    said = False
+    warned = False
     while not (found := _environments(client)):
         if stop.draining:
             return None
-        if not said:
-            said = True
-            say("the cluster has no workers yet; waiting for the first")
+        if not warned:
+            warned = True
+            warn("the cluster has no workers yet; waiting for the first")
         time.sleep(0.5)
     expected = None
     for address, theirs in found.items():
@@ -126,53 +126,45 @@ def environment(client: Client, stop: Stop, say: Callable[[str], None]) -> dict[
 
 
 def _environments(client: Client) -> dict[str, Any]:
-    """What each worker reports of itself; one that dies in the meantime is left out."""
-    found = client.run(worker.environment, on_error="return")
+    """Return the environment of each worker; one that dies in the meantime is left out."""
+    found = client.run(dask_worker.environment, on_error="return")
     return {address: theirs for address, theirs in found.items() if not isinstance(theirs, OSError)}
 
 
 def _refusal(which: str, cause: str, hint: str = "") -> str:
-    hint = (
-        hint
-        or "all workers need the versions of this process, the same kind of machine and XLA_FLAGS"
-    )
-    return f"the worker {which} is refused: {cause}; {hint}"
-
-
-def threads(client: Client) -> int:
-    """Jobs that the cluster runs at once; 0 if it does not say."""
-    with contextlib.suppress(OSError):
-        return sum(client.nthreads().values())
-    return 0
+    same = "all workers need the versions of this process, the same kind of machine and XLA_FLAGS"
+    return f"the worker {which} is refused: {cause}; {hint or same}"
 
 
 class Dask:
-    """The workers of a cluster.
+    """Executor on the workers of a cluster.
 
-    Ends early, and says why, if the scheduler is lost for good or if a worker joins that would compute
-    other digits.
+    A run ends early, with a warning, if the scheduler is lost for good or if a worker joins that would
+    compute other digits.
 
     Args:
       client: a synchronous `distributed.Client`.
-      expected: of `environment`.
-      say: is called with what must not be missed.
+      expected: the environment of its workers, from `environment`.
+      warn: called with messages that must not be missed.
     """
 
     def __init__(
-        self, client: Client, expected: dict[str, Any], say: Callable[[str], None]
+        self, client: Client, expected: dict[str, Any], warn: Callable[[str], None]
     ) -> None:
-        self._client, self._expected, self._say = client, expected, say
+        self._client, self._expected, self._warn = client, expected, warn
         self.environment = dict(expected)
-        self.size = max(1, threads(client))
+        self.size = 1
+        with contextlib.suppress(OSError):
+            self.size = max(1, sum(client.nthreads().values()))
 
-    def learn(self, rows: Rows) -> None:
-        """See `Executor.learn`; workers that join later tabulate for themselves."""
+    def remember(self, rows: Rows) -> None:
+        """See `Executor.remember`; workers that join later compute tables themselves."""
         if rows:
-            self._client.run(worker.learn, law_tables.plain(rows), on_error="ignore")
+            self._client.run(dask_worker.remember, law_tables.plain(rows), on_error="ignore")
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
-        """See `Executor.run`; when the caller leaves early, jobs in flight are cancelled."""
-        fleet = _Fleet(self._client, self._expected, iter(jobs), self._say)
+        """See `Executor.run`."""
+        fleet = _Fleet(self._client, self._expected, iter(jobs), self._warn)
         try:
             while not fleet.ended:
                 if stop.dropping:
@@ -192,7 +184,7 @@ class Dask:
 
 
 class _Flight(NamedTuple):
-    """A job in flight, and whether it is the only one."""
+    """A job that Dask has, and whether it has no other."""
 
     job: Job
     future: Any
@@ -200,25 +192,25 @@ class _Flight(NamedTuple):
 
 
 class _Workers:
-    """The workers of a cluster, and what is to be said of them: once when it begins, once when it ends."""
+    """The workers of a cluster, with a warning when they are paused, go on, or are all lost."""
 
-    def __init__(self, client: Client, say: Callable[[str], None]) -> None:
-        self._client, self._say = client, say
+    def __init__(self, client: Client, warn: Callable[[str], None]) -> None:
+        self._client, self._warn = client, warn
         self._paused: set[str] = set()
         self.threads = 0
 
     def look(self) -> None:
-        """Count the threads, and say which workers Dask has paused or lets go on."""
+        """Count the threads, and warn of changes."""
         with contextlib.suppress(OSError):
             known = self._client.scheduler_info(n_workers=-1)["workers"]
             before, self.threads = self.threads, sum(x["nthreads"] for x in known.values())
             if before and not self.threads:
-                self._say("no worker is left; waiting for one")
+                self._warn("no worker is left; waiting for one")
             paused = {where for where, x in known.items() if x.get("status") == "paused"}
             for where in sorted(paused - self._paused):
-                self._say(_paused(where, known[where]))
+                self._warn(_paused(where, known[where]))
             for where in sorted((self._paused - paused) & known.keys()):
-                self._say(f"the worker {where} goes on")
+                self._warn(f"the worker {where} goes on")
             self._paused = paused
 
 
@@ -233,27 +225,27 @@ def _paused(where: str, about: dict[str, Any]) -> str:
 
 
 class _Fleet:
-    """The jobs that Dask has, and those to hand to it."""
+    """The jobs that Dask has, and those to submit."""
 
     def __init__(
         self,
         client: Client,
         expected: dict[str, Any],
         jobs: Iterator[Job],
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         from distributed import as_completed
 
-        self.client, self.expected, self.jobs, self.say = client, expected, jobs, say
+        self.client, self.expected, self.jobs, self.warn = client, expected, jobs, warn
         self.flying: dict[str, _Flight] = {}
         self.fetchers = concurrent.futures.ThreadPoolExecutor(_FETCHERS, "jaxlsgd-fetch")
-        self.fetching: dict[concurrent.futures.Future[worker.Answer], str] = {}
+        self.fetching: dict[concurrent.futures.Future[dask_worker.Answer], str] = {}
         self.again: collections.deque[Job] = collections.deque()
         self.suspects: collections.deque[Job] = collections.deque()
         self.done = as_completed(loop=client.loop)
         self.exhausted = self.draining = self.broken = self.lost = False
         self._counted = -_LOOK
-        self._workers = _Workers(client, say)
+        self._workers = _Workers(client, warn)
 
     @property
     def ended(self) -> bool:
@@ -262,7 +254,7 @@ class _Fleet:
         return self.broken or (idle and (self.exhausted or self.draining))
 
     def fill(self) -> None:
-        """Hands jobs to Dask, up to a few for each thread, and at the end suspects one by one."""
+        """Submit jobs, up to a few per thread, and at the end suspects one by one."""
         if not self._connection():
             return
         self._count()
@@ -276,14 +268,14 @@ class _Fleet:
             self._submit(self.suspects.popleft(), alone=True)
 
     def _connection(self) -> bool:
-        """Whether there is a scheduler; says when it is lost, back, or gone."""
+        """Whether there is a scheduler; warn when it is lost, back, or gone."""
         status = self.client.status
         if status == "closed":
             self.broken = True
-            self.say("the scheduler did not come back; what is committed is kept")
+            self.warn("the scheduler did not come back; what is committed is kept")
         elif (status != "running") != self.lost:
             self.lost = not self.lost
-            self.say(f"the scheduler is {'lost; waiting for it' if self.lost else 'back'}")
+            self.warn(f"the scheduler is {'lost; waiting for it' if self.lost else 'back'}")
         return status == "running"
 
     def _count(self) -> None:
@@ -293,13 +285,13 @@ class _Fleet:
             self._workers.look()
 
     def _submit(self, job: Job, alone: bool = False) -> None:
-        packed = worker.pack([tile.cell for tile in job], job[0].first)
-        future = self.client.submit(worker.work, packed, self.expected, pure=False, retries=0)
+        packed = dask_worker.pack([tile.cell for tile in job], job[0].first)
+        future = self.client.submit(dask_worker.work, packed, self.expected, pure=False, retries=0)
         self.flying[future.key] = _Flight(job, future, alone)
         self.done.add(future)
 
     def collect(self) -> list[Event]:
-        """What has come back since the last time."""
+        """Return the events since the last call."""
         events: list[Event] = []
         for future in self.done.next_batch(block=False):
             if future.key in self.flying:
@@ -311,12 +303,12 @@ class _Fleet:
         return events
 
     def _judge(
-        self, flight: _Flight, fetched: concurrent.futures.Future[worker.Answer]
+        self, flight: _Flight, fetched: concurrent.futures.Future[dask_worker.Answer]
     ) -> list[Event]:
         try:
             answer = fetched.result()
         except (OSError, TimeoutError, concurrent.futures.CancelledError):
-            # The scheduler is lost, and with it what it knew of the job.
+            # The scheduler is lost, and the job with it.
             if not self.draining:
                 self.again.append(flight.job)
             return []
@@ -330,7 +322,7 @@ class _Fleet:
             return self._failed(flight, WorkerError(answer["error"]))
         if not self.broken:
             unlike = machine.difference(answer.get("unlike", {}), self.expected)
-            self.say(_refusal("that joined later", unlike))
+            self.warn(_refusal("that joined later", unlike))
         self.broken = True
         return []
 
@@ -338,18 +330,18 @@ class _Fleet:
         from distributed import KilledWorker
 
         if self.draining:
-            return [Failed(tile, Dropped()) for tile in flight.job]
+            return [TileFailed(tile, Dropped()) for tile in flight.job]
         if len(flight.job) > 1:
             self.again.extend((tile,) for tile in flight.job)
         elif isinstance(error, KilledWorker) and not flight.alone:
-            # Dask blames all tasks of a worker that died; only alone is it clear which one it was.
+            # Dask blames all tasks of a worker that died: run each alone to find the one.
             self.suspects.append(flight.job)
         else:
-            return [Failed(tile, error) for tile in flight.job]
+            return [TileFailed(tile, error) for tile in flight.job]
         return []
 
     def drain(self) -> None:
-        """Gives up all jobs that have not started; called often, acts once."""
+        """Cancel all jobs that have not started; only the first call does something."""
         if self.draining:
             return
         self.draining = True
@@ -363,17 +355,16 @@ class _Fleet:
         self.cancel(key for key in futures if key not in begun and not futures[key].done())
 
     def cancel(self, keys: Iterable[str] | None = None) -> None:
-        """Gives up jobs in flight, all if None."""
-        dropped = [
-            self.flying.pop(key).future for key in list(self.flying if keys is None else keys)
-        ]
+        """Cancel jobs, all if None."""
+        given = list(self.flying if keys is None else keys)
+        dropped = [self.flying.pop(key).future for key in given]
         if dropped and self.client.status == "running":
             with contextlib.suppress(OSError):
                 self.client.cancel(dropped, force=True)
 
 
-def _tabulated(answer: worker.Answer) -> list[Event]:
-    """The tables that came with tiles; those that are damaged can be made again."""
+def _tabulated(answer: dask_worker.Answer) -> list[Event]:
+    """Return the tables that came with tiles; damaged ones are left out and computed again."""
     with contextlib.suppress(files.Damaged):
         return [Tabulated(law_tables.from_plain(answer.get("tables", {})))]
     return []
@@ -383,6 +374,6 @@ def _decoded(tile: Tile, content: bytes) -> list[Event]:
     try:
         rows = files.decode_tile(content, tile.cell, tile.first)
     except files.Damaged as error:
-        return [Failed(tile, files.Damaged(f"what a worker sent is damaged: {error}"))]
-    # A worker does not report on the way: all of its steps come with the rows.
-    return [Worked(tile, tile.cell.num_steps), Done(tile, rows)]
+        return [TileFailed(tile, files.Damaged(f"what a worker sent is damaged: {error}"))]
+    # Workers report no progress: all steps of a tile come with its rows.
+    return [TileAdvanced(tile, tile.cell.num_steps), TileFinished(tile, rows)]

@@ -1,4 +1,4 @@
-"""What a Dask worker does: plain data in, encoded tiles out, compiled programs kept in between."""
+"""Run jobs in a Dask worker: JSON data and pickled objects in, encoded tiles out."""
 
 from __future__ import annotations
 
@@ -10,33 +10,36 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypedDict
 
 from jaxlsgd.core import identity
-from jaxlsgd.core.checks import told
+from jaxlsgd.core.checks import describe
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws import tables
-from jaxlsgd.study import imports
+from jaxlsgd.runs.simulate import Device
+from jaxlsgd.study import imports, jobs
 from jaxlsgd.study.cells import CellSpec, canonical
-from jaxlsgd.study.jobs import Tile
+from jaxlsgd.study.jobs import Tabulated, Tile, TileFinished
 from jaxlsgd.study.parts import Part
 from jaxlsgd.study.store import files, law_tables
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_MOST_CELLS = 1_000
 _lock = threading.Lock()
+_parts: dict[tuple[str, str, Any], Any] = {}  # objects by role, name and content
 
 
 def dask_setup(worker: Any) -> None:
     """Dask's hook at the start of a local worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which asks it to end
-    # JAX takes seconds to start: they pass while the run prepares the study.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its workers
+    # JAX takes seconds to start: begin while the run prepares the study.
     threading.Thread(target=_environment, args=(worker.state.nthreads,), daemon=True).start()
 
 
 def environment(dask_worker: Any) -> dict[str, Any]:
-    """What may move the digits of this worker's rows, once JAX is set up in it."""
+    """Set up JAX in this worker, and return everything that may change the digits of its rows."""
     return _environment(dask_worker.state.nthreads)
 
 
@@ -44,10 +47,10 @@ Packed = tuple[bytes, bytes]  # JSON, pickled objects
 
 
 def pack(cells: list[CellSpec], first: int) -> Packed:
-    """A job for a worker: cells as plain data, with the objects and imported sources that they need.
+    """Return a job for a worker: cells as JSON data, with the objects and imported sources that they need.
 
-    What comes with the package, or from an imported file, is built by the worker; only what was given or
-    registered in Python is pickled.
+    The worker builds what comes with the package or from an imported file; what was given or registered
+    in Python is pickled.
     """
     parts = {part for c in cells for part in (c.problem, c.algorithm, *c.methods)}
     own = {x for x in parts if x.identity and not imports.imported(x.role, x.kind)}
@@ -61,12 +64,13 @@ def pack(cells: list[CellSpec], first: int) -> Packed:
 
 @functools.lru_cache(maxsize=8)
 def _pickled(parts: frozenset[Part]) -> bytes:
-    """Objects by role, name and identity; code of your own by value, as no worker has its modules."""
+    """Pickle objects by role, name and identity; the user's code by value, as workers lack its modules."""
     import cloudpickle
 
     named = {name for part in parts for name in identity.modules(part.made)}
     own = [sys.modules[name] for name in named - {"__main__"} if name in sys.modules]
-    own = [module for module in own if module.__name__ not in _by_value()]
+    registered = cloudpickle.list_registry_pickle_by_value()  # by others, and theirs to remove
+    own = [module for module in own if module.__name__ not in registered]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -76,24 +80,17 @@ def _pickled(parts: frozenset[Part]) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _by_value() -> Collection[str]:
-    """Modules that somebody else has asked cloudpickle to take by value."""
-    import cloudpickle
-
-    return cloudpickle.list_registry_pickle_by_value()
-
-
 class Answer(TypedDict, total=False):
-    """What comes back: one of these. No exception travels, for not every one can be pickled."""
+    """The result of a job. Errors are text, as not every exception can be pickled."""
 
     tiles: list[bytes]  # encoded
-    tables: dict[str, list[float | None]]  # with the tiles, see `store.kept_tables`
+    tables: dict[str, list[float | None]]  # with the tiles, see `store.law_tables`
     error: str
     unlike: dict[str, Any]  # the environment of a worker that would compute other digits
 
 
 def work(packed: Packed, expected: dict[str, Any]) -> Answer:
-    """Runs a job.
+    """Run a job.
 
     Args:
       packed: made by `pack`.
@@ -107,7 +104,7 @@ def work(packed: Packed, expected: dict[str, Any]) -> Answer:
     try:
         return _answer(*_unpack(packed))
     except Exception as error:
-        return {"error": told(error)}
+        return {"error": describe(error)}
 
 
 def _unpack(packed: Packed) -> tuple[list[CellSpec], int]:
@@ -118,21 +115,21 @@ def _unpack(packed: Packed) -> tuple[list[CellSpec], int]:
     return cells, content["first"]
 
 
-_cells: dict[bytes, CellSpec] = {}  # those of the last jobs: built once, compiled once
+_built_cells: dict[bytes, CellSpec] = {}  # of the last jobs: built once, compiled once
 
 
 def _built(plain: bytes, objects: bytes) -> CellSpec:
-    if plain not in _cells:
+    if plain not in _built_cells:
         spec = CellSpec.read(json.loads(plain))
         methods = tuple(_part(method, objects) for method in spec.methods)
         parts = {x: _part(getattr(spec, x), objects) for x in ("problem", "algorithm")}
-        if len(_cells) > _MOST_CELLS:
-            _cells.clear()
-        _cells[plain] = dataclasses.replace(spec, methods=methods, **parts)
-    return _cells[plain]
+        if len(_built_cells) > _MOST_CELLS:
+            _built_cells.clear()
+        _built_cells[plain] = dataclasses.replace(spec, methods=methods, **parts)
+    return _built_cells[plain]
 
 
-def _part(given: Any, objects: bytes) -> Any:
+def _part(given: Part, objects: bytes) -> Part:
     key = (given.role, given.name, given.content)
     if key not in _parts:
         made = _unpickled(objects).get((given.role, given.name, given.identity))
@@ -147,26 +144,20 @@ def _unpickled(objects: bytes) -> dict[tuple[str, str, str], Any]:
     return cloudpickle.loads(objects)
 
 
-_parts: dict[Any, Any] = {}
-_MOST_CELLS = 1_000
-
-
-def learn(rows: dict[str, list[float | None]]) -> None:
-    """Takes tables of earlier runs."""
+def remember(rows: dict[str, list[float | None]]) -> None:
+    """Remember tables of earlier runs."""
     tables.remember(law_tables.from_plain(rows))
 
 
 def _answer(cells: list[CellSpec], first: int) -> Answer:
-    from jaxlsgd.study.jobs import Done, Tabulated, run_job
-
     tiles: dict[CellSpec, bytes] = {}
     used = tables.Rows()
     job = tuple(Tile(cell, first) for cell in cells)
     with _device() as device:
-        for event in run_job(job, device):
+        for event in jobs.run_job(job, device):
             if isinstance(event, Tabulated):
                 used |= event.rows
-            elif isinstance(event, Done):
+            elif isinstance(event, TileFinished):
                 tiles[event.tile.cell] = files.encode_tile(event.tile.cell, first, event.rows)
     return {"tiles": [tiles[cell] for cell in cells], "tables": law_tables.plain(used)}
 
@@ -186,9 +177,9 @@ def _environment_once(threads: int) -> dict[str, Any]:
 
 
 def _keep_memory() -> None:
-    """Lets this process keep freed memory, as others do; Dask has its workers return it at once.
+    """Keep freed memory in this process; Dask makes its workers return it at once.
 
-    A tile frees and asks for the same arrays over and over, and each time the system clears them.
+    A tile frees and allocates the same arrays many times, and the system would clear them each time.
     """
     with suppress(OSError, AttributeError):  # not glibc
         change = ctypes.CDLL(None).mallopt
@@ -197,8 +188,8 @@ def _keep_memory() -> None:
 
 
 @contextmanager
-def _device() -> Iterator[Any]:
-    """A device that no other thread of this process uses."""
+def _device() -> Iterator[Device]:
+    """Yield a device that no other thread of this process uses."""
     with _lock:
         free = _free()
     device = free.get()
@@ -209,10 +200,10 @@ def _device() -> Iterator[Any]:
 
 
 @functools.cache
-def _free() -> queue.Queue[Any]:
+def _free() -> queue.Queue[Device]:
     import jax
 
-    free: queue.Queue[Any] = queue.Queue()
+    free: queue.Queue[Device] = queue.Queue()
     for device in jax.local_devices():
         free.put(device)
     return free

@@ -1,8 +1,8 @@
-"""Jobs on the devices of several processes that JAX has joined: the first leads, the others follow.
+"""Run jobs on the devices of several processes that JAX has joined: the first leads, the others follow.
 
-The leader alone reads and writes the directory. Joined processes speak all at once or not at all, so
-work goes in waves: the leader says who runs what, everybody runs its jobs on its own devices, and then
-all hand over what they have found. A wave is as long as its longest job.
+The leader alone reads and writes the directory. Messages between joined processes are collective, so work
+goes in waves: the leader sends out jobs, each process runs its own, and all send back their tiles. A wave
+is as long as its longest job.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-from jaxlsgd.core.checks import told
+from jaxlsgd.core.checks import describe
 from jaxlsgd.engine import distributed, machine
 from jaxlsgd.inference.laws import tables
+from jaxlsgd.runs.simulate import Device
 from jaxlsgd.study.cells import canonical
-from jaxlsgd.study.executors.base import Event, Events, Failed
+from jaxlsgd.study.executors.base import Event, Events, TileFailed
 from jaxlsgd.study.executors.threads import Threads
-from jaxlsgd.study.jobs import Done, Job, Tabulated, Tile, Worked
+from jaxlsgd.study.jobs import Job, Tabulated, Tile, TileAdvanced, TileFinished
 from jaxlsgd.study.progress import Stop
 from jaxlsgd.study.store import files, law_tables
 from jaxlsgd.study.study import Study
@@ -28,8 +28,8 @@ LEADER = 0
 _ROWS, _ERROR = b"+", b"-"  # first byte of a tile's content
 
 
-def meet(study: Study, devices: Sequence[Any]) -> list[int]:
-    """Makes sure that all processes run the same study in the same way; returns their device counts."""
+def meet(study: Study, devices: Sequence[Device]) -> list[int]:
+    """Refuse processes that differ in study, versions or devices; return their device counts."""
     import jax
 
     about = [study.digest, study.replications, machine.describe(devices[0])]
@@ -40,7 +40,7 @@ def meet(study: Study, devices: Sequence[Any]) -> list[int]:
 
 @contextlib.contextmanager
 def leading() -> Iterator[None]:
-    """Lets the followers go at the end, however it ends."""
+    """Dismiss the followers at the end, also after an error."""
     try:
         yield
     finally:
@@ -48,23 +48,23 @@ def leading() -> Iterator[None]:
 
 
 class Leader:
-    """The devices of all processes, seen from the first.
+    """Executor on the devices of all processes, in the first of them.
 
     Args:
       devices: of this process.
       counts: devices of each process, by `meet`.
     """
 
-    def __init__(self, devices: Sequence[Any], counts: Sequence[int]) -> None:
+    def __init__(self, devices: Sequence[Device], counts: Sequence[int]) -> None:
         self._here = Threads(devices)
         self.environment, self.size = self._here.environment, sum(counts)
-        # One process after another, so that a wave that is not full is spread over all of them.
+        # Processes take turns, so that a wave that is not full is spread over all of them.
         rounds = range(max(counts))
         self._places = [who for i in rounds for who, count in enumerate(counts) if i < count]
 
-    def learn(self, rows: tables.Rows) -> None:
-        """See `Executor.learn`."""
-        self._here.learn(rows)
+    def remember(self, rows: tables.Rows) -> None:
+        """See `Executor.remember`."""
+        self._here.remember(rows)
         _order(canonical({"tables": law_tables.plain(rows)}))
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
@@ -80,16 +80,16 @@ class Leader:
                 mine = (job for owner, job in shares if owner == LEADER)
                 yield from self._here.run(mine, stop)
             finally:
-                # The others wait to hand over, whatever has happened here.
+                # The others wait to send their tiles, also after an error here.
                 if theirs:
                     found = distributed.share({}, [owner for owner, _ in theirs])
             for (_, tile), content in zip(theirs, found, strict=True):
-                yield Worked(tile, tile.cell.num_steps)
+                yield TileAdvanced(tile, tile.cell.num_steps)
                 yield from _events(tile, content)
 
 
-def follow(study: Study, devices: Sequence[Any]) -> int:
-    """Runs what the leader says, until it says no more; returns how many tiles that were."""
+def follow(study: Study, devices: Sequence[Device]) -> int:
+    """Run the leader's jobs until it dismisses this process; return the number of tiles."""
     import jax
 
     cells, here, count = {cell.id: cell for cell in study.cells}, jax.process_index(), 0
@@ -97,7 +97,7 @@ def follow(study: Study, devices: Sequence[Any]) -> int:
     while order := _order():
         wave = json.loads(order)
         if "tables" in wave:
-            threads.learn(law_tables.from_plain(wave["tables"]))
+            threads.remember(law_tables.from_plain(wave["tables"]))
             continue
         jobs = [tuple(Tile(cells[name], first) for name, first in job) for job in wave["jobs"]]
         shares = list(zip(wave["owners"], jobs, strict=True))
@@ -108,7 +108,7 @@ def follow(study: Study, devices: Sequence[Any]) -> int:
         for event in threads.run(mine, Stop()):
             if isinstance(event, Tabulated):
                 used |= event.rows
-            elif isinstance(event, (Done, Failed)):
+            elif isinstance(event, (TileFinished, TileFailed)):
                 contents[event.tile] = _content(event, used)
                 used = tables.Rows()
         if theirs:
@@ -119,13 +119,13 @@ def follow(study: Study, devices: Sequence[Any]) -> int:
 
 
 def _order(content: bytes | None = None) -> bytes:
-    """What the leader says, on all processes."""
+    """Return the leader's message, in all processes."""
     return distributed.share({} if content is None else {LEADER: content}, [LEADER])[0]
 
 
-def _content(event: Done | Failed, used: tables.Rows) -> bytes:
-    if isinstance(event, Failed):
-        return _ERROR + told(event.error).encode()
+def _content(event: TileFinished | TileFailed, used: tables.Rows) -> bytes:
+    if isinstance(event, TileFailed):
+        return _ERROR + describe(event.error).encode()
     tabulated = canonical(law_tables.plain(used))
     tile = files.encode_tile(event.tile.cell, event.tile.first, event.rows)
     return _ROWS + len(tabulated).to_bytes(8) + tabulated + tile
@@ -134,9 +134,9 @@ def _content(event: Done | Failed, used: tables.Rows) -> bytes:
 def _events(tile: Tile, content: bytes) -> Iterator[Event]:
     kind, content = content[:1], content[1:]
     if kind == _ERROR:
-        yield Failed(tile, RuntimeError(content.decode()))
+        yield TileFailed(tile, RuntimeError(content.decode()))
         return
     end = 8 + int.from_bytes(content[:8])
     if used := law_tables.from_plain(json.loads(content[8:end])):
         yield Tabulated(used)
-    yield Done(tile, files.decode_tile(content[end:], tile.cell, tile.first))
+    yield TileFinished(tile, files.decode_tile(content[end:], tile.cell, tile.first))

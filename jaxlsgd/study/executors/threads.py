@@ -1,31 +1,31 @@
-"""Jobs on the devices of this process: one thread per device, events for the one writer."""
+"""Run jobs on the devices of this process, with one thread per device."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws import tables
-from jaxlsgd.study.executors.base import Event, Events, Failed
-from jaxlsgd.study.jobs import Done, Job, run_job
+from jaxlsgd.runs.simulate import Device
+from jaxlsgd.study.executors.base import Event, Events, TileFailed
+from jaxlsgd.study.jobs import Job, Tile, TileFinished, run_job
 from jaxlsgd.study.progress import Dropped, Stop
 
-_TICK = 0.2  # seconds between looks at the clock while nothing happens
+_TICK = 0.2  # seconds between two events while nothing happens
 
 
 class Threads:
-    """Devices of this process."""
+    """Executor on devices of this process."""
 
-    def __init__(self, devices: Sequence[Any]) -> None:
+    def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = list(devices)
         self.environment = machine.describe(self.devices[0])
         self.size = len(self.devices)
 
-    def learn(self, rows: tables.Rows) -> None:
-        """See `Executor.learn`."""
+    def remember(self, rows: tables.Rows) -> None:
+        """See `Executor.remember`."""
         tables.remember(rows)
 
     def run(self, jobs: Iterable[Job], stop: Stop) -> Events:
@@ -43,14 +43,13 @@ class Threads:
 
 
 class _Crew:
-    """The threads, and the events that they report."""
+    """The threads of one run, and the events that they report."""
 
-    def __init__(self, jobs: Iterable[Job], devices: Sequence[Any], stop: Stop) -> None:
+    def __init__(self, jobs: Iterable[Job], devices: Sequence[Device], stop: Stop) -> None:
         self._jobs, self._stop, self._lock = iter(jobs), stop, threading.Lock()
         self._events: queue.SimpleQueue[Event | threading.Thread] = queue.SimpleQueue()
-        # Bounded, so that devices wait for a slow disk and little is lost when the process is killed.
+        # Devices wait for a slow disk, so that little is lost if the process is killed.
         self._room = threading.Semaphore(len(devices))
-        self._left = False
         self.busy = {
             threading.Thread(target=self._work, args=(d,), name=f"jaxlsgd-{d}", daemon=True)
             for d in devices
@@ -59,7 +58,7 @@ class _Crew:
             thread.start()
 
     def events(self) -> Iterator[Event]:
-        """The next event; a tile's rows make room for others when the caller comes back for more."""
+        """Yield the next event; the rows of a tile count as written when the caller comes back."""
         try:
             event = self._events.get(timeout=_TICK)
         except queue.Empty:
@@ -69,18 +68,17 @@ class _Crew:
             self.busy.discard(event)
             return
         yield event
-        if isinstance(event, Done):
+        if isinstance(event, TileFinished):
             self._room.release()
 
     def leave(self) -> None:
-        """Waits for the threads, whatever they still have to report."""
-        self._left = True
+        """Wait for the threads and discard their events."""
         for thread in list(self.busy):
             while thread.is_alive():
                 self._room.release()
                 thread.join(timeout=_TICK / 10)
 
-    def _work(self, device: Any) -> None:
+    def _work(self, device: Device) -> None:
         try:
             while not self._stop.draining and (job := self._next()) is not None:
                 for tile in self._attempt(job, device):
@@ -92,21 +90,21 @@ class _Crew:
         with self._lock:
             return next(self._jobs, None)
 
-    def _attempt(self, job: Job, device: Any) -> list[Any]:
-        """Runs a job; returns the tiles that are to be tried again, one by one."""
+    def _attempt(self, job: Job, device: Device) -> list[Tile]:
+        """Run a job; return the tiles that are to be tried again, one by one."""
         left = dict.fromkeys(job)
         try:
             for event in run_job(job, device):
                 if self._stop.dropping:
                     raise Dropped
-                if isinstance(event, Done):
+                if isinstance(event, TileFinished):
                     self._room.acquire()
                     del left[event.tile]
                 self._events.put(event)
-        except Exception as error:  # reported by the caller, tile by tile
+        except Exception as error:
             if len(job) > 1 and not self._stop.draining:
                 return list(left)
             cause = error if len(job) == 1 else Dropped()
             for tile in left:
-                self._events.put(Failed(tile, cause))
+                self._events.put(TileFailed(tile, cause))
         return []

@@ -1,14 +1,13 @@
-"""Tables that tiles have used, kept beside them, so that a run that goes on tabulates nothing again.
+"""Keep the law tables that tiles have used, so that a resumed run does not compute them again.
 
-Each file holds what one tile was the first to use, and is named by its content. Files are only ever added.
-They can be lost without harm: what is not there is computed.
+Each file holds rows that one tile was the first to use, and is named by a digest of its content. Files are
+only added. A lost file does no harm: its rows are computed again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from jaxlsgd.study.store.files import FORMAT, Damaged, StoreError
 FOLDER = "tables"
 
 
-def plain(rows: Mapping[str, Any]) -> dict[str, list[float | None]]:
-    """Rows for JSON, to the last bit; None stands for infinity."""
+def plain(rows: Rows) -> dict[str, list[float | None]]:
+    """Return rows as JSON data, to the last bit; None stands for infinity."""
     return {
         key: [value if math.isfinite(value) else None for value in values.tolist()]
         for key, values in sorted(rows.items())
@@ -31,7 +30,7 @@ def plain(rows: Mapping[str, Any]) -> dict[str, list[float | None]]:
 
 
 def from_plain(content: Any) -> Rows:
-    """Rows from what `plain` made; raises `Damaged` unless it can be that."""
+    """Return the rows that `plain` describes; raise `Damaged` for anything else."""
     try:
         return {
             str(key): np.array([math.inf if x is None else float(x) for x in values])
@@ -41,8 +40,8 @@ def from_plain(content: Any) -> Rows:
         raise Damaged("its tables are not what was written") from error
 
 
-def write(directory: Path, rows: Mapping[str, Any], code: str) -> None:
-    """Adds a file of rows that this code made."""
+def write(directory: Path, rows: Rows, code: str) -> None:
+    """Add a file of rows that this code has computed."""
     folder = directory / FOLDER
     files.refuse_link(folder)
     content = {"format": FORMAT, "code": code, "rows": plain(rows)}
@@ -54,7 +53,7 @@ def write(directory: Path, rows: Mapping[str, Any], code: str) -> None:
 
 
 def read(directory: Path, code: str) -> tuple[Rows, list[str]]:
-    """All rows that this code has made, and what is to be said of files that are damaged."""
+    """Return all rows that this code has computed, and warnings of damaged files."""
     folder, rows, warnings = directory / FOLDER, Rows(), list[str]()
     files.refuse_link(folder)
     if folder.is_dir():
@@ -65,7 +64,7 @@ def read(directory: Path, code: str) -> tuple[Rows, list[str]]:
             if content.get("code") == code:
                 rows |= from_plain(content.get("rows"))
         except Damaged as error:
-            with contextlib.suppress(OSError):  # it is found again, and said again
+            with contextlib.suppress(OSError):  # the next run finds it again
                 path.unlink()
             warnings.append(f"{error}; it is removed, and its tables are computed again")
         except StoreError as error:

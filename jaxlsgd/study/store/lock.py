@@ -1,4 +1,4 @@
-"""The directory that a run is to write in: looked at first, and only then written to."""
+"""Inspect the directory that a run is to write in, and lock it. Start at `look` and `lock`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import stat
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from jaxlsgd.core.storage import read_regular
 from jaxlsgd.study.store import files, recovery
@@ -17,19 +17,19 @@ from jaxlsgd.study.store.reader import study_of
 from jaxlsgd.study.study import Study
 
 LOG, LOG_HEAD = "run.log", "# What the runs in this directory did. jaxlsgd appends to it.\n"
-_LOCK_SECONDS = 1.0  # a reader that asks who is running holds the lock for an instant
+_LOCK_SECONDS = 1.0  # `Results.running` holds the lock for an instant
 
 
 class Found(NamedTuple):
-    """What is in a directory; both are None where nothing is yet."""
+    """What is in a directory; both are None if nothing is yet."""
 
     manifest: dict[str, Any] | None
-    study: Study | None  # None where the manifest is lost
+    study: Study | None  # None if the manifest is lost
     lost: str = ""  # what is wrong with the manifest
 
 
 def look(directory: Path, study: Study, fresh: bool) -> Found:
-    """What is there of a study, by reading alone; refuses a directory of anything else."""
+    """Return what a directory has of a study, without writing; refuse a directory of anything else."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def look(directory: Path, study: Study, fresh: bool) -> Found:
 def _manifest(path: Path) -> Found:
     try:
         manifest = files.read_json(path)
-        check_environments(manifest, path)
+        _check_environments(manifest, path)
         return Found(manifest, study_of(manifest, path))
     except Missing:
         return Found(None, None)
@@ -61,18 +61,18 @@ def _manifest(path: Path) -> Found:
         return Found(None, None, str(error))
 
 
-def check_environments(manifest: dict[str, Any], path: Path) -> None:
-    """Refuses a manifest that does not say what made the rows."""
+def _check_environments(manifest: dict[str, Any], path: Path) -> None:
+    """Refuse a manifest without the environments that made the rows."""
     found = manifest.get("environments")
     if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
         raise Damaged(f"{path} is damaged: it does not say what made the rows")
 
 
 def _without_manifest(directory: Path, names: list[str], study: Study, lost: str) -> Found:
-    """What the cells tell; nothing, where nothing is; else somebody else's directory is refused."""
-    told = recovery.identified(directory, study)
-    if told is not None:
-        manifest = {"environments": recovery.environments(told.values())}
+    """Return what the cells contain of a manifest; refuse a directory that holds anything else."""
+    contents = recovery.identified(directory, study)
+    if contents is not None:
+        manifest = {"environments": recovery.environments(contents.values())}
         return Found(manifest, None, lost or f"{directory / 'manifest.json'} is missing")
     if lost:
         raise Damaged(
@@ -89,7 +89,7 @@ def _without_manifest(directory: Path, names: list[str], study: Study, lost: str
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file is one that a run leaves which has hardly begun."""
+    """Whether a file is one that a run leaves before its first tile."""
     if files.is_unfinished(path.name):
         return True
     if path.name not in ("lock", LOG):
@@ -104,8 +104,8 @@ def _is_ours(path: Path) -> bool:
     return re.fullmatch(r"(process \d+ on \S+\n)?", head) is not None
 
 
-def lock(directory: Path) -> Any:
-    """Takes the writer's lock, which ends with the process whatever happens to it."""
+def lock(directory: Path) -> TextIO:
+    """Take the writer's lock, which ends with the process."""
     path = directory / "lock"
     files.refuse_link(path)
     try:
@@ -129,7 +129,7 @@ def lock(directory: Path) -> Any:
     return file
 
 
-def holds(directory: Path, file: Any) -> bool:
+def holds(directory: Path, file: TextIO) -> bool:
     """Whether the lock in a directory is still the file that `lock` has opened."""
     try:
         return os.path.samestat(os.lstat(directory / "lock"), os.fstat(file.fileno()))
@@ -138,7 +138,7 @@ def holds(directory: Path, file: Any) -> bool:
 
 
 def refuse_shared(path: Path, handle: int) -> None:
-    """Refuses to write to what is no plain file, or has another name elsewhere."""
+    """Refuse to write to anything but a regular file with one name."""
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
         raise StoreError(f"{path} is not a regular file; remove it")
@@ -149,7 +149,7 @@ def refuse_shared(path: Path, handle: int) -> None:
         )
 
 
-def _wait(path: Path, file: Any) -> None:
+def _wait(path: Path, file: TextIO) -> None:
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -166,7 +166,7 @@ def _taken(path: Path) -> str:
 
 
 def unused(path: Path) -> Path:
-    """The path, or the first that is free with a number behind it."""
+    """Return the path, or the first free one with a number appended."""
     number, candidate = 1, path
     while candidate.exists():
         number += 1

@@ -1,4 +1,4 @@
-"""What made the rows of a directory: versions, devices, and the package's own code."""
+"""Record what made the rows of a directory: versions, devices, and the package's own code."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from jaxlsgd.study.study import differences
 
 
 def now() -> str:
-    """The time, to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def other_code(
     directory: Path, manifest: dict[str, Any], environment: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The last environment of other code that has left rows here; None if there is none."""
+    """Return the last environment of other code that has made rows here; None if there is none."""
     known = manifest.get("environments", [])
     codes = {x.get("code") for x in known}
     ours = environment.get("code")
-    if ours is None or codes <= {None} or ours in codes or not has_rows(directory):
+    if ours is None or codes <= {None} or ours in codes or not _has_rows(directory):
         return None
     return next(x for x in reversed(known) if x.get("code"))
 
 
-def has_rows(directory: Path) -> bool:
+def _has_rows(directory: Path) -> bool:
     """Whether a tile was committed."""
     return next(directory.glob("cells/*/tile-*.npz"), None) is not None
 
 
 def refusal(directory: Path, old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What is said where rows of other code are not accepted."""
+    """Return the message for rows of other code that are not accepted."""
     return (
         f"{directory} has rows that other code of jaxlsgd made ({_named(old)}; here {_named(new)}); "
         "go back to that code, choose a new directory, or accept rows of both with "
@@ -47,10 +47,10 @@ def _named(environment: dict[str, Any]) -> str:
 def settled(
     directory: Path, manifest: dict[str, Any], environment: dict[str, Any], warnings: list[str]
 ) -> dict[str, Any]:
-    """The manifest's words on what made the rows, with this run; tells what differs."""
+    """Return the manifest's entries on what made the rows, with this run; append warnings of differences."""
     known = list(manifest.get("environments", []))
     accepted = list(manifest.get("accepted", []))
-    if not known or not has_rows(directory):
+    if not known or not _has_rows(directory):
         return {"environments": [environment]}
     if old := other_code(directory, manifest, environment):
         warnings.append(

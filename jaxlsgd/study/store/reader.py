@@ -1,9 +1,10 @@
-"""A study's directory: one writer commits tiles, any number of readers read what is there.
+"""Read a study's directory, also while it is written. Start at `Results`.
 
 DIR/manifest.json                     the study, its hash, versions, devices and flags
 DIR/lock                              held by the one writer
 DIR/run.log                           what the runs did, in words
-DIR/cells/CELL/cell.json              what a reader must know besides the rows
+DIR/tables/DIGEST.json                law tables that tiles have used
+DIR/cells/CELL/cell.json              what a reader needs besides the rows
 DIR/cells/CELL/tile-000000512.npz     replications 512, …, 512 + tile_size − 1
 """
 
@@ -31,7 +32,7 @@ _log = logging.getLogger("jaxlsgd.study")
 class Count(NamedTuple):
     """How much of a cell there is."""
 
-    replications: int  # that a reader gets
+    replications: int  # before the first gap, which `Results.read` returns
     wanted: int
     tiles: int
     tiles_wanted: int
@@ -40,8 +41,8 @@ class Count(NamedTuple):
 class Results:
     """What a study's directory holds, also while it is being written.
 
-    Reads no more than it is asked for, and needs neither jax nor the lock. A manifest or a
-    description of a cell that is missing or damaged is rebuilt in memory where possible; `warnings` says so.
+    Files are read when they are needed, without JAX and without the lock. A manifest or a description of a
+    cell that is missing or damaged is rebuilt in memory if possible, with a text in `warnings`.
 
     Args:
       directory: that a study was run in.
@@ -62,7 +63,7 @@ class Results:
 
     @classmethod
     def of(cls, directory: Path, study: Study, manifest: dict[str, Any]) -> Self:
-        """The results of a study whose manifest was read already."""
+        """Return the results of a study whose manifest was read already."""
         results = cls.__new__(cls)
         results._settle(directory, study, manifest)
         return results
@@ -78,29 +79,29 @@ class Results:
             _log.warning("%s", text)
 
     def cells(self) -> list[str]:
-        """The ids of all cells of the study, whether or not they have rows."""
+        """Return the ids of all cells of the study, with or without rows."""
         return list(self._cells)
 
     def cell(self, cell_id: str) -> CellSpec:
-        """The description of a cell."""
+        """Return the description of a cell."""
         if cell_id not in self._cells:
             raise StoreError(f"{self.directory} has no cell {cell_id!r}")
         return self._cells[cell_id]
 
     def tile_path(self, cell_id: str, first: int) -> Path:
-        """The path of the tile that starts with replication `first`."""
+        """Return the path of the tile that starts with replication `first`."""
         return self.folder(cell_id) / f"tile-{first:09d}.npz"
 
     def firsts(self) -> range:
-        """The first replication of every tile of a cell."""
+        """Return the first replication of every tile of a cell."""
         return range(0, self.study.replications, self.study.tile_size)
 
     def read(self, cell_id: str) -> CellRows | None:
-        """The rows of a cell, row r being replication r; None if there are none yet.
+        """Return the rows of a cell, row r being replication r; None if there are none yet.
 
         Tiles after a gap are left out until it is filled, so that the rows of two cells are paired.
         """
-        firsts = self._present(cell_id)
+        firsts = self._before_gap(self.listed(cell_id))
         if not firsts:
             return None
         about, parts = self.about(cell_id), [self.read_tile(cell_id, first) for first in firsts]
@@ -114,11 +115,11 @@ class Results:
         return dataclasses.replace(about, methods=rows)
 
     def read_all(self) -> list[CellRows]:
-        """The rows of every cell that has any, in the order of the study."""
+        """Return the rows of every cell that has any, in the order of the study."""
         return [rows for cell in self.cells() if (rows := self.read(cell)) is not None]
 
     def read_tile(self, cell_id: str, first: int) -> dict[str, MethodRows]:
-        """The rows of one tile, at full width, checked."""
+        """Return the rows of one tile, at full width, checked."""
         path = self.tile_path(cell_id, first)
         try:
             return files.read_tile(path, self.cell(cell_id), first)
@@ -127,19 +128,13 @@ class Results:
                 f"{error}; run the study again to set it aside and recompute it"
             ) from error
 
-    def complete(self, cell_id: str) -> bool:
-        """Whether all tiles of a cell are there."""
-        return len(self._present(cell_id)) == len(self.firsts())
-
     def counts(self) -> dict[str, Count]:
-        """How much of each cell there is, by the names of the files alone."""
+        """Return how much of each cell there is, by the names of the files alone."""
         counts = {}
         for cell in self.cells():
-            listed = self.listed(cell)
-            tiles = len(listed)
+            listed, wanted = self.listed(cell), self.study.replications
             rows = len(self._before_gap(listed)) * self.study.tile_size
-            wanted = self.study.replications
-            counts[cell] = Count(min(rows, wanted), wanted, tiles, len(self.firsts()))
+            counts[cell] = Count(min(rows, wanted), wanted, len(listed), len(self.firsts()))
         return counts
 
     def running(self) -> bool:
@@ -159,18 +154,14 @@ class Results:
         return False
 
     def folder(self, cell_id: str) -> Path:
-        """The directory of a cell."""
+        """Return the directory of a cell."""
         return self.directory / "cells" / self.cell(cell_id).id
-
-    def _present(self, cell_id: str) -> list[int]:
-        """The tiles before the first gap."""
-        return self._before_gap(self.listed(cell_id))
 
     def _before_gap(self, listed: set[int]) -> list[int]:
         return list(itertools.takewhile(listed.__contains__, self.firsts()))
 
     def listed(self, cell_id: str) -> set[int]:
-        """All tiles of a cell, by one look at its directory: a study may ask for 10⁸."""
+        """Return the tiles that a cell has, by listing its directory: a study may have 10⁸."""
         folder = self.folder(cell_id)
         try:
             with os.scandir(folder) as entries:
@@ -183,7 +174,7 @@ class Results:
         return {first for name in names if name and (first := int(name[1])) in firsts}
 
     def about(self, cell_id: str) -> CellRows:
-        """A cell's plan, coordinates and truth, without rows; rebuilt if it is damaged or missing."""
+        """Return a cell's plan, coordinates and truth, without rows; rebuild them if damaged or missing."""
         try:
             return self.stored_about(cell_id)
         except (Damaged, Missing) as error:
@@ -191,13 +182,13 @@ class Results:
 
             try:
                 made = jobs.about(self.cell(cell_id).built())
-            except ValueError:  # parts that were given as objects, or come from a file of one's own
+            except ValueError:  # parts that were given as objects, or come from an imported file
                 raise error from None
             self._warn(f"{error}; rebuilt in memory for now")
             return made
 
     def stored_about(self, cell_id: str) -> CellRows:
-        """What `cell.json` says of a cell."""
+        """Return what `cell.json` holds of a cell."""
         path = self.folder(cell_id) / "cell.json"
         cell = self.cell(cell_id)
         try:
@@ -212,7 +203,7 @@ class Results:
 
 
 def _read_manifest(directory: Path) -> tuple[dict[str, Any], Study, str]:
-    """The manifest and its study, or what the cells tell of them, with a warning."""
+    """Return the manifest and its study, rebuilt from the cells with a warning if need be."""
     from jaxlsgd.study.store import recovery
 
     path = directory / "manifest.json"
@@ -235,7 +226,7 @@ def _read_manifest(directory: Path) -> tuple[dict[str, Any], Study, str]:
 
 
 def study_of(manifest: dict[str, Any], path: Path) -> Study:
-    """The study in a manifest."""
+    """Return the study in a manifest."""
     try:
         return Study.read(manifest["study"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -243,7 +234,7 @@ def study_of(manifest: dict[str, Any], path: Path) -> Study:
 
 
 def _from_json(content: Any, cell: CellSpec) -> CellRows:
-    """What `about_to_json` made of this cell."""
+    """Return the description that `about_to_json` has encoded; refuse that of another cell."""
     about = about_from_json(content, [method.name for method in cell.methods])
     names = (cell.problem.name, cell.algorithm.name, cell.schedule.name, cell.levels)
     if names != (about.problem, about.algorithm, about.schedule, about.levels):

@@ -1,4 +1,4 @@
-"""A manifest that is lost, made again: cells and tiles say themselves what they are."""
+"""Rebuild a lost manifest from the cells and tiles, which identify themselves."""
 
 from __future__ import annotations
 
@@ -20,20 +20,16 @@ _SHARED = ("levels", "save_at", "seed", "dtype", "tile_size")  # by all cells of
 
 
 class Note(NamedTuple):
-    """What a cell's description keeps of the manifest."""
+    """A copy of parts of the manifest in a cell's description."""
 
     place: int  # of the cell in the study
     cells: int
     replications: int
     environment: dict[str, Any]
 
-    def plain(self) -> dict[str, Any]:
-        """The note as JSON data."""
-        return self._asdict()
-
 
 def note_of(content: dict[str, Any]) -> Note | None:
-    """The note in a description; None if it has none that can be used."""
+    """Return the note in a description; None if it has none that can be used."""
     found = content.get("manifest")
     if not isinstance(found, dict) or set(found) != set(Note._fields):
         return None
@@ -43,27 +39,20 @@ def note_of(content: dict[str, Any]) -> Note | None:
     return note if fits and isinstance(note.environment, dict) else None
 
 
-class Described(NamedTuple):
-    """The cells of a directory that can be read without its manifest."""
-
-    contents: dict[str, dict[str, Any]]  # what is in each cell.json, by the name of its directory
-    unread: list[str]  # directories whose cell.json is damaged or lost
-
-
-def described(directory: Path) -> Described:
-    """All cells that identify themselves, in the order of the study."""
+def _described(directory: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return each cell.json, by the name of its directory and in the order of the study, and unreadable ones."""
     contents, unread = {}, []
-    for name in folders(directory):
+    for name in _folders(directory):
         try:
             contents[name] = files.read_json(directory / "cells" / name / "cell.json")
         except StoreError:
             unread.append(name)
     places = {name: (note.place if (note := note_of(x)) else -1) for name, x in contents.items()}
-    return Described({name: contents[name] for name in sorted(places, key=places.get)}, unread)  # type: ignore[arg-type]
+    return {name: contents[name] for name in sorted(places, key=places.__getitem__)}, unread
 
 
-def folders(directory: Path) -> list[str]:
-    """The names in `cells`, sorted."""
+def _folders(directory: Path) -> list[str]:
+    """Return the names in `cells`, sorted."""
     try:
         return sorted(os.listdir(directory / "cells"))
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +62,7 @@ def folders(directory: Path) -> list[str]:
 
 
 def environments(contents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What made the rows, as far as the descriptions tell."""
+    """Return the distinct environments in descriptions."""
     found: list[dict[str, Any]] = []
     for note in filter(None, map(note_of, contents)):
         if note.environment not in found:
@@ -82,30 +71,27 @@ def environments(contents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def manifest(directory: Path) -> tuple[dict[str, Any], Study, str] | None:
-    """A manifest of what the cells tell, its study, and a word on what is missing; None if nothing is."""
-    found = described(directory)
-    if not found.contents:
+    """Return a manifest made of the cells, its study, and a text on what is missing; None without cells."""
+    contents, unread = _described(directory)
+    if not contents:
         return None
-    asked = max((note.replications for note in _notes(found)), default=0)
-    study = _study(found.contents, max(asked, 1), directory)
-    told = {cell.id: cell for cell in study.cells}
-    lost = [*found.unread, *(name for name in found.contents if name not in told)]
-    total = max([note.cells for note in _notes(found)] + [len(told)])
+    notes = list(filter(None, map(note_of, contents.values())))
+    asked = max((note.replications for note in notes), default=0)
+    study = _study(contents, max(asked, 1), directory)
+    known = {cell.id for cell in study.cells}
+    lost = [*unread, *(name for name in contents if name not in known)]
+    total = max([note.cells for note in notes] + [len(known)])
     if most := most_replications(directory, study.cells, asked):
         study = Study.read(study.plain() | {"replications": most})
     content = {"format": FORMAT, "digest": "", "created": "", "study": study.plain()}
-    content["environments"] = environments(found.contents.values())
-    return content, study, _missing(len(told), total, lost)
+    content["environments"] = environments(contents.values())
+    return content, study, _missing(len(known), total, lost)
 
 
-def _notes(found: Described) -> list[Note]:
-    return [note for note in map(note_of, found.contents.values()) if note]
-
-
-def _missing(told: int, total: int, lost: list[str]) -> str:
+def _missing(known: int, total: int, lost: list[str]) -> str:
     damaged = f"; the description of {lost[0]} is damaged" if lost else ""
     more = f" and of {len(lost) - 1} more" if len(lost) > 1 else ""
-    return f"{told} of {total} cells have rows that can be shown{damaged}{more}"
+    return f"{known} of {total} cells have rows that can be shown{damaged}{more}"
 
 
 def _study(contents: dict[str, dict[str, Any]], replications: int, directory: Path) -> Study:
@@ -122,10 +108,10 @@ def _study(contents: dict[str, dict[str, Any]], replications: int, directory: Pa
 
 
 def _grid(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """The grid of these cells alone, each of them listed."""
+    """Return a grid that lists these cells one by one."""
     methods = {method["name"]: method for cell in cells for method in cell["methods"]}
     listed: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
-    for cell in cells:  # every cell has its methods in the study's order, some left out
+    for cell in cells:  # each has some of the methods, in the study's order
         names = [method["name"] for method in cell["methods"]]
         for after, name in enumerate(names):
             listed.add(name, *names[:after])
@@ -149,12 +135,12 @@ def _rule(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def identified(directory: Path, study: Study) -> dict[str, dict[str, Any]] | None:
-    """The descriptions of a study's cells, where the manifest is lost; None if none is of this study."""
+    """Return the descriptions of a study's cells if its manifest is lost; None if no cell is of this study."""
     known = {cell.id: cell for cell in study.cells}
-    names = folders(directory)
+    names = _folders(directory)
     if not names or not set(names) <= set(known):
         return None
-    contents = described(directory).contents
+    contents, _ = _described(directory)
     mine = {name: x for name, x in contents.items() if x.get("digest") == known[name].digest}
     if mine or any(_intact(directory, known[name]) for name in names):
         return mine
@@ -162,7 +148,7 @@ def identified(directory: Path, study: Study) -> dict[str, dict[str, Any]] | Non
 
 
 def _intact(directory: Path, cell: CellSpec) -> bool:
-    """Whether one tile at least is one of this cell."""
+    """Whether at least one tile is of this cell."""
     return any(_reads(path, cell) for path in (directory / "cells" / cell.id).glob("tile-*.npz"))
 
 
@@ -174,7 +160,7 @@ def _reads(path: Path, cell: CellSpec) -> bool:
 
 
 def most_replications(directory: Path, cells: Iterable[CellSpec], known: int) -> int:
-    """Replications beyond those `known` that tiles show to have been asked for; 0 if there are none."""
+    """Return where tiles beyond the `known` replications end; 0 if there are no such tiles."""
     most = 0
     for cell in cells:
         beyond = sorted((directory / "cells" / cell.id).glob("tile-*.npz"), reverse=True)

@@ -1,4 +1,4 @@
-"""The one writer of a study's directory: lock, manifest, and tiles put in place whole."""
+"""Write a study's directory: the lock, the manifest, and tiles. Start at `Writer`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxlsgd.study.study import Study, differences
 
 
 class Writer:
-    """The one process that may add to a study's directory.
+    """The only process that may add to a study's directory.
 
     Args:
       directory: created if it does not exist.
@@ -49,13 +49,16 @@ class Writer:
         self.warnings: list[str] = []
         self._allowed = allow_other_code
         self._check(look(self.directory, study, fresh), study)
-        self._make()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise files.cannot("make", self.directory, error) from error
         self._lock = lock(self.directory)
         try:
-            found = look(self.directory, study, fresh)  # again, as nobody else writes from now on
+            found = look(self.directory, study, fresh)  # again, now that no other process writes
             self._check(found, study)
             files.remove_unfinished(self.directory)
-            # With the largest number of replications that was ever asked for.
+            # With the largest number of replications of all runs.
             self.study, manifest = self._settle(study, found)
             self.results = Results.of(self.directory, self.study, manifest)
             self._inode = self.directory.stat().st_ino
@@ -79,10 +82,10 @@ class Writer:
         self._lock.close()
 
     def verify(self) -> Iterator[tuple[str, int, dict[str, MethodRows]] | None]:
-        """Reads the tiles that are there and sets damaged ones aside; comes back after each.
+        """Read the tiles that are there, one by one, and set damaged ones aside.
 
         Yields:
-          Cell, first replication and rows of a tile that is intact; None now and then.
+          Cell, first replication and rows of a tile that is intact; None after other tiles and cells.
         """
         kept: dict[str, set[int]] = {}
         for cell in self.study.cells:
@@ -99,20 +102,15 @@ class Writer:
         self._kept = kept
 
     def left(self, cell: CellSpec) -> int:
-        """How many tiles of a cell are to be computed."""
+        """Return how many tiles of a cell are to be computed."""
         return len(self.results.firsts()) - len(self._verified()[cell.id])
 
     def lacks(self, cell: CellSpec, first: int) -> bool:
         """Whether a tile is to be computed."""
         return first not in self._verified()[cell.id]
 
-    def missing(self) -> Iterator[tuple[CellSpec, int]]:
-        """The tiles to compute."""
-        firsts = self.results.firsts()
-        return ((cell, x) for cell in self.study.cells for x in firsts if self.lacks(cell, x))
-
     def described(self, cell: CellSpec) -> bool:
-        """Whether readers find what they need besides the rows."""
+        """Whether the description of a cell is there; warn if it is damaged."""
         try:
             self.results.stored_about(cell.id)
         except Missing:
@@ -125,7 +123,7 @@ class Writer:
         return True
 
     def describe(self, cell: CellSpec, about: CellRows) -> None:
-        """Writes what readers need besides the rows, unless it is already there."""
+        """Write the description of a cell, which readers need besides the rows, unless it is there."""
         folder = self._folder(cell)
         with self._in_place():
             self._make_folders(folder)
@@ -135,15 +133,14 @@ class Writer:
             self._places[cell.id], len(self._places), self.study.replications, self.environment
         )
         content = {"format": FORMAT, "digest": cell.digest, "cell": cell.plain()}
-        content |= {"manifest": note.plain(), "rows": about_to_json(about)}
+        content |= {"manifest": note._asdict(), "rows": about_to_json(about)}
         with self._in_place():
             files.write_json(folder / "cell.json", content)
 
     def commit(self, cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> None:
-        """Puts one finished tile in place; a tile is there whole or not at all.
+        """Put a finished tile in place, whole or not at all.
 
-        The first of a run is read back and compared: what cannot be read is found in seconds, not when
-        all is computed.
+        The first tile of a run is read back and compared, so that a disk that fails is found in seconds.
         """
         path = self.results.tile_path(cell.id, first)
         with self._in_place():
@@ -177,13 +174,11 @@ class Writer:
             ) from error
 
     def _clear_tiles(self, cell: CellSpec) -> None:
-        """Sets directories aside that have the names of tiles, which could not be written otherwise."""
+        """Set directories aside that have the names of tiles."""
         try:
             with os.scandir(self._folder(cell)) as entries:
                 folders = [x.name for x in entries if x.is_dir(follow_symlinks=False)]
-        except (
-            OSError
-        ):  # there is nothing yet, or nothing that can be read, which is said elsewhere
+        except OSError:  # nothing is there yet, or `listed` raises the error
             return
         for name in sorted(filter(re.compile(r"tile-\d{9}\.npz").fullmatch, folders)):
             path = self._folder(cell) / name
@@ -191,14 +186,14 @@ class Writer:
             self.warnings.append(f"{path} is a directory; it is set aside as {aside}")
 
     def tables(self) -> Rows:
-        """What tiles of earlier runs have tabulated."""
+        """Return the law tables that tiles of earlier runs have used."""
         rows, warnings = law_tables.read(self.directory, self._code)
         self._tabulated |= rows.keys()
         self.warnings += warnings
         return rows
 
     def keep(self, rows: Rows) -> None:
-        """Keeps what a tile has tabulated, as far as it is not there already."""
+        """Write the law tables that a tile has used and that are not there yet."""
         new = {key: row for key, row in rows.items() if key not in self._tabulated}
         if new:
             with self._in_place():
@@ -209,14 +204,8 @@ class Writer:
     def _code(self) -> str:
         return str(self.environment.get("code", ""))
 
-    def _make(self) -> None:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise files.cannot("make", self.directory, error) from error
-
     def _make_folders(self, folder: Path) -> None:
-        """Makes a cell's directory, but not the one that all is in: that was moved if it is gone."""
+        """Make a cell's directory, but not the study's, which must have been moved if it is gone."""
         if folder.is_dir():
             return
         try:
@@ -229,7 +218,7 @@ class Writer:
 
     @contextlib.contextmanager
     def _in_place(self) -> Iterator[None]:
-        """Writes only where the lock is: says so when the directory was moved or deleted."""
+        """Refuse to write if the directory was moved or deleted, before and after an error."""
         self._refuse_moved()
         try:
             yield
@@ -238,7 +227,7 @@ class Writer:
             raise
 
     def _refuse_moved(self) -> None:
-        """Refuses to go on if the directory or the lock is not the one that this run has taken."""
+        """Refuse to go on if the directory or its lock was replaced during this run."""
         try:
             here = os.stat(self.directory).st_ino == self._inode
         except OSError:
@@ -258,7 +247,7 @@ class Writer:
             )
 
     def _folder(self, cell: CellSpec) -> Path:
-        """The directory of a cell, which is truly within ours."""
+        """Return the directory of a cell; refuse links out of the study's."""
         folder = self.directory / "cells" / cell.id
         files.refuse_link(folder.parent)
         files.refuse_link(folder)
@@ -291,7 +280,7 @@ class Writer:
         return aside.name
 
     def _check(self, found: Found, study: Study) -> None:
-        """Refuses another study, and rows of other code; nothing is written before."""
+        """Refuse another study, and rows of other code, before anything is written."""
         if found.study is not None and found.study.digest != study.digest:
             raise StoreError(_changed(self.directory, found.study, study))
         if found.manifest is not None and not self._allowed:
@@ -300,7 +289,7 @@ class Writer:
                 raise StoreError(provenance.refusal(self.directory, old, self.environment))
 
     def _settle(self, study: Study, found: Found) -> tuple[Study, dict[str, Any]]:
-        """Writes the manifest, where it is not there already; returns both as they are there."""
+        """Write the manifest unless it is there; return the study and the manifest as they are there."""
         path = self.directory / "manifest.json"
         manifest = found.manifest or {}
         known = provenance.settled(self.directory, manifest, self.environment, self.warnings)
@@ -313,28 +302,20 @@ class Writer:
             )
             study = dataclasses.replace(study, replications=asked)
         created = str(manifest.get("created", "")) or provenance.now()
-        content = _manifest(study, created) | known
+        content = {"format": FORMAT, "digest": study.digest, "created": created}
+        content |= {"study": study.plain()} | known
         if content != found.manifest:
             files.write_json(path, content)
         return study, content
 
     def _recovered(self, path: Path, study: Study, lost: str) -> int:
-        """Makes room for a new manifest; returns the replications that were asked for."""
+        """Set a damaged manifest aside; return the replications that were asked for."""
         aside = f" (set aside as {self._set_aside(path)})" if path.exists() else ""
-        told = recovery.identified(self.directory, study) or {}
-        self.warnings.append(f"{lost}{aside}; rebuilt from the study and {len(told)} cells")
-        notes = filter(None, map(recovery.note_of, told.values()))
+        contents = recovery.identified(self.directory, study) or {}
+        self.warnings.append(f"{lost}{aside}; rebuilt from the study and {len(contents)} cells")
+        notes = filter(None, map(recovery.note_of, contents.values()))
         asked = max([note.replications for note in notes] + [study.replications])
         return max(asked, recovery.most_replications(self.directory, study.cells, asked))
-
-
-def _manifest(study: Study, created: str) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "digest": study.digest,
-        "created": created,
-        "study": study.plain(),
-    }
 
 
 def _changed(directory: Path, old: Study, new: Study) -> str:

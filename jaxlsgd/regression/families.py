@@ -1,0 +1,105 @@
+"""Families of regressions: a loss, the responses that it is for, and how its numbers follow from the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.problems import losses
+from jaxlsgd.problems.losses import Loss
+
+FloatArray = NDArray[np.floating[Any]]
+_HUBER = 1.345  # 95 % efficient for normal noise
+_MAD = 1.4826  # median absolute deviation to standard deviation
+
+
+class Family(NamedTuple):
+    """A loss of z = aᵀβ and the response, with what it needs of the data."""
+
+    name: str
+    loss: Loss
+    scaled: bool = False  # whether the response may be shifted and scaled, β with it
+    # (residuals of a least-squares pilot, n, d) → tuning, on the scale of the response
+    tune: Callable[[FloatArray, int, int], tuple[float, ...]] | None = None
+    in_units: tuple[bool, ...] = (False,)  # which numbers of `tuning` are in units of the response
+    words: str = ""  # what `tuning` means, for the printed table
+    least: float = -np.inf  # of the response
+    most: float = np.inf
+    rule: str = ""  # what a response must be
+    separable: bool = False  # whether there is no minimum if a plane separates the responses
+
+    def describe(self, tuning: FloatArray, scale: float) -> str:
+        """Return the numbers of the loss in words, on the scale of the response."""
+        return self.words.format(*tuning * self.units(scale)) if self.words else ""
+
+    def units(self, scale: float) -> FloatArray:
+        """Return what each number of `tuning` is multiplied by for a response in units of 1/scale."""
+        return np.where(self.in_units, scale, 1.0)
+
+    def check_range(self, name: str, y: FloatArray) -> None:
+        """Refuse responses outside the range of the family."""
+        outside = (y < self.least) | (y > self.most)
+        if outside.any():
+            raise refusal(f"response {name!r}", self.rule, float(y[outside][0]))
+
+
+_PLAIN = {
+    "gaussian": Family("gaussian", losses.SQUARED, scaled=True),
+    "logistic": Family(
+        "logistic",
+        losses.LOGISTIC,
+        least=0.0,
+        most=1.0,
+        rule="be 0 or 1, or a share between",
+        separable=True,
+    ),
+    "poisson": Family(
+        "poisson", losses.POISSON, least=0.0, rule="be a count of at least 0", separable=True
+    ),
+}
+FAMILIES = (*_PLAIN, "huber", "quantile")
+
+
+def family_of(
+    name: str, *, tau: float = 0.5, delta: float | None = None, bandwidth: float | None = None
+) -> Family:
+    """Return the family of a name; see `fit_table` for the arguments."""
+    checks.choice("family", name, FAMILIES)
+    if delta is not None:
+        checks.positive("delta", delta)
+    if bandwidth is not None:
+        checks.positive("bandwidth", bandwidth)
+    if name == "huber":
+        return _huber(delta)
+    if name == "quantile":
+        return _quantile(checks.level(tau, "tau"), bandwidth)
+    return _PLAIN[name]
+
+
+def _huber(delta: float | None) -> Family:
+    def tune(residuals: FloatArray, n: int, d: int) -> tuple[float, ...]:
+        return (_HUBER * _spread(residuals) if delta is None else delta,)
+
+    words = "Huber's loss, quadratic up to residuals of {0:.4g}"
+    return Family("huber", losses.HUBER, True, tune, (True,), words)
+
+
+def _quantile(tau: float, bandwidth: float | None) -> Family:
+    def tune(residuals: FloatArray, n: int, d: int) -> tuple[float, ...]:
+        # He, Pan, Tan and Zhou (2023), for convolution-type smoothing.
+        h = _spread(residuals) * max(0.05, ((d + np.log(n)) / n) ** 0.4)
+        return (tau, float(h) if bandwidth is None else bandwidth)
+
+    words = "quantile {0:g}, smoothed over a bandwidth of {1:.4g}"
+    return Family("quantile", losses.QUANTILE, True, tune, (False, True), words)
+
+
+def _spread(residuals: FloatArray) -> float:
+    """Return a robust standard deviation; the plain one if half of the residuals are equal."""
+    found = _MAD * float(np.median(np.abs(residuals - np.median(residuals))))
+    return found if found > 0 else max(float(residuals.std()), 1e-12)
