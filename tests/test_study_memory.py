@@ -81,7 +81,7 @@ def test_a_method_that_cannot_be_traced_is_left_to_the_run(monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("somebody's")
 
-    monkeypatch.setattr(cost, "reading", broken)
+    monkeypatch.setattr(cost, "reading_cost", broken)
     forecast._reading_of.cache_clear()
     assert forecast.memory(small(), 1).reading == 0
     forecast._reading_of.cache_clear()
