@@ -95,7 +95,7 @@ def roll(part: Accumulator, vector: Array, state: Any) -> Any:
 def mean_hessian(
     program: Program, functions: FlatFunctions, data: ProblemData, clients: Array, seen: Any
 ) -> Array | None:
-    """Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R), if a statistic asks for it."""
+    """Return Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R), if a statistic needs it."""
     if not program.needs_hessian:
         return None
     found = jax.vmap(xla.over_replications(functions.hessian))(clients, seen)

@@ -141,7 +141,7 @@ def one_step(
 
 
 def _notes(detail: OneStepDetail) -> tuple[str, ...]:
-    """What a person should know of a run."""
+    """Return remarks on a run for its user."""
     notes = []
     if (left_out := float(detail.first)) > 0.01:
         notes.append(
