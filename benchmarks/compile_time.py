@@ -1,4 +1,4 @@
-"""What the whole grid of the paper's Table 4 compiles: programs and seconds, cold and cached.
+"""Count the programs that the grid of the paper's Table 4 compiles, and the seconds, cold and cached.
 
 Everything that its 20 cells compile is called once, on every device: the start of a tile, each kind
 of block that they need as lanes, both measurements. No cell is run to its end.

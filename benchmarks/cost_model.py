@@ -1,4 +1,4 @@
-"""What sizes that cannot be run here would cost: a model of time and memory, on paper.
+"""A model, on paper, of the time and memory of sizes that cannot be run here.
 
 A local step of R replications launches a fixed number of kernels, moves bytes and does operations:
 

@@ -1,4 +1,4 @@
-"""Rival interval methods side by side, where their published behaviour is known, and under local rounds.
+"""Compare rival interval methods in cells whose results are published, and under local rounds.
 
 Linear regression, d = 5, x* = (0, 1/4, ..., 1), x_0 = 0, a ~ N(0, I), noise 1, γ_m = 0.5 m^(−0.505), n = 10,000 observations in all. Methods of
 one path run on the same draws, and so does the bootstrap, whose copies share them. Methods that split the clients have as

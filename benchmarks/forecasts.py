@@ -1,4 +1,4 @@
-"""Forecasts of `jaxlsgd plan` against the clock, on ten different studies; and the price of finite-horizon tables.
+"""Compare forecasts of `jaxlsgd plan` with the time taken, on ten studies; time finite-horizon tables.
 
 Each study is planned and then run, in processes of their own, as a person would, with a cache of programs that
 is empty before. The forecast is of the run: what the plan has compiled is in the cache by then.

@@ -22,35 +22,6 @@ from benchmarks.writing import pipe_table
 STEPS, SEED, DIM = 10_000, 7, 5
 
 
-def unlike() -> Any:
-    """Return linear regression on 4 clients: covariances 1, 2, 4 and 8 times I, optima N(0, I) drawn once."""
-    import jax.numpy as jnp
-
-    from jaxlsgd import Draws, Problem
-
-    scales = np.array([1.0, 2.0, 4.0, 8.0], np.float32)
-    optima = np.random.default_rng(1).normal(size=(4, DIM)).astype(np.float32)
-
-    def observe(draws: Any, client: Any) -> Any:
-        scale, optimum = client
-        a = jnp.sqrt(scale) * draws.normal[:-1]
-        return a, jnp.sum(a * optimum) + draws.normal[-1]
-
-    def loss(x: Any, seen: Any) -> Any:
-        return 0.5 * (jnp.sum(seen[0] * x) - seen[1]) ** 2
-
-    return Problem(
-        np.zeros(DIM),
-        loss,
-        4,
-        draws=Draws(normal=DIM + 1),
-        observe=observe,
-        clients=(scales, optima),
-        truth=scales @ optima / scales.sum(),
-        name="unlike clients",
-    )
-
-
 @functools.cache
 def clipped(most: float) -> Any:
     """Return Local SGD whose clients shorten long gradients."""
@@ -68,11 +39,12 @@ def cells() -> Iterator[tuple[str, Any, Any, Any, Any]]:
     """Yield what is run: its title, problem, schedule, steps, algorithm."""
     import optax
 
+    from benchmarks.stress_cases import unlike
     from jaxlsgd import algorithms, problems
     from jaxlsgd.schedules import constant, constant_step, paper, power_decay
 
     plain, decay = algorithms.local_sgd(), power_decay(0.5)
-    one = unlike()
+    one = unlike(1.0, seed=1, dim=DIM)
     yield "unlike clients, C1", one, constant(1), decay, plain
     yield "unlike clients, C5", one, constant(5), decay, plain
     yield "unlike clients, C5, warm-up 5 %", one, constant(5).with_warmup(0.05), decay, plain
@@ -168,7 +140,7 @@ def main() -> None:
         f"Made by `python -m benchmarks.limits`, {arguments.replications} runs per cell, t_T = {STEPS:,}, d = {DIM}: coverage "
         "of 95 % intervals in per cent, mean over coordinates with its Monte-Carlo standard error, and of the worst "
         "coordinate. Unlike clients: 4, with covariances 1, 2, 4 and 8 times I and optima of their own. Steps are "
-        "γ_m = 0.5 m^−0.505 (logistic 2), without a warm-up, if nothing else is said.",
+        "γ_m = 0.5 m^−0.505 (logistic 2), without a warm-up, unless the cell names others.",
         "",
         *pipe_table(
             (

@@ -1,4 +1,4 @@
-"""Problems as users write them against the built-in ones and NumPy, on one core; and their first call.
+"""Compare problems as users write them with the built-in ones and NumPy, on one core; time their first call.
 
 The paper's two problems three times: built in; *declared*, by draws and a loss that is differentiated by JAX; and
 *easy*, by `sample(key, client)` with `jax.random` and the same loss.

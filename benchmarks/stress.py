@@ -1,4 +1,4 @@
-"""Do the intervals keep their level outside the paper's regime, and does the verdict notice if not?
+"""Measure whether intervals keep their level outside the paper's regime, and whether the verdict shows it if not.
 
 Every cell runs all methods on the same draws: the paper's 30 cells (two models, five schedules, t_T = 500,
 2,000 and 5,000), and hard ones with one, two or fifty clients, one or twenty parameters, Poisson and Huber

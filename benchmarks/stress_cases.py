@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -113,6 +114,18 @@ def unequal(dim: int, num_clients: int, heterogeneity: float) -> Problem:
         hessian=lambda x, seen: OuterProduct(seen[0]),
         name="unequal",
         gamma0=0.5,
+    )
+
+
+def unlike(apart: float, seed: int, dim: int = 5) -> Problem:
+    """Return least squares on four clients of covariances 1, 2, 4 and 8 whose optima are N(0, apart²), drawn once."""
+    scales = np.sqrt(np.repeat(np.array([1.0, 2.0, 4.0, 8.0])[:, None], dim, 1))
+    truths = apart * np.random.default_rng(seed).standard_normal(scales.shape)
+    return dataclasses.replace(
+        unequal(dim, len(scales), 1.0),
+        clients=_Unequal(truths, scales),
+        truth=(scales**2 * truths).mean(0) / (scales**2).mean(0),
+        name="unlike",
     )
 
 

@@ -1,4 +1,4 @@
-"""Real data sets against statsmodels' pooled fit: `python -m benchmarks.table_data`.
+"""Compare fits of real data sets with statsmodels' pooled fit: `python -m benchmarks.table_data`.
 
 Those that ship inside scikit-learn and statsmodels, split over clients by a column or at random, with no argument
 but response, client and family. Asked: estimates within 0.25 standard errors of statsmodels', standard errors

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.table_stream --rows 10000000` writes files into a temporary directory, and results to
 `results/table_stream.md`. Asked: at least half the rate of reading the file and doing nothing with it (through
-the same reader, as pandas tables), memory that does not grow with rows, and more than 4.4 million rows a second and
+the same reader, as pandas tables), memory that does not grow with rows, and more than 4.4 million rows per second and
 core at d = 5 once read, which is what the C++ core of SGDinference does with one path and random scaling. A fit
 needs no pandas, so that reading as Arrow's batches, which is all that it waits for, is timed as well.
 """
@@ -184,7 +184,10 @@ def _all(arguments: argparse.Namespace, directory: Path) -> list[str]:
             )
             print(lines[-1], flush=True)
     rate = 1 / _alone("once", cores=1)["seconds"] / 1e6
-    lines += ["", f"Once read, d = 5, one core, random scaling: {rate:.1f} million rows a second."]
+    lines += [
+        "",
+        f"Once read, d = 5, one core, random scaling: {rate:.1f} million rows per second.",
+    ]
     load, cores = os.getloadavg()[2], len(os.sched_getaffinity(0))
     lines.append(f"Compiling is counted. Load of the machine: {load:.0f}, on {cores} cores.")
     print(*lines[-2:], sep="\n")

@@ -1,4 +1,4 @@
-"""Whether intervals from tables cover: 500 simulated tables per cell, `python -m benchmarks.tables`.
+"""Measure how often intervals from tables cover, over 500 simulated tables per cell: `python -m benchmarks.tables`.
 
 Ten clients of 200 to 5,000 rows with coefficients, means and spreads of their own; gaussian, logistic and
 Poisson; for the population, and for the minimiser of each table's own rows. Writes `results/tables.md`.

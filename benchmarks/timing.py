@@ -83,7 +83,7 @@ def seconds(job: Callable[[], Any]) -> float:
 
 
 def interleaved(jobs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Time every job once per repeat, in turn, so that other load on the machine meets all alike.
+    """Time every job once per repeat, in turn, so that other load on the machine affects all alike.
 
     The time of a job that returns a float (a worker that timed itself) is that number.
     """

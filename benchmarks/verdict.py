@@ -1,4 +1,4 @@
-"""How often is a verdict wrong? False alarms and misses, inside what it was measured on and outside.
+"""Count how often a verdict is wrong: false alarms and misses, inside and outside the range it was measured on.
 
 A run is doubted if the mean chance of a method's intervals over coordinates is more than 5 points below the level
 (`Verdict.doubted`). A *false alarm* is a run that is doubted although the method covers 90 % or more in its cell,
@@ -59,18 +59,6 @@ class Case(NamedTuple):
         return f"{self.name}, {plan.name}, {plan.num_steps:,}"
 
 
-def unlike(apart: float, dim: int = 5) -> Problem:
-    """Return least squares on four clients of covariances 1, 2, 4 and 8 whose optima are N(0, apart²)."""
-    scales = np.sqrt(np.repeat(np.array([1.0, 2.0, 4.0, 8.0])[:, None], dim, 1))
-    truths = apart * np.random.default_rng(3).standard_normal(scales.shape)
-    return dataclasses.replace(
-        stress_cases.unequal(dim, len(scales), 1.0),
-        clients=stress_cases._Unequal(truths, scales),
-        truth=(scales**2 * truths).mean(0) / (scales**2).mean(0),
-        name="unlike",
-    )
-
-
 def _away(problem: Problem, far: float) -> Problem:
     return dataclasses.replace(problem, init=problem.true_vector + far)
 
@@ -89,7 +77,7 @@ def cases() -> list[Case]:
     """Return cells inside the range that the verdict was measured on, then cells outside."""
     linear, logistic = problems.paper_linear(), problems.paper_logistic()
     few, small = problems.logistic(5, 1), problems.linear(5, 10)
-    near, far = unlike(0.1), unlike(0.3)
+    near, far = (stress_cases.unlike(apart, seed=3) for apart in (0.1, 0.3))
     slow = _away(problems.linear(5, 4), 3.0)
     wide = problems.linear(20, 10, covariance=stress_cases.conditioned(20, 20.0))
     unequal = stress_cases.unequal(5, 10, 3.0)

@@ -104,8 +104,8 @@ def test_option_of_the_command_line_accepts_other_code(study_file, tmp_path) -> 
     assert "has rows that other code of jaxlsgd made" in err
     code, text, err = call("run", study_file, "--out", out, "--allow-other-code")
     assert (code, text.split(" in ")[0]) == (0, "done: 1 tile"), err
-    assert "as asked: version" in err
-    assert "as asked: version" in (out / "run.log").read_text()
+    assert "as allowed: version" in err
+    assert "as allowed: version" in (out / "run.log").read_text()
 
 
 class _Device:

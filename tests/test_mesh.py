@@ -103,7 +103,7 @@ def lowered(kind: str, name: str) -> Any:
     last = client_rounds.lay_out(plan, (plan.num_rounds,))[-1]
     numbers = {
         "turn": last.turn,
-        "read": last.reading,
+        "read": last.read,
         "steps": client_rounds.make_block(0, np.full(2 * LONG, 0.1), 2 * LONG),
     }[kind]
     function = functools.partial(getattr(sharded, kind), run.program, run.mesh)

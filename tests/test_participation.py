@@ -313,6 +313,6 @@ def test_what_is_refused():
         Cell(problem(), plan(), algorithm=participation(5))
     mesh = Mesh(np.asarray(jax.devices()[:2]), ("clients",))
     with pytest.raises(
-        ValueError, match=r"mesh: must spread replications and not clients .*'clients': 2"
+        ValueError, match=r"mesh: must spread replications, not clients.*'clients': 2"
     ):
         simulate(key(), problem(), plan(), replications=1, algorithm=participation(2), mesh=mesh)

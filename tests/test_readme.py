@@ -402,6 +402,18 @@ def test_the_rooms_are_those_that_there_are() -> None:
     assert named == list(rooms)
     for name in re.findall(r"`((?:" + "|".join(rooms) + r")/[\w/]+(?:\.py|/))`", told):
         assert (ROOT / "jaxlsgd" / name).exists(), name
+    way = re.findall(
+        r"`([\w.]+)` (?:\(|in )`([\w/]+\.py)`", told.partition("From `jaxlsgd run`")[2]
+    )
+    assert len(way) > 15
+    for name, file in way:
+        tree = ast.parse((ROOT / "jaxlsgd" / file).read_text("utf-8"))
+        defined = {
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        }
+        assert {*name.split(".")} <= defined, f"{name} is not in {file}"
 
 
 def test_the_guide_says_what_a_dask_scheduler_lets_others_do() -> None:

@@ -118,7 +118,7 @@ def test_replications_that_were_asked_for_are_found_again(tmp_path) -> None:
     with Writer(tmp_path, small(replications=40), ENVIRONMENT) as writer:
         # 90 is written nowhere any more; the last of the tiles has the replications 80 to 95.
         assert writer.study.replications == 96
-        assert "already asks for 96 replications" in " ".join(writer.warnings)
+        assert "already has a study of 96 replications" in " ".join(writer.warnings)
 
 
 def test_another_study_is_not_taken_over(tmp_path) -> None:

@@ -165,12 +165,12 @@ def test_given_sequences_cannot_be_told_but_get_a_hint():
     m = np.arange(1, 2001)
     plan = Plan.from_arrays(np.ceil(m**0.5), m**-0.7 / np.ceil(m**0.5))
     report = plan.check()
-    assert {row.verdict for row in report} == {"cannot be told"}
+    assert {row.verdict for row in report} == {"undecided"}
     assert "α = 0.7" in report[1].sentence and "β = 0.49" in report[5].sentence
     assert verdicts(paper("C5").plan(custom_step(m**-0.7), num_rounds=9))["3.4(iii)"] == "holds"
     assert verdicts(custom([1, 2, 3]).plan(STEP, num_rounds=3))["3.3(i)"] == "holds"
     assert verdicts(Plan.from_arrays([1, 1], [0.1, 0.2]))["3.3"] == "fails"
-    assert str(Plan.from_arrays([1], [0.1]).check()).count("cannot be told") == 8
+    assert str(Plan.from_arrays([1], [0.1]).check()).count("undecided") == 8
 
 
 @pytest.mark.parametrize("rounds", [40, 1_000, 1_001])
@@ -198,7 +198,7 @@ def test_a_condition_that_holds_in_the_limit_only_says_so():
 )
 def test_warmup_row(name, share, limit):
     row = paper(name).with_warmup(share).plan(STEP, num_steps=100).check()[-1]
-    assert (row.label, row.verdict) == ("warm-up", "cannot be told")
+    assert (row.label, row.verdict) == ("warm-up", "undecided")
     assert f"ν̂ then tends to {limit} " in row.sentence
 
 

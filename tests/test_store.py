@@ -135,7 +135,7 @@ def test_fewer_replications_keep_what_is_there(tmp_path) -> None:
     fill(tmp_path, small(replications=40))
     with Writer(tmp_path, small(replications=10), ENVIRONMENT) as writer:
         assert missing(writer) == []
-        assert "already asks for 40" in writer.warnings[0]
+        assert "already has a study of 40" in writer.warnings[0]
     assert Results(tmp_path).study.replications == 40
 
 

@@ -67,21 +67,21 @@ def test_reading_is_predicted_near_what_the_compiler_plans() -> None:
             method.measure, method.accumulators, vector, tuple(states), given
         )
         planned = lowered.compile().memory_analysis().temp_size_in_bytes
-        predicted = 64 * cost.reading(method, 30).bytes
+        predicted = 64 * cost.reading_cost(method, 30).bytes
         assert 0.7 * planned - 100_000 < predicted < 3 * planned + 100_000
 
 
 def test_the_cube_of_the_parameters_in_one_step_is_seen() -> None:
     for dim in (100, 300):
-        assert cost.reading(jaxlsgd.one_step(), dim).bytes >= 2 * 4 * dim**3
-    assert cost.reading(jaxlsgd.random_scaling(), 300).bytes == 0
+        assert cost.reading_cost(jaxlsgd.one_step(), dim).bytes >= 2 * 4 * dim**3
+    assert cost.reading_cost(jaxlsgd.random_scaling(), 300).bytes == 0
 
 
 def test_a_method_that_cannot_be_traced_is_left_to_the_run(monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("somebody's")
 
-    monkeypatch.setattr(cost, "reading", broken)
+    monkeypatch.setattr(cost, "reading_cost", broken)
     forecast._reading_of.cache_clear()
     assert forecast.memory(small(), 1).reading == 0
     forecast._reading_of.cache_clear()

@@ -157,7 +157,7 @@ def test_the_optax_example(capsys: pytest.CaptureFixture[str]):
 def test_the_network_example(capsys: pytest.CaptureFixture[str]):
     found = example("network").main(steps=400)
     assert all(one.lower < one.estimate < one.upper for one in found)
-    assert "which none of the intervals knows of" in capsys.readouterr().out
+    assert "which none of the intervals includes" in capsys.readouterr().out
 
 
 def test_the_federation_of_others():

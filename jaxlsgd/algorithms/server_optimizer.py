@@ -18,7 +18,7 @@ from jaxlsgd.core.registry import register
 def server_optimizer(
     optimizer: optax.GradientTransformation, name: str = "server_optimizer"
 ) -> Algorithm:
-    """Local SGD whose server applies an optax update to the clients' mean movement.
+    """Return Local SGD whose server applies an optax update to the clients' mean movement.
 
     Args:
       optimizer: an optax optimiser with its learning rate; `optax.sgd(1.0)` is Local SGD.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 DOUBT = 0.05  # an interval whose chance is this much less than its level is doubted
-_NOT_COVERAGE = "A chance is not coverage: intervals that cover as often as they say have less in some runs and more in others."
+_NOT_COVERAGE = "A chance is not coverage: intervals that cover at their level have less in some runs and more in others."
 IS_JUDGE = "it is the judge, and is not judged by itself"
 
 

@@ -33,7 +33,7 @@ class Participation:
     """How many clients take part in a round, and how they are chosen.
 
     Attributes:
-      clients: n. The chosen ones are `core.random.Cohort`.
+      clients: n, how many take part; `core.random.Cohort` has the chosen ones.
       by_weight: if True, n clients are drawn by p_k, with replacement, and each has weight 1/n. If False, n
         different clients are chosen, all sets equally likely, and client k has weight p_k K/n.
     """
@@ -46,16 +46,16 @@ class Participation:
 
 
 class Round(NamedTuple):
-    """What the server and all clients have in round m."""
+    """The state in round m that the server and all clients share."""
 
     params: Any  # (d,) x̄ at the start of the round
-    server: Any  # what the server keeps
+    server: Any  # the server's own state
     E: Any  # () E_m
     eta: Any  # () η_m
 
 
 class Client(NamedTuple):
-    """What client k has."""
+    """The state of client k."""
 
     x: Array  # (d,) x_k
     local: Any  # made at the start of every round
@@ -88,7 +88,7 @@ class Algorithm:
         receives Σ_k p_k message. Nothing if None.
       receive: `(moved, message, round) → (x̄, server)`, the server's update from the mean movement
         Σ_k p_k (x_k − x̄) and the mean message; x̄ + moved if None.
-      within_theory: whether the paper's theory covers it. If not, how often intervals cover is only measured.
+      within_theory: whether the paper's theory covers it. If not, coverage is measured, not promised.
       random: whether it draws random numbers. `init_server` is then called as `(x_0, key, weights)`, with the
         two words of the replication's own threefry2x32 key, (2,) uint32, and p_k, (K,); `init_client` as
         `(x_0, k)`, with the client's number, () uint32. `algorithms.client_dropout` is an example.
@@ -130,7 +130,7 @@ class Algorithm:
         return self.send is None and self.receive is None
 
     def among(self, num_clients: int) -> Algorithm:
-        """Return the algorithm for K clients: a choice of K different ones is no choice."""
+        """Return the algorithm for K clients, without a `participation` that chooses all K of them."""
         how = self.participation
         all_take_part = how is not None and how.clients == num_clients and not how.by_weight
         return dataclasses.replace(self, participation=None) if all_take_part else self
@@ -149,7 +149,7 @@ def an_algorithm(value: Any) -> Algorithm:
 
 
 def check_algorithm(algorithm: Any, dim: int, dtype: Any, num_clients: int) -> None:
-    """Refuse an algorithm whose functions do not fit together, and name the function that does not.
+    """Refuse an algorithm whose functions do not fit together; the error names the one at fault.
 
     Call it under the precision of the run.
 
@@ -292,7 +292,7 @@ def check_measure(method: Estimator, dim: int, dtype: str) -> None:
 def _check_result(
     where: str, what: str, found: Any, shape: tuple[int, ...], truth: bool = False
 ) -> None:
-    """Refuse anything but an array of real numbers of a shape, or also of truth values if `truth`."""
+    """Refuse anything but an array of this shape with real numbers, or with truth values if `truth`."""
     if shape == () and isinstance(found, (bool, int, float)):
         return
     if not hasattr(found, "shape") or not hasattr(found, "dtype"):

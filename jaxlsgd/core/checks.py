@@ -20,9 +20,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LARGEST_INTERVAL = 2**31 - 1  # an interval is an int32 on the device
-MOST_REPLICATIONS = 10**8  # of a simulation or a cell: a coverage to 0.00005
+MOST_REPLICATIONS = (
+    10**8
+)  # of a simulation or a cell; the error of a coverage is then at most 0.00005
 LARGEST_COUNT = 2**53
-MOST_ENTRIES = 100_000  # of a list of problems, schedules, horizons, methods or levels
+MOST_ENTRIES = 100_000  # in a list of problems, schedules, horizons, methods or levels
 _SHOWN = 80  # characters of a refused value in a message
 _DEEPEST = 8  # levels of nested lists in an argument; a covariance needs 2
 
@@ -72,7 +74,7 @@ def positive(argument: str, value: Any) -> float:
 
 
 def scale(argument: str, value: Any) -> float:
-    """Return a finite number of at least 0."""
+    """Return a finite number that is at least 0."""
     found = number(argument, value, rule := "be a finite number of at least 0")
     if found < 0:
         raise refusal(argument, rule, value)
@@ -169,7 +171,7 @@ def array(argument: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float
 
 
 def finite(argument: str, value: Any) -> None:
-    """Refuse an array with a NaN or an infinity, and name the place of the first one."""
+    """Refuse an array with a NaN or an infinity; the error names the place of the first one."""
     found = np.asarray(value, np.float64)
     bad = ~np.isfinite(found)
     if bad.any():

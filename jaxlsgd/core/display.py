@@ -1,4 +1,4 @@
-"""Numbers, tables and text as people read them, in a terminal, a notebook, Markdown or LaTeX."""
+"""Format numbers, tables and text for people: in a terminal, a notebook, Markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 100  # of a table as text
 def fraction(value: Any) -> Any:
     """Return 1/3 for "1/3", which TOML cannot write, and any other value unchanged.
 
-    At most nine digits each: `fractions.Fraction("1e999999999")` would write out a billion of them.
+    Both numbers have at most nine digits: `fractions.Fraction("1e999999999")` would write out a billion.
     """
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}/\d{1,9}", value):
         top, _, bottom = value.partition("/")
@@ -90,7 +90,7 @@ def p_value(p: float, least: float = 1e-15) -> str:
 
 
 def align(lines: Sequence[Sequence[str]], left: Collection[int] = ()) -> str:
-    """Return columns of equal width, a rule under the header; columns in `left` are left-aligned."""
+    """Return lines as aligned columns, with a rule under the header; those in `left` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ["  ".join(_padded(line, widths, left)).rstrip() for line in lines]
     return "\n".join([padded[0], "  ".join("-" * width for width in widths), *padded[1:]])
@@ -141,12 +141,12 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Table:
-        """Return chosen columns of records, for `csv`."""
+        """Return a table of the chosen columns of records, for `csv`."""
         return cls("", columns, [[record[name] for name in columns] for record in records])
 
     @property
     def width(self) -> int:
-        """Characters per line as text."""
+        """Width of the table as text, in characters."""
         columns = zip(self.header, *self.lines, strict=True)
         return sum(max(map(len, column)) for column in columns) + 2 * (len(self.header) - 1)
 
@@ -211,7 +211,7 @@ class Table(NamedTuple):
 
 
 def write_csv(file: TextIO, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
-    """Write CSV to an open file, with text that a spreadsheet would run as a formula quoted."""
+    """Write CSV to an open file; put a quote before text that a spreadsheet would run as a formula."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
     writer.writerows([_inert(value) for value in line] for line in lines)

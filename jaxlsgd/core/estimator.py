@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlsgd.core import checks
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import blaming, refusal
 from jaxlsgd.core.problem import Array, Params, Problem
 
 if TYPE_CHECKING:
@@ -337,13 +337,16 @@ class Estimator:
         pairs = zip(self.accumulators, state, strict=True)
         return tuple(part.update(old, sync) for part, old in pairs)
 
-    def check_plan(self, plan: Plan | None) -> None:
-        """Refuse a missing plan if the method needs one, and a plan with too few rounds."""
+    def check_plan(self, plan: Plan | None, levels: Iterable[float] = ()) -> None:
+        """Refuse a missing plan if the method needs one, and a plan that has too few rounds or no critical values."""
         if self.needs_plan and plan is None:
             raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
         if plan is not None and plan.num_rounds < self.least_rounds:
             rule = f"have at least {self.least_rounds} rounds for {self.name}"
             raise refusal("plan", rule, plan.num_rounds)
+        if plan is not None:
+            with blaming(self.law.multiplier, f"`law.multiplier` of method {self.name!r}"):
+                self.law.check(levels, plan)
 
     def measure_one(self, state: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
         """Measure one run that has ended: in NumPy if the method can, else as one program."""

@@ -60,7 +60,7 @@ def replacing(path: Path, force: bool = False) -> Iterator[Path]:
         raise FileExistsError(
             errno.EEXIST, "it exists already; another name, or --force", str(path)
         )
-    # In a new directory, in which nobody can have put a link.
+    # In a new directory, so that there cannot be a link.
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         temporary = folder / path.name

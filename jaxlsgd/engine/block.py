@@ -184,7 +184,7 @@ def _run_sparse(
 
 
 def rows_of(program: Program, block: Block, syncs: Syncs | None) -> _Row:
-    """A block's numbers step by step; those that only an algorithm asks for, if it may."""
+    """Return a block's numbers step by step, with those for other algorithms than Local SGD if they are needed."""
     if federation.folded(program.algorithm) and not (
         program.needs_gradient_sum or program.anchored
     ):

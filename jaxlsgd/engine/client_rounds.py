@@ -1,19 +1,19 @@
-"""A federation whose clients are spread over devices: one sum over all of them per round.
+"""Rounds of a federation whose clients are spread over devices, with one sum over all devices per round.
 
 Each device keeps K/devices clients and runs their local steps alone, with its own share of how far x̄ has
-moved, Δ ← Δ − η Σ_{k here} p_k d_k. Where a round ends, one sum over the devices makes Σ_k p_k (x_k − x̄)
-and the mean message of it. The mean gradient and Hessian that a statistic may ask for belong to the round's
-first step. Their shares wait for the same sum, so that a statistic is fed round m when round m + 1 ends, or
+moved, Δ ← Δ − η Σ_{k here} p_k d_k. At the end of a round, one sum over the devices gives Σ_k p_k (x_k − x̄)
+and the mean message. The mean gradient and Hessian that a statistic may need belong to the round's first
+step. Their shares are added in the same sum, so that a statistic is updated with round m when round m + 1 ends, or
 when it is read.
 
-A sum in another order rounds otherwise: estimates were within 3e-7 of the ordinary engine's and
+A sum in another order is rounded differently: estimates were within 3e-7 of the ordinary engine's and
 half-widths within 9e-6 at t_T = 5,000 in float32 (promised: 2e-6 and 5e-5), and 4e-16 and 6e-14 in float64.
 
 Three programs make a run, each for one device's share of clients and replications:
 
     turn    one sum; the server; statistics; every client to x̄; the round's first pair of steps
     steps   more pairs of steps, nothing else
-    read    what the statistics would say if the round ended here; the state stays as it is
+    read    the statistics as if the round ended here; the state does not change
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from jaxlsgd.engine.statistics import Met, Statistics
 from jaxlsgd.schedules import Plan
 
 CLIENTS = "clients"  # the mesh axis to sum over
-# Pairs of steps in a `steps` program, largest first: a round takes a few of these and wastes none.
+# Pairs of steps in a `steps` program, largest first: a round is put together from these without waste.
 PAIRS = (64, 16, 4, 1)
 
 
 class Seen(NamedTuple):
-    """What the first step of a round saw at the average; None where no statistic asks."""
+    """What the first step of a round computed at the average; None if no statistic needs it."""
 
     gradient: Array | None  # (d, R) Σ_k p_k g_k
     hessian: Array | None  # (d, d, R)
@@ -50,32 +50,30 @@ class Seen(NamedTuple):
 class ShardState(NamedTuple):
     """The carry of one device."""
 
-    federation: (
-        Federation  # its clients; `moved` is its share, `params` and `server` are everybody's
-    )
+    federation: Federation  # its clients; `moved` is its share, `params` and `server` are the same everywhere
     seen: Seen  # its share
-    total: Any  # (d, R) mean gradients of the last round added up, everybody's, if a statistic asks
+    total: Any  # (d, R) sum of the last round's mean gradients over all clients, if a statistic needs it
     statistics: Statistics  # the same on every client shard
 
 
 class Turn(NamedTuple):
-    """The data of a `turn`: which round it closes, and the first steps of the next."""
+    """The data of a `turn`: the round that it ends, and the first steps of the next."""
 
-    closes: Syncs  # of the round before the one that ends: what the statistics are fed now
-    ended: Syncs  # of the round that ends; not valid where none does
+    closes: Syncs  # of the round before the one that ends: the statistics are updated with it now
+    ended: Syncs  # of the round that ends; not valid if none does
     first: Any  # () uint32, observation index of the pair with the round's first step, even
     odd: Any  # () bool, whether that step is the second of its pair
     E: Any  # () of the round that begins
     eta: Any  # ()
-    etas: Any  # (2,) η of the pair, 0 where a step is not of this round
+    etas: Any  # (2,) η of the pair, 0 for a step of another round
 
 
-class Reading(NamedTuple):
+class Read(NamedTuple):
     """The data of a `read`."""
 
     closes: Syncs
     last: Syncs  # of the round that ends
-    first: Any  # as in `Turn`, of the first step that is not of the round
+    first: Any  # as in `Turn`, for the first step after the round
     odd: Any
 
 
@@ -85,17 +83,17 @@ class Round(NamedTuple):
     number: int  # m, from 1
     turn: Turn
     steps: tuple[Block, ...]
-    reading: Reading | None  # where the round is a saved one
+    read: Read | None  # if the round is saved
 
 
 def lay_out(plan: Plan, save_at: tuple[int, ...]) -> list[Round]:
-    """A plan as calls; draws come in pairs, so blocks of steps start at an even t."""
+    """Return a plan as calls; draws are made in pairs, so blocks of steps start at an even t."""
     begins = np.concatenate([[0], plan.ends])
     return [_round(plan, m, int(begins[m]), m + 1 in save_at) for m in range(plan.num_rounds)]
 
 
 def _round(plan: Plan, m: int, t: int, saved: bool) -> Round:
-    """Calls of the round with index m (from 0), whose first step is observation t."""
+    """Return the calls of the round with index m (from 0), whose first step is observation t."""
     E, eta = int(plan.E[m]), float(plan.eta[m])
     start = t - t % 2
     at = start + np.arange(-(-(t + E - start) // 2) * 2)
@@ -109,12 +107,12 @@ def _round(plan: Plan, m: int, t: int, saved: bool) -> Round:
         eta=np.float64(eta),
         etas=etas[:2],
     )
-    reading = None
+    read = None
     if saved:
         odd = (t + E) % 2
         first = np.uint32(t + E - odd)
-        reading = Reading(_sync(plan, m - 1), _sync(plan, m), first, np.bool_(odd))
-    return Round(m + 1, turn, tuple(_blocks(start + 2, etas[2:], E)), reading)
+        read = Read(_sync(plan, m - 1), _sync(plan, m), first, np.bool_(odd))
+    return Round(m + 1, turn, tuple(_blocks(start + 2, etas[2:], E)), read)
 
 
 def _blocks(first: int, etas: np.ndarray, E: int) -> list[Block]:
@@ -127,7 +125,7 @@ def _blocks(first: int, etas: np.ndarray, E: int) -> list[Block]:
 
 
 def make_block(first: int, etas: np.ndarray, E: int) -> Block:
-    """Steps within a round, from an even observation index on."""
+    """Return a block of steps within a round, from an even observation index on."""
     none = np.zeros(len(etas), bool)
     return Block(
         first=np.uint32(first),
@@ -142,7 +140,7 @@ def make_block(first: int, etas: np.ndarray, E: int) -> Block:
 
 
 def _sync(plan: Plan, m: int) -> Syncs:
-    """What is known of the round with index m; not valid before the first."""
+    """Return E and η of the round with index m; not valid before the first."""
     at = max(m, 0)
     E, eta = np.asarray(plan.E[at], np.float64), np.asarray(plan.eta[at], np.float64)
     return Syncs(np.int32(0), np.asarray(m >= 0), E, eta)
@@ -152,7 +150,7 @@ _NO_SYNC = Syncs(*(np.zeros(0, dtype) for dtype in (np.int32, bool, np.float64, 
 
 
 def start(program: Program, data: ProblemData, replications: int) -> ShardState:
-    """All clients of a device at x_0, all statistics empty."""
+    """Return a state with all clients of a device at x_0, and all statistics empty."""
     whole = block_lib.start_tile(program, data, replications)
     average = whole.federation.params
     zero = jnp.zeros_like(average)
@@ -165,7 +163,7 @@ def start(program: Program, data: ProblemData, replications: int) -> ShardState:
 def turn(
     program: Program, data: ProblemData, keys: Array, state: ShardState, numbers: Turn
 ) -> ShardState:
-    """Ends a round and makes the first pair of steps of the next."""
+    """End a round and make the first pair of steps of the next."""
     functions, source, numbers = _prepared(program, data, keys, numbers)
     now, total, fed = _close(program, data, state, numbers.closes, numbers.ended)
     begins = Step(numbers.eta, None, numbers.E)
@@ -187,7 +185,7 @@ def turn(
 def steps(
     program: Program, data: ProblemData, keys: Array, state: ShardState, block: Block
 ) -> ShardState:
-    """Makes local steps within a round, without a word to other devices."""
+    """Make local steps within a round, without communication between devices."""
     functions, source, block = _prepared(program, data, keys, block)
 
     def step(now: Federation, seen: Any, at: Any) -> Federation:
@@ -199,9 +197,9 @@ def steps(
 
 
 def read(
-    program: Program, data: ProblemData, keys: Array, state: ShardState, numbers: Reading
+    program: Program, data: ProblemData, keys: Array, state: ShardState, numbers: Read
 ) -> Statistics:
-    """The statistics with the round that ends here in them; needs a sum of its own for its gradient."""
+    """Return the statistics including the round that ends here; its gradient needs a sum of its own."""
     functions, source, numbers = _prepared(program, data, keys, numbers)
     now, total, fed = _close(program, data, state, numbers.closes, numbers.last)
     seen = Seen(None, None)
@@ -227,7 +225,7 @@ def _prepared(
 def _close(
     program: Program, data: ProblemData, state: ShardState, closes: Syncs, ended: Syncs
 ) -> tuple[Federation, Any, Statistics]:
-    """Everybody at the x̄ that ends a round, its gradients, and statistics with the round before in them."""
+    """Return all clients at the x̄ that ends a round, its gradients, and statistics up to the round before."""
     algorithm, before = program.algorithm, state.federation
     at = Step(ended.eta, None, ended.E)
     message, memory = federation.sent(algorithm, before, at, data.weights)
@@ -241,13 +239,13 @@ def _close(
         after = after._replace(total=jnp.zeros_like(total))
     if algorithm.averages:
         return after, total, fed
-    # Before the first round there is nothing to receive, which a server with a memory would count.
+    # Before the first round there is nothing to receive, and a server with a state must not be updated.
     keep = lambda new, old: jnp.where(ended.valid, new, old)  # noqa: E731
     return jax.tree.map(keep, after, before), total, fed
 
 
 def sum_over_devices(tree: Any) -> Any:
-    """Sums a pytree of arrays (..., R) over the client shards, as one vector: one message per round."""
+    """Sum a pytree of arrays (..., R) over the client shards, as one vector: one message per round."""
     leaves, structure = jax.tree.flatten(tree)
     rows = [leaf.reshape(-1, leaf.shape[-1]) for leaf in leaves]
     total = lax.psum(jnp.concatenate(rows), CLIENTS)

@@ -1,4 +1,4 @@
-"""What a run costs: the memory of a tile, from shapes alone, and the numbers that a client sends."""
+"""Predict what a run costs: the memory of a tile, from shapes alone, and the numbers that a client sends."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.schedules import constant, power_decay
 from jaxlsgd.schedules.plan import Plan
 
-# A tile's width is a multiple of this where it can be, for full vector registers.
+# A tile's width is a multiple of this if it is not smaller, to fill vector registers.
 WIDTH_MULTIPLE = 16
-# Wider tiles win nothing and make a run coarse to stop and to resume.
+# Wider tiles are no faster, and a run that is stopped would lose more work.
 WIDEST = 4096
-# On a CPU a tile is quickest when it stays in a core's second-level cache.
+# On a CPU a tile is fastest if it fits in a core's second-level cache.
 CACHE_BYTES, CACHE_WIDEST = 2 * 2**20, 512
-# What a tile may take where it does not fit the cache, or where there is none of that kind.
+# Memory of a tile that does not fit in the cache, or of a device without such a cache.
 DEFAULT_BYTES = 2**30
-# Cells in one program, as lanes: widths, and what their states may come to, in bytes and replications. On a CPU
-# launches are dear while passes are short, and the last-level cache holds the states. A GPU is busy with so many
-# replications at once; it gets one width, the largest that fits, so that rows cannot depend on it.
+# Cells in one program, as lanes: widths, and the most bytes and replications of their states together. On a CPU
+# launches are expensive compared with short passes, and the states must fit in the last-level cache. A GPU is busy
+# with so many replications at once; it gets one width, the largest that fits, so that rows cannot depend on it.
 LANES = {"cpu": ((1, 4), 16 * 2**20, 8 * 512), "gpu": ((8, 24), 2**33, 2**15)}
-# The most clients with which rows were seen to be the same in any width.
+# The most clients with which rows were the same for all widths in tests.
 LANE_CLIENTS = 32
 
 Shape = tuple[int, ...]  # of a buffer, without its last axis, the replications
@@ -65,8 +65,8 @@ def numbers_sent(
     n/K of this. Methods that run side by side share what they need; this is the number for one of them alone.
 
     Args:
-      problem: says d and K.
-      plan: says T.
+      problem: has d and K.
+      plan: has T.
       method: the interval method; a run without intervals if None.
       algorithm: Local SGD if None.
       rounds: how many of the plan's rounds; all if None.
@@ -113,7 +113,7 @@ def tile_bytes(
     sublanes: int = 1,
     client_shards: int = 1,
 ) -> int:
-    """Predicts the peak memory of a tile on its device: that of its hungriest block of steps.
+    """Predict the peak memory of a tile on its device, reached in the block of steps that needs most.
 
     With K clients, d parameters, n draws per observation, room for B synchronisations in a block and
     R replications,
@@ -121,9 +121,10 @@ def tile_bytes(
         state (K·d + d + statistics + own)·R   +   draws 3·2·K·n·R   +   met 2·(B + 1)·d·R
                                                +   passes (2·K·d + 3·K + statistics + own)·R
 
-    where `own` is what the algorithm keeps, K counts those who take part in a round, and draws come for two steps at once, and are there as they
-    are used, made and handed on. Hessians by automatic differentiation are counted once per client,
-    twice over. It does not count what a user's own loss or `sample` keeps inside.
+    where `own` is what the algorithm keeps, and K counts the clients that take part in a round. Draws are made for
+    two steps at once, and three copies are counted: those in use, those being made, and those in the loop's carry.
+    Hessians by automatic differentiation are counted twice per client. The intermediate arrays of a user's own
+    loss or `sample` are not counted.
 
     Args:
       problem: the problem.
@@ -131,12 +132,12 @@ def tile_bytes(
       tile_size: R, replications that run side by side.
       dtype: "float32" or "float64"; draws are float32 in both.
       algorithm: what is run; Local SGD if None.
-      sublanes: what the device pads the last axis but one to: 1 on CPUs and GPUs, 8 on TPUs.
+      sublanes: the device pads the last axis but one to a multiple of this: 1 on CPUs and GPUs, 8 on TPUs.
       client_shards: devices that share the clients of a tile, each with its part.
 
     Returns:
-      Bytes on one device. Within 30 % of what XLA reports for a CPU, mostly above it, with few clients;
-      `beyond_bytes` is what it may need besides with many.
+      Bytes on one device. With few clients this is within 30 % of what XLA reports for a CPU, and mostly above
+      it; with many clients a program may need `beyond_bytes` in addition.
 
     Example::
 
@@ -159,7 +160,7 @@ def largest_tile(
     client_shards: int = 1,
     widest: int = WIDEST,
 ) -> int:
-    """The largest tile, in replications, that a budget of memory on one device allows.
+    """Return the largest tile, in replications, that a budget of memory on one device allows.
 
     Args:
       problem: the problem.
@@ -172,7 +173,7 @@ def largest_tile(
       widest: no tile is wider than this.
 
     Returns:
-      A multiple of 16 where 16 replications fit, and fewer where they do not.
+      A multiple of 16 if 16 replications fit, and fewer if they do not.
 
     Example::
 
@@ -203,7 +204,7 @@ def default_tile(
     client_shards: int = 1,
     algorithm: Algorithm | None = None,
 ) -> int:
-    """The width that a tile has by default: within a cache on a CPU, wide elsewhere.
+    """Return the default width of a tile: small enough for the cache on a CPU, wide on other devices.
 
     Example::
 
@@ -217,7 +218,7 @@ def default_tile(
     if platform == "cpu" and WIDTH_MULTIPLE * in_cache <= CACHE_BYTES:
         return _rounded(min(CACHE_WIDEST, CACHE_BYTES // in_cache))
     widest = WIDTH_MULTIPLE if platform == "cpu" else WIDEST
-    budget = max(DEFAULT_BYTES, each)  # one replication is run whatever it needs
+    budget = max(DEFAULT_BYTES, each)  # at least one replication, whatever it needs
     return largest_tile(problem, methods, budget, dtype, **how, widest=widest)
 
 
@@ -229,10 +230,10 @@ def lane_widths(
     platform: str = "cpu",
     algorithm: Algorithm | None = None,
 ) -> tuple[int, ...]:
-    """How many cells of a study run as lanes of one program; () if one after another.
+    """Return how many cells of a study may run as lanes of one program; () if they run one after another.
 
-    It depends on what the cells have in common alone, not on how many there are, so that what is missing of
-    a study is always run as the rest was.
+    This depends only on what the cells have in common, not on how many there are, so that missing cells of
+    a study are always run as the others were.
 
     Example::
 
@@ -259,11 +260,11 @@ def lane_widths(
 def _alike_at_any_width(
     problem: Problem, methods: tuple[Estimator, ...], algorithm: Algorithm | None
 ) -> bool:
-    """Whether a CPU's rows are the same bytes in programs of one lane and of several.
+    """Return whether a CPU's rows are the same bytes in programs of one lane and of several.
 
-    XLA drops an axis of length 1, and then may order a reduction or join products and sums otherwise. That was
-    seen with more clients than are added one by one, and with algorithms that carry more than x_k and x̄; it
-    was not seen with few clients, a given gradient and declared draws under Local SGD, and tests look again.
+    XLA drops an axis of length 1, and may then add in another order, or fuse other products and sums. Rows did
+    differ with more clients than are added one by one, and with algorithms that carry more than x_k and x̄. They
+    did not with few clients, a given gradient and declared draws under Local SGD, which tests check.
     """
     simple = algorithm is None or federation.folded(algorithm)
     given = problem.gradient is not None and problem.draws is not None
@@ -281,7 +282,7 @@ def replication_bytes(
     client_shards: int = 1,
     stored: bool = True,
 ) -> int:
-    """Predicted peak bytes per replication of a tile; see `tile_bytes` and `own_bytes`."""
+    """Predict the peak bytes per replication of a tile; see `tile_bytes` and `own_bytes`."""
     how: dict[str, Any] = {"sublanes": sublanes, "client_shards": client_shards}
     own = own_bytes(problem, methods, dtype, algorithm=algorithm, **how, stored=stored)
     return draws_bytes(problem, dtype, algorithm=algorithm, **how) + own
@@ -296,10 +297,10 @@ def draws_bytes(
     client_shards: int = 1,
     ahead: bool = False,
 ) -> int:
-    """Bytes per replication of keys and draws, which cells that run together share.
+    """Return the bytes per replication of keys and draws, which cells that run together share.
 
-    Those of two steps: as they are used, made and handed on. With `ahead`, those of a block as well,
-    where they are few enough to be made before it.
+    Counts three copies of the draws of two steps (see `tile_bytes`). With `ahead`, counts those of a block as
+    well, if they are few enough to be made before it runs.
     """
     K = _stepping(problem, algorithm, client_shards)
     item = jnp.dtype(dtype).itemsize if problem.draws is None else 4
@@ -316,19 +317,19 @@ def beyond_bytes(
     algorithm: Algorithm | None = None,
     dense: bool = True,
 ) -> int:
-    """Bytes per replication that a CPU's programs may need beyond `replication_bytes`.
+    """Return the bytes per replication that a CPU's programs may need beyond `replication_bytes`.
 
-    XLA was seen to keep up to 12 steps' draws, not 6, where they are made within a block (9 to 12 with 100
-    to 20,000 clients), and twice the outer products of a share of the clients where rounds are so short that
-    Hessians are formed in the loop: 0.4 to 0.6 of the memory of linear regression with 2,000 clients and
-    200 parameters. It decides whether a study fits, not how wide a tile is.
+    If draws are made within a block, XLA was seen to keep up to 12 steps of them, not 6 (9 to 12 with 100 to
+    20,000 clients). If rounds are so short that Hessians are formed in the loop, it keeps twice the outer products
+    of a share of the clients: 0.4 to 0.6 of the memory of linear regression with 2,000 clients and 200 parameters.
+    This number decides whether a study fits in memory, not how wide a tile is.
 
     Args:
       problem: the problem.
       methods: the interval methods of the run.
       dtype: "float32" or "float64".
       algorithm: as in `tile_bytes`.
-      dense: whether a block has rounds of a step or few more.
+      dense: whether a block has rounds of one or a few steps.
     """
     K, item = _stepping(problem, algorithm, 1), jnp.dtype(dtype).itemsize
     drawn = 4 if problem.draws is not None else item
@@ -341,15 +342,15 @@ def beyond_bytes(
     return beyond
 
 
-class Reading(NamedTuple):
-    """What it takes to read a method's intervals."""
+class ReadingCost(NamedTuple):
+    """The size of the program that reads a method's intervals, and its memory."""
 
     equations: int  # operations of its program, as traced
     bytes: int  # per replication, besides the statistics
     kept: int  # per replication, of the statistics
 
 
-def reading(method: Estimator, dim: int, dtype: str = "float32") -> Reading:
+def reading_cost(method: Estimator, dim: int, dtype: str = "float32") -> ReadingCost:
     """Predict the size of the program that reads a method's intervals, and its memory per replication.
 
     A program that factorises matrices was seen to keep about twice its largest product of arrays and up to
@@ -379,14 +380,14 @@ def reading(method: Estimator, dim: int, dtype: str = "float32") -> Reading:
     item, kept = jnp.dtype(dtype).itemsize, sum(map(math.prod, shapes))
     factorises = any(one.primitive.name in _FACTORISATIONS for one in equations)
     needed = 2 * (kept + max(made, default=0)) if factorises else 0
-    return Reading(len(equations), item * needed, item * kept)
+    return ReadingCost(len(equations), item * needed, item * kept)
 
 
 _FACTORISATIONS = ("eigh", "cholesky", "lu", "svd", "qr", "geqrf", "schur", "triangular_solve")
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
-    """All operations of a traced function, with those inside of others."""
+    """Yield all operations of a traced function, also those inside other operations."""
     for equation in jaxpr.eqns:
         yield equation
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
@@ -408,9 +409,9 @@ def own_bytes(
     client_shards: int = 1,
     stored: bool = True,
 ) -> int:
-    """Bytes per replication of what a cell needs besides the draws; see `tile_bytes`.
+    """Return the bytes per replication that a cell needs besides the draws; see `tile_bytes`.
 
-    Without `stored`, only of what the loop over steps touches.
+    Without `stored`, counts only what the loop over steps reads or writes.
     """
     item, d = jnp.dtype(dtype).itemsize, problem.dim
     K = _stepping(problem, algorithm, client_shards)
@@ -435,13 +436,13 @@ def own_bytes(
 
 
 def _stepping(problem: Problem, algorithm: Algorithm | None, client_shards: int) -> int:
-    """Clients that step on one device."""
+    """Return how many clients step on one device."""
     K = problem.num_clients
     return -(-(K if algorithm is None else algorithm.stepping(K)) // client_shards)
 
 
 def _gathered_shapes(problem: Problem, algorithm: Algorithm | None, n: int) -> list[Shape]:
-    """Shapes of what is gathered of those who take part: index, weights and constants."""
+    """Return the shapes of what is gathered of the clients that take part: index, weights and constants."""
     if algorithm is None or algorithm.among(problem.num_clients).participation is None:
         return []
     constants = [(n, *leaf.shape[1:]) for leaf in jax.tree.leaves(problem.clients)]
@@ -449,7 +450,7 @@ def _gathered_shapes(problem: Problem, algorithm: Algorithm | None, n: int) -> l
 
 
 def _writes_hessians(problem: Problem) -> bool:
-    """Whether the engine has a matrix for each client: Hessians by autodiff, of no special form."""
+    """Return whether the engine stores a d × d matrix per client: Hessians by autodiff, of no special form."""
     if problem.hessian is not None:
         return False
     source, argument = abstract_source(problem)
@@ -461,14 +462,14 @@ def _writes_hessians(problem: Problem) -> bool:
 
 
 def _padded(shape: Shape, sublanes: int) -> int:
-    """Elements of a buffer when its last axis (the last but one in memory) is padded."""
+    """Return the number of elements of a buffer whose last axis (the last but one in memory) is padded."""
     # A single row has a layout of its own, without padding.
     rows = shape[-1] if shape[-1] == 1 else -(-shape[-1] // sublanes) * sublanes
     return math.prod(shape[:-1]) * rows
 
 
 def _state_shapes(part: Accumulator, dim: int, dtype: str, *, stored: bool) -> list[Shape]:
-    """Shapes of what a statistic keeps of each replication: what its updates leave alone, or the rest."""
+    """Return the shapes of a statistic's state per replication: the part that updates do not touch, or the rest."""
     vector = jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype))
     state, axes = jax.eval_shape(part.init, vector), axes_of(part, vector)
     fields = part.rolling.store if part.rolling else ()
@@ -483,7 +484,7 @@ def _state_shapes(part: Accumulator, dim: int, dtype: str, *, stored: bool) -> l
 
 
 def _algorithm_shapes(algorithm: Algorithm | None, K: int, d: int, dtype: str) -> list[Shape]:
-    """Shapes of what an algorithm keeps besides x_k and x̄."""
+    """Return the shapes of an algorithm's state besides x_k and x̄."""
     if algorithm is None or federation.folded(algorithm):
         return []
     vector = jax.ShapeDtypeStruct((d,), jnp.dtype(dtype))
@@ -493,7 +494,7 @@ def _algorithm_shapes(algorithm: Algorithm | None, K: int, d: int, dtype: str) -
 
 
 def _observed(problem: Problem, num_clients: int) -> list[Shape]:
-    """What a step draws for so many clients, or samples."""
+    """Return the shapes of what a step draws or samples for so many clients."""
     if problem.draws is not None:
         counts = [int(count) for count in Draws(*problem.draws) if count]
         return [(num_clients, count) for count in counts]

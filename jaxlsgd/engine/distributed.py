@@ -1,4 +1,4 @@
-"""Several processes as one JAX program: how they meet, agree, and share what each has found."""
+"""Join several processes to one JAX program, check that they make the same calls, and share their results."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from jax.experimental import multihost_utils
 from jaxlsgd.core import checks
 from jaxlsgd.core.problem import Array
 
-# What a user sets where no scheduler does; JAX reads the address alone by itself.
+# A user sets these if no scheduler does; of the three, JAX by itself reads only the address.
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
 def start(timeout: int = 300, heartbeat: int = 100) -> None:
-    """Joins the processes of one run; call it before anything else of JAX.
+    """Join the processes of one run; call it before anything else of JAX.
 
     Takes the settings from the environment as JAX does (SLURM, Open MPI, Cloud TPU, Kubernetes), or from
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
     Args:
       timeout: seconds to wait for the others.
-      heartbeat: seconds without a sign of life after which a process counts as dead, which ends all of them.
+      heartbeat: seconds of silence after which a process counts as dead, and all others end.
 
     Example::
 
@@ -40,14 +40,14 @@ def start(timeout: int = 300, heartbeat: int = 100) -> None:
         checks.count("heartbeat", heartbeat, 1),
     )
     given = _from_environment()
-    # Processes on CPUs speak through Gloo; for other devices this changes nothing.
+    # Processes on CPUs communicate by Gloo; for other devices this changes nothing.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would take SIGTERM for itself, by which a scheduler asks a run to end in order.
+    # That service would catch SIGTERM, which a scheduler sends so that a run can finish its jobs and stop.
     jax.config.update("jax_enable_preemption_service", False)
     initialize = functools.partial(
         jax.distributed.initialize,
         **given,
-        # JAX ends the process where its own limit is passed, so ours must come first.
+        # JAX kills the process when its own limit has passed, so ours must come first.
         initialization_timeout=timeout + 60,
         heartbeat_timeout_seconds=heartbeat,
         shutdown_timeout_seconds=timeout,
@@ -62,13 +62,13 @@ def start(timeout: int = 300, heartbeat: int = 100) -> None:
     except TimeoutError as error:
         who = {name: os.environ[name] for name in (ADDRESS, COUNT, NUMBER) if name in os.environ}
         raise RuntimeError(
-            f"distributed: not all processes were there after {timeout} s; are all of them started, "
-            f"and does the coordinator answer? Settings: {who or 'those of the scheduler'}"
+            f"distributed: not all processes had joined after {timeout} s; check that all of them are "
+            f"started and can reach the coordinator. Settings: {who or 'those of the scheduler'}"
         ) from error
 
 
 def _within(seconds: float, function: Callable[[], None]) -> None:
-    """Calls a function that may not come back, and waits for it so long."""
+    """Call a function that may never return, and wait at most so many seconds for it."""
     failed: list[BaseException] = []
 
     def call() -> None:
@@ -87,10 +87,10 @@ def _within(seconds: float, function: Callable[[], None]) -> None:
 
 
 def _from_environment() -> dict[str, Any]:
-    """The three settings of a user, all or none."""
+    """Return the three settings of a user; refuse some without the others."""
     found = {name: os.environ[name] for name in (ADDRESS, COUNT, NUMBER) if os.environ.get(name)}
     if COUNT not in found and NUMBER not in found:
-        return {}  # an address alone goes with what a scheduler says
+        return {}  # an address alone is combined with the settings of a scheduler
     if missing := [name for name in (ADDRESS, COUNT, NUMBER) if name not in found]:
         raise ValueError(f"distributed: {' and '.join(missing)} must be set as well, got {found}")
     if not found[COUNT].isdecimal() or not found[NUMBER].isdecimal():
@@ -100,7 +100,7 @@ def _from_environment() -> dict[str, Any]:
         raise ValueError(f"distributed: {NUMBER} must be in 0..{count - 1}, got {number}")
     if ":" not in found[ADDRESS]:
         raise ValueError(f"distributed: {ADDRESS} must be host:port, got {found[ADDRESS]!r}")
-    # JAX would look for a scheduler's settings beside these.
+    # Otherwise JAX would look for a scheduler's settings as well.
     method = {"cluster_detection_method": "deactivate"}
     return {
         "coordinator_address": found[ADDRESS],
@@ -110,24 +110,24 @@ def _from_environment() -> dict[str, Any]:
 
 
 def whole(x: Array) -> np.ndarray:
-    """An array as NumPy, on every process, wherever its parts are."""
+    """Return an array as NumPy on every process, wherever its parts are."""
     if x.is_fully_addressable:
         return np.asarray(x)
     return _gathered(x, tiled=True)
 
 
 def _gathered(x: Any, tiled: bool = False) -> np.ndarray:
-    """Everybody's `x`; waits for all, as long as they live."""
+    """Return the `x` of every process; wait until all have called this."""
     try:
         return np.asarray(multihost_utils.process_allgather(x, tiled=tiled))
-    except (RuntimeError, ValueError) as error:  # which of them, backends do not agree upon
+    except (RuntimeError, ValueError) as error:  # the type depends on the backend
         raise RuntimeError(
-            f"distributed: another process has ended or is lost ({error})"
+            f"distributed: another process has ended or cannot be reached ({error})"
         ) from error
 
 
 def spans(devices: Sequence[Any]) -> bool:
-    """Whether devices belong to all processes, and not to this one alone; refuses what is between."""
+    """Return whether devices belong to all processes, not to this one alone; refuse those of only some."""
     found, here = {device.process_index for device in devices}, jax.process_index()
     if found == {here}:
         return False
@@ -140,7 +140,7 @@ def spans(devices: Sequence[Any]) -> bool:
 
 
 def agree(what: str, content: Sequence[Any]) -> None:
-    """Refuses to go on where processes would run different things, and wait for one another forever."""
+    """Refuse calls that differ between processes, which would then wait for one another forever."""
     digest = hashlib.sha256(repr(content).encode()).digest()
     all_digests = _gathered(np.frombuffer(digest, np.uint8))
     differing = [i for i, other in enumerate(all_digests) if other.tobytes() != digest]
@@ -152,18 +152,18 @@ def agree(what: str, content: Sequence[Any]) -> None:
 
 
 def share(mine: dict[int, bytes], owners: Sequence[int]) -> list[bytes]:
-    """Gives every process what each has found.
+    """Return, on every process, what each of them has found.
 
     Args:
       mine: what this process has found, by index.
-      owners: which process has what, for every index; the same on all processes.
+      owners: the process that has the content of each index; the same on all processes.
     """
     slots = max(owners.count(owner) for owner in owners)
     content = [mine[i] for i in sorted(mine)]
     lengths = np.zeros(slots, np.int32)
     lengths[: len(content)] = [len(part) for part in content]
     all_lengths = _gathered(lengths)
-    # A power of two, as every new shape is compiled.
+    # A power of two, because every new shape is compiled.
     buffer = np.zeros((slots, 1 << int(all_lengths.max()).bit_length()), np.uint8)
     for row, part in zip(buffer, content, strict=False):
         row[: len(part)] = np.frombuffer(part, np.uint8)

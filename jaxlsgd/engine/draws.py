@@ -2,7 +2,8 @@
 
 Observation t of client k in replication r takes its draws from threefry2x32 under the data key of
 replication r, at the counter (t // 2, k·n + i) for its i-th of n draws; of the two words that one
-counter gives, an even t takes the first and an odd t the second. Nothing else enters.
+counter gives, an even t takes the first and an odd t the second. The draws depend on nothing else. `core.random`
+has threefry2x32 itself and the choice of clients.
 
 Normals are made by Box and Muller's transform from both words, so that the two observations of a
 pair share one logarithm and one square root. Its functions are short polynomials, because XLA's own
@@ -33,7 +34,7 @@ _DATA_STREAM = 0  # keys: root → replication → purpose
 
 
 def replication_keys(root: Array, replications: Array) -> Array:
-    """Returns the data key of each replication: root → replication → purpose."""
+    """Return the data key of each replication: root → replication → purpose."""
 
     def one(r: Array) -> Array:
         return jax.random.fold_in(jax.random.fold_in(root, r), _DATA_STREAM)
@@ -42,19 +43,19 @@ def replication_keys(root: Array, replications: Array) -> Array:
 
 
 def stream_keys(keys: Array) -> StreamKeys:
-    """Splits typed keys (replications,) into arrays of key words."""
+    """Split typed keys (replications,) into arrays of key words."""
     words = jax.random.key_data(keys)
     return StreamKeys(words[:, 0], words[:, 1])
 
 
 def uniform(bits: Array) -> Array:
-    """Maps 32 bits to the float32 midpoints (j + ½)/2²³ of (0, 1): never 0, never 1."""
+    """Map 32 bits to the float32 midpoints (j + ½)/2²³ of (0, 1): never 0, never 1."""
     # 23 bits, not 24: (2²⁴ − ½)/2²⁴ would round to 1.
     return (_to_float(bits >> np.uint32(9)) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
 def normal_pair(bits0: Array, bits1: Array) -> tuple[Array, Array]:
-    """Two independent standard normals, √(−2 ln u)·(cos θ, sin θ), from two words.
+    """Return two independent standard normals, √(−2 ln u)·(cos θ, sin θ), from two words.
 
     u has 24 bits, so |z| ≤ √(50 ln 2) = 5.89; θ has 2 bits of quadrant and 24 within it.
     """
@@ -65,9 +66,9 @@ def normal_pair(bits0: Array, bits1: Array) -> tuple[Array, Array]:
 
 
 def erf_inv(x: Array) -> Array:
-    """The inverse of the error function in (−1, 1), float32.
+    """Return the inverse of the error function in (−1, 1), float32.
 
-    Reference: Giles (2012), Approximating the erfinv function; the polynomials that XLA has, too.
+    Reference: Giles (2012), Approximating the erfinv function; XLA uses the same polynomials.
     """
     w = -_log((np.float32(1.0) - x) * (np.float32(1.0) + x))
     near = _polynomial(
@@ -96,7 +97,7 @@ def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
 
 
 def _log(u: Array) -> Array:
-    """Natural logarithm of float32 in (0, 1], to about 1 ulp (coefficients of Cephes' logf)."""
+    """Return the natural logarithm of float32 in (0, 1], to about 1 ulp (coefficients of Cephes' logf)."""
     bits = lax.bitcast_convert_type(u, jnp.int32)
     mantissa = lax.bitcast_convert_type((bits & 0x007FFFFF) | 0x3F000000, jnp.float32)
     low = mantissa < np.float32(0.70710678)
@@ -113,7 +114,7 @@ def _log(u: Array) -> Array:
 
 
 def _cos_sin(bits: Array) -> tuple[Array, Array]:
-    """Cosine and sine of a uniform angle: quadrant from the top bits, polynomial within it."""
+    """Return cosine and sine of a uniform angle: quadrant from the top bits, polynomial within it."""
     position = _to_float((bits & np.uint32(0x3FFFFFFF)) >> np.uint32(6)) + np.float32(0.5)
     theta = (position * np.float32(2.0**-24) - np.float32(0.5)) * np.float32(np.pi / 2)
     square = theta * theta
@@ -134,16 +135,16 @@ def _flip_sign(x: Array, sign_bit: Array) -> Array:
 
 
 def draw_pair(keys: StreamKeys, pair: Array, client_index: Array, spec: Draws) -> Draws:
-    """Draws what observations t = 2·pair and t = 2·pair + 1 of all clients need.
+    """Draw what observations t = 2·pair and t = 2·pair + 1 of all clients need.
 
-    Both come as one complex array, the even t in its real part and the odd t in its imaginary one:
+    Both are returned as one complex array, the even t in its real part and the odd t in its imaginary one:
     XLA's CPU compiler makes one pass for each result, and two real ones would cost the generator twice.
 
     Args:
       keys: key words of the replications.
       pair: t // 2, () uint32.
-      client_index: (K,) uint32, the clients' numbers in the whole federation; (K, replications) where
-        every replication has other clients.
+      client_index: (K,) uint32, the clients' numbers in the whole federation; (K, replications) if each
+        replication has other clients.
       spec: how many normals and uniforms an observation needs.
 
     Returns:
@@ -163,7 +164,7 @@ def draw_pair(keys: StreamKeys, pair: Array, client_index: Array, spec: Draws) -
 
 
 def split_pair(pair: Draws) -> tuple[Draws, Draws]:
-    """The draws of the even and of the odd observation."""
+    """Return the draws of the even and of the odd observation."""
     return Draws(*(x.real for x in pair)), Draws(*(x.imag for x in pair))
 
 
@@ -171,14 +172,14 @@ Parameters = Mapping[str, Any]
 
 
 def fold_in(keys: VaryingKeys, data: Array, unit: Array) -> VaryingKeys:
-    """`jax.random.fold_in` of a number into the keys of all replications."""
+    """Fold a number into the keys of all replications, as `jax.random.fold_in` does."""
     return _Generator(unit).words(keys, (), data.astype(jnp.uint32))
 
 
 def over_replications(
     sample: Callable[..., Any], unit: Array, in_axes: Any = (-1, None)
 ) -> Callable[..., Any]:
-    """`sample(keys, client)` of all replications, (..., R): the same numbers, up to rounding of normals."""
+    """Return `sample` over all replications, (..., R): the same numbers, up to the rounding of normals."""
     made = _Generator(unit)
     rules = {
         p.random_bits_p: made.bits,
@@ -190,7 +191,7 @@ def over_replications(
 
 
 class _Generator:
-    """What takes the place of JAX's operations on keys and bits."""
+    """Replacements of JAX's operations on keys and bits."""
 
     def __init__(self, unit: Array) -> None:
         self._unit = unit
@@ -209,7 +210,7 @@ class _Generator:
         return None if found is None else [self.words(found, shape, _counters(shape))]
 
     def words(self, keys: VaryingKeys, shape: tuple[int, ...], low: Array) -> VaryingKeys:
-        """New keys, from counters (0, low)."""
+        """Return new keys, from counters (0, low)."""
         return xla.apart(lambda: VaryingKeys(*_threefry(keys, shape, low)), self._unit)
 
     def bits(self, parameters: Parameters, keys: Any) -> Sequence[Any] | None:
@@ -230,14 +231,14 @@ class _Generator:
 
 
 def _threefry(keys: VaryingKeys, shape: tuple[int, ...], low: Array) -> tuple[Array, Array]:
-    """Two words under keys (..., R) at counters (0, low) of a shape: (..., *shape, R)."""
+    """Return two words under keys (..., R) at counters (0, low) of a shape: (..., *shape, R)."""
     at = keys.high.ndim - 1
     words = (jnp.expand_dims(word, tuple(range(at, at + len(shape)))) for word in keys)
     return threefry2x32(StreamKeys(*words), jnp.zeros((), jnp.uint32), low)
 
 
 def _counters(shape: tuple[int, ...]) -> Array:
-    """The places of a shape, counted as JAX counts them, (*shape, 1)."""
+    """Return the flat indices of a shape, in the order of JAX, (*shape, 1)."""
     return lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), (*shape, 1))
 
 
@@ -251,24 +252,24 @@ def _keys(value: Any) -> VaryingKeys | None:
 
 
 class Supply(NamedTuple):
-    """What a block takes its draws from: the replications' keys, or draws that were made ahead."""
+    """The input from which a block takes its draws: the replications' keys, or draws that were made ahead."""
 
     keys: Array | None  # (R,) typed keys
     ahead: Any  # None, leaves (B/2, K, count, R), complex, or of samples (B/2, 2, K, ..., R)
 
 
 class Source(NamedTuple):
-    """Observations of a block."""
+    """Functions that make the observations of a block."""
 
-    draw: Callable[[Array], Any]  # which pair of the block → what its observations are made of
-    observe: Callable[[Any], tuple[Any, Any]]  # that → the two observations, (K, ..., R)
+    draw: Callable[[Array], Any]  # index of a pair in the block → its draws
+    observe: Callable[[Any], tuple[Any, Any]]  # its draws → the two observations, (K, ..., R)
 
 
 def supply(program: Program, data: ProblemData, keys: Array, first: int) -> Supply:
-    """The draws of the block that starts at observation `first`.
+    """Return the draws of the block that starts at observation `first`, or the keys to make them from.
 
-    Cells that differ only in schedule, horizon or step size see the same data: one of these serves
-    them all. Large problems draw within the block instead, and get their keys.
+    Cells that differ only in schedule, horizon or step size see the same data, and share one `Supply`. Large
+    problems draw within the block instead, and get the keys.
     """
     if not program.draws_ahead and not _samples_ahead(program, data):
         return Supply(keys, None)
@@ -276,7 +277,7 @@ def supply(program: Program, data: ProblemData, keys: Array, first: int) -> Supp
 
 
 def _samples_ahead(program: Program, data: ProblemData) -> bool:
-    """Whether a problem's own samples are made before the block: if few, as `sample` is then compiled once."""
+    """Return whether samples are made before the block: if they are few, since `sample` is then compiled once."""
     sample = program.structure.functions[1]
     if sample is None or program.algorithm.participation is not None:
         return False
@@ -307,7 +308,7 @@ def _draw_block(program: Program, data: ProblemData, keys: Array, first: Array) 
 def make_source(
     program: Program, functions: FlatFunctions, data: ProblemData, given: Supply, first: Array
 ) -> Source:
-    """Observations from `first` on."""
+    """Return the functions that make a block's observations, from observation `first` on."""
     spec = program.structure.draws
     start = first // np.uint32(2)
     if functions.observe is None or spec is None:
@@ -325,7 +326,7 @@ def make_source(
         return observe_one(even, t), observe_one(odd, t + np.uint32(1))
 
     def timed(draw: Callable[[Array], Draws]) -> Callable[[Array], Any]:
-        """With the time of the first of the two, where that matters."""
+        """Add the time of the first of the two observations, if they drift."""
         times = lambda i: np.uint32(2) * (start + i.astype(jnp.uint32))  # noqa: E731
         return (lambda i: (draw(i), times(i))) if drifts else draw
 
@@ -352,7 +353,7 @@ def _sampled_source(program: Program, data: ProblemData, given: Supply, start: A
 
 
 def _sampled_pair(program: Program, data: ProblemData, keys: Array, pair: Array) -> Any:
-    """Two observations of every client by the user's `sample`, (2, K, ..., R).
+    """Return two observations of every client by the user's `sample`, (2, K, ..., R).
 
     The key of an observation is that of replication → t → client.
     """

@@ -287,7 +287,7 @@ _ROUND_AXES: Any = Round(-1, -1, None, None)
 
 
 def round_of(state: Federation, at: Step) -> Round:
-    """What everybody knows of the round."""
+    """Return the state of the round that the server and all clients share."""
     return Round(state.params, state.server, at.E, at.eta)
 
 

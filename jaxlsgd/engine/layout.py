@@ -1,9 +1,9 @@
 """A plan cut into blocks of steps: the static shapes that the compiled programs run on.
 
 Whatever the schedule, a program runs blocks of `BLOCK_STEPS` consecutive local steps, with flags
-for where rounds end and begin. Schedules, horizons and step sizes are then data, not shapes, no
-local step is wasted on padding a round, and every loop has a static length. What differs between
-programs is only how many synchronisations a block has room for.
+for the steps at which rounds begin and end. Schedules, horizons and step sizes are then data, not shapes, no
+local step is wasted on padding a round, and every loop has a static length. Programs differ only in
+how many synchronisations a block has room for, its slots.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import BLOCK_STEPS
 from jaxlsgd.schedules import Plan
 
-# Bytes per replication of a block's draws, up to which they are made ahead for all cells: with 512
-# replications 16 MB, which a processor's last cache holds.
+# A block's draws are made ahead for all cells if they take at most so many bytes per replication: with 512
+# replications 16 MB, which fits in a processor's last-level cache.
 AHEAD_BYTES = 32 * 1024
-# Room for synchronisations in a block; above the last of these the statistics are updated in the
-# step loop itself, which costs less per update but makes one at every step.
+# Slots for synchronisations in a block. If a block has more of them than the last number, the statistics are
+# updated in the step loop itself, which costs less per update but makes one at every step.
 SLOTS = (4, 16)
 
 
@@ -30,19 +30,23 @@ class Block(NamedTuple):
     """The data of one block of steps."""
 
     first: Any  # () uint32, observation index of the first step, a multiple of B
-    eta: NDArray[np.float64]  # (B,) η of the step's round; 0 where the step only evaluates
+    eta: NDArray[np.float64]  # (B,) η of the step's round; 0 if the step only evaluates
     E: NDArray[np.float64]  # (B,) E of the step's round
     opens: NDArray[np.bool_]  # (B,) the step is the first of its round
     ends: NDArray[np.bool_]  # (B,) the step is the last of its round
-    active: NDArray[np.bool_]  # (B,) the step moves; else it only evaluates, or belongs elsewhere
-    slot: NDArray[np.int32]  # (B,) place in `syncs` of the average it meets, or their number
+    active: NDArray[
+        np.bool_
+    ]  # (B,) the step moves; if not, it only evaluates, or belongs to another call
+    slot: NDArray[
+        np.int32
+    ]  # (B,) index in `syncs` of the average that it starts from, or their number if none
     syncs: Syncs
     # (B, groups) per statistic with an anchor: observations whose Hessians clients send, if some clients take part
     hessians: tuple[NDArray[np.float64], ...] = ()
 
 
 class Syncs(NamedTuple):
-    """Where in a block a synchronised average is met, and which round it closes."""
+    """The steps of a block that start from a synchronised average, and the rounds that ended with it."""
 
     at: Any  # (slots,) int32, step within the block
     valid: NDArray[np.bool_]  # (slots,)
@@ -51,10 +55,10 @@ class Syncs(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One compiled call: a block, and what is static about it."""
+    """One call of a compiled program: a block, and its static numbers."""
 
     block: Block
-    slots: int  # room for synchronisations, BLOCK_STEPS meaning one at every step
+    slots: int  # for synchronisations; BLOCK_STEPS means one at every step
     steps: int  # active steps, for progress
 
 
@@ -67,19 +71,14 @@ class Layout(NamedTuple):
     drawn: int  # steps including masked ones
     plan: Plan
 
-    @property
-    def masked_share(self) -> float:
-        """Share of the local steps that are computed and thrown away."""
-        return 1 - self.steps / self.drawn
-
 
 def lay_out(
     plan: Plan, save_at: tuple[int, ...] | None = None, rooms: tuple[int, ...] = SLOTS
 ) -> Layout:
-    """Cuts a plan into calls, such that the statistics can be read at the rounds `save_at`.
+    """Cut a plan into calls, such that the statistics can be read at the rounds `save_at`.
 
-    Step t = t_m, the first of round m + 1, is where the average x̄_{t_m} is met, so the group of a
-    saved round m ends behind that step; the last group ends with a pure evaluation at t = t_T.
+    Step t = t_m, the first of round m + 1, starts from the average x̄_{t_m}, so the group of a saved round m
+    ends after that step; the last group ends with a pure evaluation at t = t_T.
     """
     save_at = check_save_at(save_at, plan.num_rounds)
     per_step = _PerStep.of(plan)
@@ -93,7 +92,7 @@ def lay_out(
 
 
 def check_save_at(save_at: tuple[int, ...] | None, num_rounds: int) -> tuple[int, ...]:
-    """Refuses saved rounds outside 1..T; adds T."""
+    """Return the saved rounds in order, with T; refuse rounds outside 1..T."""
     rounds = np.atleast_1d(np.asarray(() if save_at is None else save_at))
     if rounds.size == 0:
         return (num_rounds,)
@@ -104,9 +103,9 @@ def check_save_at(save_at: tuple[int, ...] | None, num_rounds: int) -> tuple[int
 
 
 class Whole(NamedTuple):
-    """A plan as blocks that nothing splits, for a cell that runs as a lane beside others.
+    """A plan as blocks that no saved round splits, for a cell that runs as a lane beside others.
 
-    A saved round inside a block is read beside it: by a second call of its steps up to there.
+    A saved round inside a block is read by a second call, which runs the block's steps only up to that round.
     """
 
     calls: tuple[Call, ...]  # block i starts at observation i·B
@@ -115,12 +114,12 @@ class Whole(NamedTuple):
     plan: Plan
 
 
-# A lane's program may change only so often, in blocks: then cells are put together anew.
+# Blocks after which a lane's program may change; cells are then grouped anew.
 LANE_WINDOW = 16
 
 
 def lay_out_whole(plan: Plan, save_at: tuple[int, ...], rooms: tuple[int, ...] = SLOTS) -> Whole:
-    """Cuts a plan into whole blocks, with the same room all through a window of blocks."""
+    """Cut a plan into whole blocks, with the same number of slots in all blocks of a window."""
     steps = _PerStep.of(plan)
     total = len(steps.eta)
     starts = range(0, total, BLOCK_STEPS)
@@ -136,7 +135,7 @@ def lay_out_whole(plan: Plan, save_at: tuple[int, ...], rooms: tuple[int, ...] =
 
 
 def _window_rooms(begins: NDArray[np.bool_], rooms: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The one room of every block: enough for the fullest block of its window."""
+    """Return the slots of every block: enough for the fullest block of its window."""
     width = LANE_WINDOW * BLOCK_STEPS
     windows = -(-len(begins) // width)
     padded = np.zeros(windows * width, np.int64)
@@ -153,7 +152,7 @@ class _PerStep(NamedTuple):
     eta: NDArray[np.float64]  # (t_T + 1,)
     E: NDArray[np.float64]
     ends: NDArray[np.bool_]
-    begins: NDArray[np.bool_]  # the step meets the average of the round before
+    begins: NDArray[np.bool_]  # the step starts from the average of the round before
     closed: NDArray[np.int64]  # index of that round in the plan
     plan: Plan
 
@@ -170,7 +169,7 @@ class _PerStep(NamedTuple):
 
 
 def _group(steps: _PerStep, first: int, last: int, rooms: tuple[int, ...]) -> list[Call]:
-    """Calls for the steps first ≤ t < last. Blocks are the same for all plans, so that they share draws."""
+    """Return calls for the steps first ≤ t < last. Blocks start at the same t in all plans, and share draws."""
     starts = range(first - first % BLOCK_STEPS, last, BLOCK_STEPS)
     return [_call(steps, start, first, last, rooms) for start in starts]
 
@@ -198,7 +197,7 @@ def _call(steps: _PerStep, start: int, first: int, last: int, rooms: tuple[int, 
 
 
 def _syncs(steps: _PerStep, t: NDArray[np.int64], begins: NDArray[np.bool_], slots: int) -> Syncs:
-    # A stable sort brings the steps that meet an average to the front, in order.
+    # A stable sort brings the steps that start from an average to the front, in order.
     dense = slots == BLOCK_STEPS
     at = np.arange(slots) if dense else np.argsort(~begins, kind="stable")[:slots]
     valid = begins[at]

@@ -1,4 +1,4 @@
-"""The machine that a study runs on: what to set before JAX starts, and what to record of it."""
+"""Settings to make before JAX starts, the machine's cores, devices and memory, and what to record of it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from jaxlsgd.core import checks
 PACKAGE = Path(__file__).parents[1]
 _READERS = ("analysis", "report", "cli")  # rooms that make no rows
 _WIDTH_FLAG = "--xla_cpu_prefer_vector_width"
-# XLA ends the process at a flag that it does not know, so it is set only for versions tried.
+# XLA ends the process if it does not support a flag, so this one is set only for versions that were tried.
 _WIDTH_VERSIONS = ("0.10.",)
 
 
 def prepare(devices: int | None = None) -> None:
-    """Sets JAX up for studies: one device per core, full vectors, a cache of compiled programs.
+    """Set JAX up for studies: one device per core, full vectors, a cache of compiled programs.
 
-    To be called before JAX makes its first array. What the user has set is left as it is. If the cache
-    cannot be written (a home that is read-only, say), there is none: every process compiles for itself.
+    Call it before JAX makes its first array. Settings of the user are kept. If the cache cannot be written
+    (in a read-only home directory, for example), there is none, and every process compiles for itself.
 
     Args:
       devices: CPU devices; one per core of this process if None.
@@ -55,14 +55,14 @@ def _setting(name: str) -> Any:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def most_cpu_devices() -> int:
-    """More devices than this would only share the cores, each with programs and memory of its own."""
+    """Return a limit on CPU devices: more would only share the cores, each with its own programs and memory."""
     return 4 * cores()
 
 
@@ -70,7 +70,7 @@ def chosen(devices: Any = None) -> list[Any]:
     """Return the devices of this process to run on.
 
     Args:
-      devices: None for all of the default backend's, a number for the first so many of them, or a
+      devices: None for all devices of the default backend, a number for the first so many of them, or a
         sequence of JAX devices.
 
     Example::
@@ -88,7 +88,7 @@ def chosen(devices: Any = None) -> list[Any]:
             hint = ""
             if devices > 0 and found[0].platform == "cpu":
                 hint = (
-                    f'; jax.config.update("jax_num_cpu_devices", {devices}) makes more of a CPU, '
+                    f'; jax.config.update("jax_num_cpu_devices", {devices}) makes more from a CPU, '
                     "before JAX makes its first array"
                 )
             few = f"be from 1 to {len(found)}, the number of devices here"
@@ -103,13 +103,13 @@ def chosen(devices: Any = None) -> list[Any]:
 
 
 def memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this process can have in all, with those that it has already.
+    """Return the bytes that this process can use in all, including those that it already uses.
 
-    What the system says is available, or the limit of the control group if that is lower (a container, a
-    batch job); None if the system says nothing.
+    This is the available memory that the system reports, or the limit of the control group (a container, a
+    batch job) if that is lower; None if the system reports neither.
 
     Args:
-      root: of the file system that is asked.
+      root: of the file system with /proc and /sys.
     """
     found = [x for x in (_available(root), *_limits(root)) if x is not None]
     return min(found, default=None)
@@ -130,7 +130,7 @@ def _available(root: Path) -> int | None:
 
 
 def _limits(root: Path) -> list[int]:
-    """The limits on memory of the control groups that this process is in, of either version."""
+    """Return the memory limits of the control groups, v1 or v2, that this process is in."""
     groups = root / "sys/fs/cgroup"
     paths = [groups / "memory" / "memory.limit_in_bytes"]
     with contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ def _limits(root: Path) -> list[int]:
 
 
 def device_memory(device: Any) -> int | None:
-    """Return the bytes that JAX may use on a device with memory of its own; None if it does not say."""
+    """Return the bytes that JAX may use on a device with memory of its own; None if that is unknown."""
     if device.platform == "cpu":
         return None
     try:
@@ -159,8 +159,8 @@ def device_memory(device: Any) -> int | None:
 def cache_directory() -> Path | None:
     """Make and return the directory that keeps compiled programs between runs; None if it cannot be written.
 
-    It is not looked for elsewhere: in a directory that others may write to, a program that is read back
-    and run could be theirs. And JAX would warn at every program that it cannot keep.
+    There is no fallback: in a directory that others may write to, a program that is read back and run could
+    be theirs. And JAX would warn at every program that it cannot write.
     """
     try:
         path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlsgd"
@@ -172,7 +172,7 @@ def cache_directory() -> Path | None:
 
 
 def _has_wide_vectors() -> bool:
-    """Whether vectors of 512 bits are there, and LLVM must be told to prefer them."""
+    """Return whether the CPU has vectors of 512 bits, which LLVM uses only if it is set to prefer them."""
     try:
         version = importlib.metadata.version("jaxlib")
         known = "avx512f" in Path("/proc/cpuinfo").read_text().split()
@@ -182,7 +182,7 @@ def _has_wide_vectors() -> bool:
 
 
 def describe(device: Any) -> dict[str, Any]:
-    """What may change a row: versions, our own code, kind of device, flags of the compiler."""
+    """Return what may change a row: versions, the code of this package, kind of device, compiler flags."""
     import jax
     import numpy
 
@@ -201,7 +201,7 @@ def describe(device: Any) -> dict[str, Any]:
 
 
 def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    """In what two descriptions differ that may move a digit, in words; '' if in nothing."""
+    """Return in words how two descriptions differ in what may change a digit; '' if they do not."""
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if key != "python"]
     return ", ".join(
         f"{key} {theirs.get(key)!r} is not {ours.get(key)!r}"
@@ -211,7 +211,7 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
 
 
 def version() -> str:
-    """The installed version of this package."""
+    """Return the installed version of this package."""
     try:
         return importlib.metadata.version("jaxlsgd")
     except importlib.metadata.PackageNotFoundError:
@@ -219,7 +219,7 @@ def version() -> str:
 
 
 def code() -> str:
-    """A digest of the source that makes rows, which in a checkout a version number does not tell."""
+    """Return a digest of the source that makes rows, which may change in a checkout while the version stays."""
     total = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.*")):
         name = path.relative_to(PACKAGE)
@@ -229,6 +229,6 @@ def code() -> str:
 
 
 def _flags() -> str:
-    """XLA_FLAGS without the number of devices, which changes no row."""
+    """Return XLA_FLAGS without the number of devices, which changes no row."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     return " ".join(sorted(flag for flag in flags if "device_count" not in flag))

@@ -1,7 +1,7 @@
-"""The loss at estimates, on a few observations that belong to the problem and to no replication.
+"""Evaluate the loss at estimates, on a few observations that are the same for all replications.
 
-Made where intervals are read, outside the loop over steps: the engine itself sees gradients alone, and
-those may be zero where the loss is not a number.
+This is done when intervals are read, outside the loop over steps: the engine itself computes only gradients, and
+those may be zero even if the loss is NaN.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ OBSERVATIONS = 32
 
 
 def growth(problem: Problem, dtype: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How much worse the loss is at parameters than at x_0, in units of the mean absolute loss at x_0.
+    """Return the growth of the loss from x_0 to parameters, in units of the mean absolute loss at x_0.
 
-    Observations whose loss at x_0 is infinite say nothing of growth and are left out. Where the loss at
-    x_0 is 0, or there is none, nothing is known and the growth is 0.
+    Observations whose loss at x_0 is not finite are left out. If the loss at x_0 is 0 in all of the others, or there
+    are none, the growth is 0.
 
     Args:
       problem: whose loss it is.
@@ -33,21 +33,21 @@ def growth(problem: Problem, dtype: str, x: NDArray[np.float64]) -> NDArray[np.f
       x: (R, d).
 
     Returns:
-      (R,); NaN where a loss is not a number, infinite where it is beyond all numbers.
+      (R,); NaN if a loss is NaN, infinite if it overflows.
     """
     data = make_data(problem, dtype)
-    # As many of a client's observations as its weight asks for.
+    # A client has a share of the observations in proportion to its weight.
     at = (np.arange(OBSERVATIONS) + 0.5) / OBSERVATIONS
     chosen = np.searchsorted(np.cumsum(problem.weights), at).clip(max=problem.num_clients - 1)
     clients = jax.tree.map(lambda leaf: leaf[chosen], data.clients)
-    with np.errstate(over="ignore"):  # to infinity, where float32 ends
+    with np.errstate(over="ignore"):  # beyond float32, to infinity
         points = np.concatenate([data.init[None], x.astype(dtype)])
     found = np.asarray(_losses(problem.structure(), dtype, clients, points), np.float64)
     return _growth(found[:, :1], found[:, 1:])
 
 
 def _growth(start: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From losses (observations, 1) at x_0 and (observations, R) elsewhere."""
+    """Return the growth from losses (observations, 1) at x_0 and (observations, R) at parameters."""
     use = np.isfinite(start[:, 0])
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         scale = np.abs(start[use]).sum()
@@ -57,7 +57,7 @@ def _growth(start: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _losses(structure: Structure, dtype: str, clients: Any, points: Array) -> Array:
-    """(observations, points)."""
+    """Return the loss of each observation at each point, (observations, points)."""
     functions = structure.flat_functions()
 
     def at(given: tuple[Array, Any]) -> Array:

@@ -1,4 +1,4 @@
-"""What is compiled, and the numbers it runs on."""
+"""The static description of a compiled program, `Program`, and the numbers that it runs on, `ProblemData`."""
 
 from __future__ import annotations
 
@@ -16,49 +16,53 @@ from jaxlsgd.engine.layout import AHEAD_BYTES, BLOCK_STEPS, SLOTS
 
 
 class Loop(NamedTuple):
-    """How a platform wants the loop over steps."""
+    """The form of the loop over steps that suits a platform."""
 
-    prepares: bool = True  # an iteration uses draws that the one before has made
+    prepares: bool = True  # an iteration makes the draws of the next one
     unroll: int = 1  # iterations in one turn of the loop
-    ahead: bool = True  # cells that share their draws have a block's draws made before it
-    dense: bool = False  # few parameters: rounds are always fed to the statistics in the step loop
-    rooms: tuple[int, ...] = SLOTS  # for synchronisations in a block, other than one at every step
+    ahead: bool = True  # if cells share their draws, those of a block are made before it runs
+    dense: bool = False  # the statistics are always updated in the step loop
+    rooms: tuple[int, ...] = (
+        SLOTS  # slots for synchronisations that a block may have, besides one per step
+    )
 
 
-# A CPU would make draws again in every pass that uses them, so that they come from the iteration before. On a
-# GPU every pass is a kernel: there a step's draws are made where they are used, and eight iterations are put into
-# one turn. Compiled for an H100 (linear, K = 10, d = 5), that leaves 3.4 of 7 kernels per step, statistics
-# included, and 210 of 286 bytes per client-step; 20 cells as lanes take 3.3 together, and 84 bytes.
+# On a CPU, XLA would make draws again in every pass that uses them, so the iteration before makes them. On a
+# GPU every pass is a kernel: a step's draws are made in the kernel that uses them, and eight iterations are
+# unrolled. Compiled for an H100 (linear, K = 10, d = 5), that reduces the kernels per step from 7 to 3.4, statistics
+# included, and the bytes per client-step from 286 to 210; 20 cells as lanes take 3.3 kernels together, and 84 bytes.
 LOOPS = {"gpu": Loop(prepares=False, unroll=8, ahead=False, dense=True)}
 OTHER_LOOP = Loop()
-# Where a step is cheap, a second loop that makes its observations again is dearer than statistics at every step:
-# with K = 10 and d = 2 or 5 by a sixth (C5, P(1/2)); with d = 20 they are even, with K = 100 it is 1.4 times faster.
+# If a step is cheap, a second loop that makes its observations again costs more than statistics at every step:
+# a sixth more with K = 10 and d = 2 or 5 (C5, P(1/2)), the same with d = 20; with K = 100 it is 1.4 times as fast.
 FEW_PARAMETERS, FEW_CLIENTS = 10, 32
 
 
 class Program(NamedTuple):
-    """What decides the compiled code, apart from shapes; hashable."""
+    """Everything that decides the compiled code, apart from shapes; hashable."""
 
     structure: Structure
     accumulators: tuple[Accumulator, ...]
     algorithm: Algorithm
     dtype: str
-    draws_ahead: bool = False  # a block's draws are made before it, for all who share them
+    draws_ahead: bool = (
+        False  # a block's draws are made before it runs, for all cells that share them
+    )
     loop: Loop = OTHER_LOOP
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether a statistic asks for the mean gradient."""
+        """Whether a statistic needs the mean gradient."""
         return any(part.needs_gradient for part in self.accumulators)
 
     @property
     def needs_gradient_sum(self) -> bool:
-        """Whether a statistic asks for the sum of a round's mean gradients."""
+        """Whether a statistic needs the sum of a round's mean gradients."""
         return any(part.needs_gradient_sum for part in self.accumulators)
 
     @property
     def needs_hessian(self) -> bool:
-        """Whether a statistic asks for the mean Hessian."""
+        """Whether a statistic needs the mean Hessian."""
         return any(part.needs_hessian for part in self.accumulators)
 
     @property
@@ -68,7 +72,7 @@ class Program(NamedTuple):
 
     @property
     def rooms(self) -> tuple[int, ...]:
-        """Room for synchronisations in a block, other than one at every step."""
+        """Slots for synchronisations that a block may have, besides one per step."""
         return () if self.loop.dense else self.loop.rooms
 
 
@@ -80,11 +84,11 @@ class ProblemData(NamedTuple):
     clients: Any  # leaves (K, ...)
     client_index: Any  # (K,) uint32
     unit: Any  # () 1, see `xla.once`
-    bounds: Any = None  # (K,) uint32, `cohort.weight_bounds` where clients are drawn by weight
+    bounds: Any = None  # (K,) uint32, `core.random.weight_bounds`, if clients are drawn by weight
 
     @property
     def each(self) -> bool:
-        """Whether every replication has clients of its own: weights (n, R), and so on."""
+        """Whether each replication has other clients: weights are then (n, R), and so on."""
         return self.client_index.ndim == 2
 
 
@@ -96,10 +100,10 @@ def make_program(
     shared_draws: bool = False,
     platform: str = "cpu",
 ) -> Program:
-    """Collects the statistics of all methods, each once.
+    """Return the program of a run: the statistics of all methods, each once, and the loop for the platform.
 
-    With `shared_draws` the draws of a block are made ahead, unless they are so many that it costs
-    more than it saves, or the platform would rather make them where they are used.
+    With `shared_draws`, the draws of a block are made before it runs, unless they are so many that this costs
+    more than it saves, or the platform makes them faster in the step that uses them.
     """
     parts = dict.fromkeys(part for method in methods for part in method.accumulators)
     algorithm = algorithm.among(problem.num_clients)
@@ -110,14 +114,14 @@ def make_program(
 
 
 def loop_for(platform: str, problem: Problem, algorithm: Algorithm | None = None) -> Loop:
-    """The loop that a platform wants for a problem.
+    """Return the form of the loop that suits a platform and a problem.
 
-    Statistics in the step loop launch little, but write their d × d matrices at every step: more than the
+    Statistics in the step loop need few launches, but write their d × d matrices at every step: more than the
     step itself writes, unless there are as many clients as parameters.
     """
     loop = LOOPS.get(platform, OTHER_LOOP)
     if algorithm is not None and algorithm.among(problem.num_clients).participation is not None:
-        # Who takes part is known in the step loop alone, which feeds the statistics where rounds begin.
+        # Who takes part is decided in the step loop, so that loop also updates the statistics.
         return loop._replace(dense=True, ahead=False, rooms=())
     d, K = problem.dim, problem.num_clients
     rooms = SLOTS[:1] if d <= FEW_PARAMETERS and K <= FEW_CLIENTS else SLOTS
@@ -125,7 +129,7 @@ def loop_for(platform: str, problem: Problem, algorithm: Algorithm | None = None
 
 
 def make_data(problem: Problem, dtype: str, algorithm: Algorithm | None = None) -> ProblemData:
-    """Casts a problem's numbers to the dtype of the run; adds what the algorithm chooses clients by."""
+    """Cast a problem's numbers to the dtype of the run; add the bounds by which clients are drawn, if any."""
     how = None if algorithm is None else algorithm.participation
 
     def cast(leaf: Any) -> np.ndarray:
@@ -143,13 +147,13 @@ def make_data(problem: Problem, dtype: str, algorithm: Algorithm | None = None) 
 
 
 def block_draws_bytes(problem: Problem) -> int:
-    """Bytes per replication of a block's draws, for a problem that is made of draws."""
+    """Return the bytes per replication of a block's draws, for a problem that declares its draws."""
     assert problem.draws is not None
     return 4 * BLOCK_STEPS * problem.num_clients * sum(map(int, problem.draws))
 
 
 def cast_floats(tree: Any, dtype: str) -> Any:
-    """Casts floating leaves to the dtype of the run."""
+    """Cast floating-point leaves to the dtype of the run."""
     return jax.tree.map(
         lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
     )

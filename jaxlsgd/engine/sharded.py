@@ -1,7 +1,7 @@
 """One program on a mesh of devices: clients spread with one sum per round, replications side by side.
 
-Where a mesh has replications only, its devices run tiles of their own, as without one; this file is for
-those that spread clients as well. See `client_rounds` for what each device does. A mesh may span
+If a mesh has replications only, its devices run tiles of their own, as without a mesh; this file is for
+meshes that spread clients as well. See `client_rounds` for what each device does. A mesh may span
 several processes, all of which must make the same calls.
 """
 
@@ -32,7 +32,7 @@ REPLICATIONS = "replications"
 
 
 def check_mesh(mesh: Any, num_clients: int, algorithm: Algorithm | None = None) -> Mesh:
-    """Refuses a mesh that a simulation cannot use; adds the axis that is missing."""
+    """Return a mesh with both axes; refuse a mesh that a simulation cannot use."""
     if not isinstance(mesh, Mesh):
         raise refusal("mesh", "be a jax.sharding.Mesh", mesh)
     names = mesh.axis_names
@@ -44,8 +44,8 @@ def check_mesh(mesh: Any, num_clients: int, algorithm: Algorithm | None = None) 
             f"mesh: must have at most as many client shards as clients ({num_clients}), got {shards}"
         )
     if shards > 1 and algorithm and algorithm.among(num_clients).participation is not None:
-        # Nothing is gained: each replication steps few clients, and replications fill the devices.
-        rule = f"spread replications and not clients where only some take part ({algorithm.name})"
+        # It would gain nothing: each replication steps few clients, and replications fill the devices.
+        rule = f"spread replications, not clients, if only some take part ({algorithm.name})"
         raise refusal("mesh", rule, dict(mesh.shape))
     devices = mesh.devices if names[0] == REPLICATIONS else mesh.devices.T
     return Mesh(devices.reshape(-1, shards), (REPLICATIONS, CLIENTS))
@@ -69,7 +69,7 @@ class Sharded:
     def run(
         self, words: np.ndarray, plan: Plan, save_at: tuple[int, ...]
     ) -> Iterator[Advanced | Saved]:
-        """Runs one tile at each replication position, from x_0 to the end.
+        """Run one tile at each replication position, from x_0 to the end.
 
         Args:
           words: key words of all replications, (positions · R, 2).
@@ -77,7 +77,7 @@ class Sharded:
           save_at: rounds to read, ascending, the last one T.
 
         Yields:
-          What `run_tile` yields for a cell of number 0.
+          The events of `run_tile`, for cell number 0.
         """
         program, mesh, data = self.program, self.mesh, self.data
         waiting = _Waiting()
@@ -91,15 +91,15 @@ class Sharded:
             for block in each.steps:
                 state = steps(program, mesh, data, keys, state, block)
                 yield from waiting.after(int(np.count_nonzero(block.eta)), state)
-            if each.reading is not None:
+            if each.read is not None:
                 yield from waiting.now(state)
-                found = read(program, mesh, data, keys, state, each.reading)
+                found = read(program, mesh, data, keys, state, each.read)
                 yield Saved(0, save_at.index(each.number), found)
         yield Advanced(0, 1)  # the last evaluation
 
     def measure(self, found: Statistics, method: Estimator, horizon: Horizon) -> Measurement:
-        """One method's measurement of every replication, on every process, as NumPy arrays."""
-        # On one device: see `statistics.measure_states` for what two at once may do on a CPU.
+        """Return one method's measurement of every replication, on every process, as NumPy arrays."""
+        # On one device, because two at once may deadlock on a CPU: see `statistics.measure_states`.
         states = statistics.states_of(self.program, found, method)
         states = jax.tree.map(distributed.whole, states)
         measured = statistics.measure_states(method, self._vector, states, horizon)
@@ -107,19 +107,19 @@ class Sharded:
 
 
 class _Waiting:
-    """Lets calls queue up, but not without limit, and reports how many steps are done."""
+    """A queue of calls with a limit, which reports how many steps are done."""
 
     def __init__(self) -> None:
         self._calls = self._steps = 0
 
     def after(self, steps: int, state: ShardState) -> Iterator[Advanced]:
-        """A call is queued."""
+        """Count a call that was queued; wait for all of them if they are many."""
         self._calls, self._steps = self._calls + 1, self._steps + steps
         if self._calls == WAIT_EVERY:
             yield from self.now(state)
 
     def now(self, state: ShardState) -> Iterator[Advanced]:
-        """Waits for all of them."""
+        """Wait for all calls."""
         jax.block_until_ready(state.federation.params)
         if self._steps:
             yield Advanced(0, self._steps)
@@ -127,10 +127,10 @@ class _Waiting:
 
 
 def pad_clients(data: ProblemData, shards: int) -> ProblemData:
-    """Makes the number of clients a multiple of `shards`.
+    """Make the number of clients a multiple of `shards`.
 
-    A padding client is the last client once more, with the same draws, and of weight 0: it can only
-    diverge where that one does.
+    A padding client is a copy of the last client, with the same draws and weight 0, so that it diverges
+    only if that one does.
     """
     extra = -data.weights.shape[0] % shards
 
@@ -142,12 +142,12 @@ def pad_clients(data: ProblemData, shards: int) -> ProblemData:
     return data._replace(weights=weights, clients=clients, client_index=copies(data.client_index))
 
 
-# How a problem's numbers lie on a mesh.
+# How a problem's numbers are spread over a mesh.
 _DATA = ProblemData(P(), P(CLIENTS), P(CLIENTS), P(CLIENTS), P())  # no `bounds`: all take part
 
 
 def _place(mesh: Mesh, tree: Any, specs: Any) -> Any:
-    """Puts arrays on a mesh, each process its own devices' part."""
+    """Put arrays on a mesh; each process puts the parts of its own devices."""
 
     def put(spec: P, part: Any) -> Any:
         def one(leaf: Any) -> Array:
@@ -162,17 +162,17 @@ def _place(mesh: Mesh, tree: Any, specs: Any) -> Any:
 
 
 def _by_replication(tree: Any) -> Any:
-    """Specs of what is the same on every client shard: the last axis is the replications."""
+    """Return the specs of arrays that are the same on every client shard: the last axis is the replications."""
     return jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), REPLICATIONS), tree)
 
 
 def _by_both(tree: Any) -> Any:
-    """Specs of what differs between client shards: the first axis counts them, or has their parts."""
+    """Return the specs of arrays that differ between client shards: the first axis is spread over them."""
     return jax.tree.map(lambda leaf: P(CLIENTS, *[None] * (leaf.ndim - 2), REPLICATIONS), tree)
 
 
 def _of_statistics(program: Program, vector: Array, states: Statistics) -> Statistics:
-    """Specs of the statistics: what all replications share is everywhere."""
+    """Return the specs of the statistics; what all replications share is on every device."""
 
     def specs(part: Any, state: Any) -> Any:
         axes = statistics.axes_of(part, vector)
@@ -187,7 +187,7 @@ def _of_statistics(program: Program, vector: Array, states: Statistics) -> Stati
 
 
 def _on_mesh(mesh: Mesh, function: Any, in_specs: Any, out_specs: Any) -> Any:
-    # Without the check of what varies over the mesh: it would ask a user's loss for annotations.
+    # Without the check of what varies over the mesh, which would require annotations in a user's loss.
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
@@ -214,7 +214,7 @@ def _specs(program: Program, data: ProblemData) -> ShardState:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def start(program: Program, mesh: Mesh, replications: int, data: ProblemData) -> ShardState:
-    """`client_rounds.start` on every device; `replications` are those of the whole mesh."""
+    """Run `client_rounds.start` on every device; `replications` are those of the whole mesh."""
     here = replications // mesh.shape[REPLICATIONS]
     body = lambda d: client_rounds.start(program, d, here)  # noqa: E731
     return _on_mesh(mesh, body, (_DATA,), _specs(program, data))(data)
@@ -224,7 +224,7 @@ def start(program: Program, mesh: Mesh, replications: int, data: ProblemData) ->
 def deal(
     program: Program, mesh: Mesh, data: Any, words: Array, weights: Array, state: ShardState
 ) -> ShardState:
-    """`federation.dealt` on every device."""
+    """Run `federation.dealt` on every device."""
 
     def body(data: Any, words: Any, weights: Any, state: ShardState) -> ShardState:
         begun = federation.dealt(
@@ -241,7 +241,7 @@ def deal(
 def turn(
     program: Program, mesh: Mesh, data: Any, words: Array, state: ShardState, numbers: Any
 ) -> ShardState:
-    """`client_rounds.turn` on every device."""
+    """Run `client_rounds.turn` on every device."""
     specs = _specs(program, data)
     run = _shards(client_rounds.turn, program, mesh, specs, specs)
     return run(data, words, state, numbers)
@@ -251,7 +251,7 @@ def turn(
 def steps(
     program: Program, mesh: Mesh, data: Any, words: Array, state: ShardState, block: Any
 ) -> ShardState:
-    """`client_rounds.steps` on every device."""
+    """Run `client_rounds.steps` on every device."""
     specs = _specs(program, data)
     run = _shards(client_rounds.steps, program, mesh, specs, specs)
     return run(data, words, state, block)
@@ -261,7 +261,7 @@ def steps(
 def read(
     program: Program, mesh: Mesh, data: Any, words: Array, state: ShardState, numbers: Any
 ) -> tuple[Any, ...]:
-    """`client_rounds.read` on every device."""
+    """Run `client_rounds.read` on every device."""
     specs = _specs(program, data)
     run = _shards(client_rounds.read, program, mesh, specs, specs.statistics)
     return run(data, words, state, numbers)

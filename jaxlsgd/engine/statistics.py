@@ -175,12 +175,12 @@ def with_hessians(
 def mean_hessian(
     program: Program, functions: FlatFunctions, data: ProblemData, clients: Array, seen: Any
 ) -> Array | None:
-    """Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R), if a statistic asks for it."""
+    """Return Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R), if a statistic needs it."""
     return hessian_of(functions, data, clients, seen) if program.needs_hessian else None
 
 
 def hessian_of(functions: FlatFunctions, data: ProblemData, clients: Array, seen: Any) -> Array:
-    """Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R)."""
+    """Return Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R)."""
     found = jax.vmap(xla.over_replications(functions.hessian))(clients, seen)
     if not isinstance(found, OuterProduct):
         return xla.weighted_sum(data.weights, found)

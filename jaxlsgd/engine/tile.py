@@ -1,6 +1,6 @@
 """A tile: many replications of a cell, or of cells that share their draws, on one device.
 
-The host moves from block to block; what there is to tell is yielded.
+The host runs one block after another and yields events.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Advanced(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A cell has reached a saved round. To be read before the next event is asked for."""
+    """A cell has reached a saved round; read its statistics before taking the next event."""
 
     cell: int
     save: int

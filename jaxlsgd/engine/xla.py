@@ -1,6 +1,6 @@
-"""A vmap that keeps its axis last in memory, whatever a user's function does in between.
+"""A vmap that keeps its axis last in memory in every operation (`innermost`), and sums over clients.
 
-`jax.vmap` promises where the axis is in the results, and puts it first in most of what leads up to them. On
+`jax.vmap` fixes the position of the axis in the results only, and puts it first in most intermediate arrays. On
 a CPU the replications are then strided, and nothing is vectorised.
 """
 
@@ -31,7 +31,7 @@ class Varying(NamedTuple):
 class VaryingKeys(NamedTuple):
     """Keys that differ between replications, as two arrays of words (..., R).
 
-    An array of keys has its words last, and replications would be strided.
+    In an array of keys the words are the last axis, and replications would be strided.
     """
 
     high: Any
@@ -44,7 +44,7 @@ class VaryingKeys(NamedTuple):
 
 
 KEY_KIND = "threefry2x32"
-# Operations that may move keys about.
+# Operations that only move keys.
 _MOVES = {p.slice_p, p.squeeze_p, p.reshape_p, p.broadcast_in_dim_p, p.transpose_p, p.copy_p}
 _ELEMENTWISE = {
     *(p.add_p, p.sub_p, p.mul_p, p.div_p, p.max_p, p.min_p, p.neg_p, p.abs_p, p.sign_p, p.sqrt_p),
@@ -60,11 +60,11 @@ def innermost(
     rules: tracing.Rules = tracing.PRODUCTS,
     varying_rules: tracing.Rules | None = None,
 ) -> Callable[..., Any]:
-    """`jax.vmap(function, in_axes, -1)`, operation by operation.
+    """Return `jax.vmap(function, in_axes, -1)`, applied operation by operation.
 
     Args:
       function: of one replication.
-      in_axes: for each argument −1, or None where all replications have the same.
+      in_axes: −1 for each argument, or None for one that all replications share.
       rules: operations to replace, written for one replication.
       varying_rules: operations to replace, written for `Varying`.
     """
@@ -101,7 +101,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _one(value: Any) -> Any:
-    """The shape of one replication's."""
+    """Return the shape of the value of one replication."""
     if not _varies(value):
         return value
     if isinstance(value, VaryingKeys):
@@ -136,7 +136,7 @@ def _evaluate(
 
 
 def _each(equation: core.JaxprEqn, given: list[Any], rules: tracing.Rules) -> Sequence[Any]:
-    """One operation over all replications."""
+    """Apply one operation to all replications."""
     primitive = equation.primitive
     if primitive in _MOVES and isinstance(given[0], VaryingKeys):
         move = lambda words: _each(equation, [Varying(words)], rules)[0].array  # noqa: E731
@@ -153,19 +153,19 @@ def _each(equation: core.JaxprEqn, given: list[Any], rules: tracing.Rules) -> Se
     return [Varying(x) for x in jax.vmap(one, axes, -1)(*arrays)]
 
 
-# Sums over so many clients are one pass; more are first added up in so many shares, none of them small: with 100
+# Up to so many clients are added in one pass; more are first added up in so many shares of a least size: with 100
 # clients under C1, shares make the engine 1.9 (d = 5), 1.7 (d = 20) and 2.0 times (d = 50) as fast as one pass.
 UNROLLED_CLIENTS = 64
 SHARES, LEAST_SHARE = 32, 16
 
 
 def once(x: Array, unit: Array) -> Array:
-    """x, divided by a 1 that the compiler does not know."""
+    """Return x divided by 1 in a way that the compiler cannot simplify, so that x is computed only once."""
     return x / unit
 
 
 def apart(make: Callable[[], Any], unit: Array) -> Any:
-    """What `make` makes, written down, for integers: a branch that the compiler must not look into."""
+    """Return the integers that `make` makes, computed only once: in a branch, which XLA's CPU compiler does not fuse."""
 
     def branch(unit: Array) -> Any:
         empty = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))  # noqa: E731
@@ -175,14 +175,14 @@ def apart(make: Callable[[], Any], unit: Array) -> Any:
 
 
 def weighted_sum(weights: Array, values: Array | Scaled) -> Array:
-    """Σ_k w_k v_k over the leading axis, keeping the replications innermost."""
+    """Return Σ_k w_k v_k over the leading axis, with the replications innermost."""
     if isinstance(values, Scaled):
         return sum_clients(lambda w, s, v: (w * s) * v, weights, values.scale, values.vector)
     return sum_clients(lambda w, v: w * v, weights, values)
 
 
 def sum_clients(term: Callable[..., Array], *values: Array) -> Array:
-    """Σ_k term(values of client k): plain additions of clients, or of equal shares of many clients."""
+    """Return Σ_k term(values of client k), by plain additions of clients, or of equal shares of many clients."""
     count = values[0].shape[0]
     at = lambda place: term(*(value[place] for value in values))  # noqa: E731
     if count <= UNROLLED_CLIENTS:
@@ -198,14 +198,14 @@ def sum_clients(term: Callable[..., Array], *values: Array) -> Array:
 
 
 def over_replications(function: Any, in_axes: Any = -1, out_axes: Any = -1) -> Any:
-    """Vmaps over replications, which are the last axis in memory."""
+    """Vmap a function over replications, which are the last axis in memory."""
     if isinstance(function, Derived):
         return innermost(function)
     return jax.vmap(function, in_axes=in_axes, out_axes=out_axes)
 
 
 def where_flagged(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
-    """`change(state)` where the flag is up (a round ends, say), else the state as it is."""
+    """Return `change(state)` if the flag is set (for example, if a round ends), or else the state unchanged."""
 
     def select(flag: Array, state: Any) -> Any:
         return jax.tree.map(lambda new, old: jnp.where(flag, new, old), change(state), state)
@@ -217,5 +217,5 @@ def where_flagged(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
 
 
 def element(tree: Any, i: Array) -> Any:
-    """Element i of every leaf's leading axis."""
+    """Return element i of the leading axis of every leaf."""
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False), tree)

@@ -6,8 +6,9 @@ n_m(λ, λ') = η_m² Σ_{l<E_m} ((1 − η_mλ)(1 − η_mλ'))^l, the average 
 
     Cov(ȳ_T) = Q [ (1/T²) Σ_m W_m(λ_i) W_m(λ_j) n_m(λ_i, λ_j) S̃_ij ] Qᵀ   (→ ν G⁻¹SG⁻ᵀ/t_T as T → ∞)
 
-and the bias Q [ ρ_1(λ) W_1(λ) ] Qᵀ (x_0 − x*)/T left by its start. The average over observations Σ E_m x̄_m/t_T has W_T = E_T, W_m = E_m + ρ_{m+1}W_{m+1} and
-t_T in place of T. `plug_in` and `random_scaling` use these moments.
+and, from its start at x_0, the bias Q [ ρ_1(λ) W_1(λ) ] Qᵀ (x_0 − x*)/T. For the average over observations,
+Σ E_m x̄_m/t_T, replace W_m by W_T = E_T, W_m = E_m + ρ_{m+1}W_{m+1}, and T by t_T. `plug_in` and `random_scaling`
+use these moments.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ZERO = 1e-6  # of 1 − (1 − ηλ)(1 − ηλ'), in float32
 
 
 class HorizonFactors(NamedTuple):
-    """Factors of each pair of eigenvalues, and of the start, under a plan."""
+    """Factors of the covariance, per pair of eigenvalues, and of the bias from the start, under a plan."""
 
     pair: Array  # (d, d) (1/T²) Σ W_m W_m n_m
     start: Array  # (d,) ρ_1 W_1/T
@@ -34,10 +35,10 @@ class HorizonFactors(NamedTuple):
 def horizon_factors(
     eigenvalues: Array, horizon: Horizon, observations: bool = False
 ) -> HorizonFactors:
-    """Return both factors, by the recursion from the last round back, in O(T d²).
+    """Compute both factors by the recursion from the last round to the first, in O(T d²).
 
-    With `observations` they are those of the average over observations: W_m = E_m + ρ_{m+1}W_{m+1}, and t_T
-    in place of T.
+    With `observations`, they are those of the average over observations: W_m = E_m + ρ_{m+1}W_{m+1}, and t_T
+    instead of T.
     """
     dtype = eigenvalues.dtype
     E, eta = horizon.E.astype(dtype), horizon.eta.astype(dtype)
@@ -59,10 +60,10 @@ def horizon_factors(
 
 
 def scaling_factors(eigenvalues: Array, horizon: Horizon) -> Array:
-    """Return the factors of S̃_ik in E V̂_ik under the plan, (d, d), by one recursion back in O(T d²).
+    """Compute the factors of S̃_ik in E V̂_ik under the plan, (d, d), by a recursion as above in O(T d²).
 
     With w_n = (1/E_n)/Σ1/E, A_nm(λ) = Σ_{m≤l≤n} ρ_{m+1}…ρ_l and D_m = Σ_{n≥m} w_n A_nm(λ)A_nm(λ'),
-    B_m = Σ_{n≥m} w_n (n/T) A_nm the factor is (1/T²) Σ_m n_m (D_m − B_mW'_m − W_mB'_m + W_mW'_m Σ w_n n²/T²).
+    B_m = Σ_{n≥m} w_n (n/T) A_nm, the factor is (1/T²) Σ_m n_m (D_m − B_mW'_m − W_mB'_m + W_mW'_m Σ w_n n²/T²).
     """
     dtype = eigenvalues.dtype
     E, eta = horizon.E.astype(dtype), horizon.eta.astype(dtype)
@@ -73,7 +74,9 @@ def scaling_factors(eigenvalues: Array, horizon: Horizon) -> Array:
     squares = jnp.sum(weight * share * share)
 
     def back(carry: Any, inputs: tuple[Array, ...]) -> tuple[Any, None]:
-        W, F, B, D, after, after_share, total = carry  # each but the sums times ρ_{m+1}
+        W, F, B, D, after, after_share, total = (
+            carry  # all but the sums are multiplied by ρ_{m+1} already
+        )
         E_m, eta_m, weight_m, share_m = inputs
         after, after_share = after + weight_m, after_share + weight_m * share_m
         W, B = jnp.where(E_m > 0, 1 + W, 0), after_share + B

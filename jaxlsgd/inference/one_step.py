@@ -250,7 +250,7 @@ def _anchored_notes(detail: AnchoredDetail) -> tuple[str, ...]:
 
 
 def _notes(detail: OneStepDetail) -> tuple[str, ...]:
-    """What a person should know of a run."""
+    """Return remarks on a run for its user."""
     notes = []
     if (left_out := float(detail.first)) > 0.01:
         notes.append(

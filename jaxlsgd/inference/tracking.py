@@ -1,8 +1,8 @@
-"""Estimators in a training loop of your own: any pytree of parameters goes in, and comes back.
+"""Intervals in a training loop of your own, for parameters in any pytree. Start reading at `track`.
 
-An estimator works on flat vectors. A `Tracker` knows the pytree that you train, so that intervals have its shape
-and names, a function of the parameters has an interval too, and a pytree of another shape is refused. Its state
-is a pytree of arrays: it goes through `jax.jit`, `jax.vmap`, `lax.scan` and any checkpoint.
+An estimator works on flat vectors. A `Tracker` is made for the pytree that you train, so that intervals have its
+shape and names, a function of the parameters has an interval too, and a pytree of another shape is refused. Its
+state is a pytree of arrays, which works with `jax.jit`, `jax.vmap`, `lax.scan` and any checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tracker:
     like: Params  # shapes and dtypes
 
     def init(self, params: Params) -> tuple[Any, ...]:
-        """The state before the first round."""
+        """Return the state before the first round."""
         self._check("params", params)
         return self.estimator.init(ravel_pytree(params)[0])
 
@@ -52,15 +52,15 @@ class Tracker:
         hessian: Any = None,
         anchored: Anchored | None = None,
     ) -> tuple[Any, ...]:
-        """The state after one more round, or one more step where E = 1.
+        """Return the state after one more round, or one more step if E = 1.
 
         Args:
           state: from `init` or `update`.
           params: the average after the round.
           eta: step size of the round.
           E: its local steps.
-          gradient: at `params` on fresh rows, where `estimator.needs_gradient`.
-          hessian: (d, d) at `params` on fresh rows, where `estimator.needs_hessian`; see `hessian`.
+          gradient: at `params` on fresh rows, if `estimator.needs_gradient`.
+          hessian: (d, d) at `params` on fresh rows, if `estimator.needs_hessian`; see `hessian`.
           anchored: what clients evaluated at `anchors(state)` with the rows of the round, for a method with an
             anchor: the sum over steps of the mean gradients, and in a few rounds the mean Hessians at both anchors.
         """
@@ -82,13 +82,13 @@ class Tracker:
         return self._shaped(now), self._shaped(before)
 
     def hessian(self, loss: Callable[..., Any], params: Params, *data: Any) -> Any:
-        """∇² of `loss(params, *data)` for the flattened parameters, (d, d)."""
+        """Return ∇² of `loss(params, *data)` for the flattened parameters, (d, d)."""
         flat, unravel = ravel_pytree(params)
         return jax.hessian(lambda x: loss(unravel(x), *data))(flat)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """One name per parameter: its path in the pytree, and its place in the array."""
+        """One name per parameter: its path in the pytree, and its index in the array."""
         found: list[str] = []
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.like):
             stem = jax.tree_util.keystr(path) or "x"
@@ -104,7 +104,7 @@ class Tracker:
         plan: Plan | None = None,
         side: str = "both",
     ) -> Interval:
-        """Estimate and bounds, each in the shape of the parameters.
+        """Return estimate and bounds, each in the shape of the parameters.
 
         Args:
           state: from `update`.
@@ -120,7 +120,7 @@ class Tracker:
     def _measured(
         self, state: tuple[Any, ...], level: float, plan: Plan | None, side: str
     ) -> tuple[Measurement, Any]:
-        """The measurement and its critical values."""
+        """Return the measurement and its critical values."""
         checks.level(level)
         self.estimator.check_plan(plan)
         horizon = None if plan is None else Horizon.of(plan)
@@ -136,7 +136,7 @@ class Tracker:
         plan: Plan | None = None,
         side: str = "both",
     ) -> Interval:
-        """Interval for a function of the parameters, by the delta method: a contrast, or a prediction.
+        """Return an interval for a function of the parameters, a contrast or a prediction, by the delta method.
 
         Args:
           state: from `update`.
@@ -151,7 +151,7 @@ class Tracker:
     def table(
         self, state: tuple[Any, ...], level: float = 0.95, *, plan: Plan | None = None
     ) -> str:
-        """Names, estimates and intervals as text, with the critical value that was used."""
+        """Return names, estimates and intervals as text, with the critical value that was used."""
         found, q = self._measured(state, level, plan, "both")
         center, half = (np.asarray(one) for one in (found.estimate, q * found.scale))
         head = ["", "estimate", f"[{(1 - level) / 2:.4g}", f"{(1 + level) / 2:.4g}]"]
@@ -163,21 +163,21 @@ class Tracker:
         return "\n".join([align([head, *body], left=(0,)), last])
 
     def _shaped(self, vector: Any) -> Params:
-        """A flat vector in the pytree's shape, in the vector's precision."""
+        """Return a flat vector in the pytree's shape, in the vector's precision."""
         return unravel(jnp.asarray(vector), self.like)
 
     def _check(self, argument: str, tree: Params) -> None:
         if _shapes(tree) != _shapes(self.like):
-            rule = f"have the shape that the tracker was made for, {_told(self.like)}"
-            raise refusal(argument, rule, _told(tree))
+            rule = f"have the shape that the tracker was made for, {_shapes_text(self.like)}"
+            raise refusal(argument, rule, _shapes_text(tree))
 
 
 def track(estimator: Estimator, params: Params) -> Tracker:
-    """An estimator for the parameters of your own loop.
+    """Return an estimator for the parameters of your own loop.
 
     Args:
       estimator: such as `random_scaling("diagonal")`, which needs the path alone, or `one_step()`.
-      params: those that are trained, any pytree of floating arrays.
+      params: the parameters to be trained, any pytree of floating-point arrays.
 
     Returns:
       A `Tracker`: `init`, `update`, `interval`, `function`, `table`.
@@ -217,7 +217,7 @@ def _shapes(tree: Params) -> tuple[Any, ...]:
     return treedef, tuple(tuple(jnp.shape(leaf)) for leaf in leaves)
 
 
-def _told(tree: Params) -> str:
+def _shapes_text(tree: Params) -> str:
     paths = jax.tree_util.tree_leaves_with_path(tree)
     parts = (
         f"{jax.tree_util.keystr(path) or 'x'} {tuple(jnp.shape(leaf))}" for path, leaf in paths

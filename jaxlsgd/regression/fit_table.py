@@ -60,7 +60,7 @@ def fit_table(
       frame: a pandas table, anything with `to_pandas`, a mapping of columns, or the path of a CSV or
         Parquet file.
       response: column to explain.
-      client: column that says whose row it is; None for one client.
+      client: column with the client of each row; None for one client.
       family: "gaussian", "logistic" (0 and 1, or shares between), "poisson", "huber" or "quantile".
       formula: as in "y ~ age + C(ward) + log(dose)", in place of response and features. formulaic evaluates it;
         all but columns, numbers, operators and the functions of `regression.formulas.FUNCTIONS` is refused first.

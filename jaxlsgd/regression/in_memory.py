@@ -12,7 +12,7 @@ from jaxlsgd.regression import local_sgd
 from jaxlsgd.regression.design import Block, Design
 from jaxlsgd.regression.options import STEPS, Options
 from jaxlsgd.regression.pilot import Moments, Whitened, start_from
-from jaxlsgd.regression.result import Along, Finished, Reading, TableFit, assemble, read
+from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
 from jaxlsgd.regression.standardise import by_client, remarks, times
 
 FloatArray = NDArray[np.floating[Any]]
@@ -115,7 +115,7 @@ class _Run:
                 )
         raise AssertionError("the last pass returns")
 
-    def _moments(self, reading: Reading) -> Moments:
+    def _moments(self, reading: MethodReading) -> Moments:
         return self.space.moments_at(self.space.W @ reading.estimate)
 
     def _sample(self, found: Moments) -> FloatArray:

@@ -60,7 +60,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
     if given["local_steps"] is not None:
         checks.count("local_steps", given["local_steps"], 1, STEPS)
     if given["rows"] == "one pass" and given["target"] == "sample":
-        rule = "be reshuffled for the sample: one pass says nothing about rows it meets once"
+        rule = "be reshuffled for the sample: one pass estimates the population, not the minimiser of these rows"
         raise refusal("rows", rule, given["rows"])
     if given["rows"] == "one pass" and given["variance"] == "pooled":
         rule = "be clients in one pass, whose spread is the run's own"

@@ -24,7 +24,7 @@ from jaxlsgd.schedules import Plan
 FloatArray = NDArray[np.floating[Any]]
 
 
-class Reading(NamedTuple):
+class MethodReading(NamedTuple):
     """An estimate, its matrix and its law, in the coordinates of the run."""
 
     method: Estimator
@@ -55,7 +55,7 @@ class Reading(NamedTuple):
         return found + floor
 
 
-def read(method: Estimator, states: Any, plan: Plan) -> Reading:
+def read(method: Estimator, states: Any, plan: Plan) -> MethodReading:
     """Measure a method's states in float64.
 
     Args:
@@ -67,7 +67,9 @@ def read(method: Estimator, states: Any, plan: Plan) -> Reading:
     matrix = np.asarray(matrix, np.float64)
     detail = jax.tree.map(np.asarray, found.detail)
     estimate = np.asarray(found.estimate, np.float64)
-    return Reading(method, estimate, (matrix + matrix.T) / 2, detail, plan, bool(found.floored))
+    return MethodReading(
+        method, estimate, (matrix + matrix.T) / 2, detail, plan, bool(found.floored)
+    )
 
 
 class Along(NamedTuple):
@@ -78,7 +80,7 @@ class Along(NamedTuple):
     run_error: FloatArray  # (d,) the run's own standard error
 
     @classmethod
-    def at(cls, space: Whitened, reading: Reading, round: int) -> Along:
+    def at(cls, space: Whitened, reading: MethodReading, round: int) -> Along:
         """Convert what was read after a round."""
         variance = np.diagonal(space.covariance(reading.matrix))
         error = np.sqrt(np.maximum(variance, 0))
@@ -88,7 +90,7 @@ class Along(NamedTuple):
 class Finished(NamedTuple):
     """A run that has reached its end."""
 
-    readings: list[Reading]  # by method
+    readings: list[MethodReading]  # by method
     samples: list[FloatArray]  # by method, the sample's covariance of the table's coefficients
     left: FloatArray  # (d,) Newton's step from the first estimate to the minimiser of the rows
     sizes: NDArray[np.int64]  # (K,) rows that were met
@@ -108,7 +110,7 @@ class Coefficients:
     estimate: FloatArray  # (d,)
     covariance: FloatArray  # (d, d), for intervals
     run_covariance: FloatArray  # (d, d) the part of it that is due to the run
-    reading: Reading
+    reading: MethodReading
     from_run: bool  # whether the law is the method's, or normal
 
     @property
@@ -323,7 +325,7 @@ def assemble(
 
 
 def _coefficients(
-    space: Whitened, options: Options, reading: Reading, sample: FloatArray
+    space: Whitened, options: Options, reading: MethodReading, sample: FloatArray
 ) -> Coefficients:
     """Return estimate and covariance of the table's coefficients.
 

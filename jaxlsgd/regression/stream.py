@@ -36,7 +36,7 @@ from jaxlsgd.regression.in_memory import DIVERGED, fit_block
 from jaxlsgd.regression.local_sgd import Hosted, on_host
 from jaxlsgd.regression.options import Options
 from jaxlsgd.regression.pilot import Whitened, start_from
-from jaxlsgd.regression.result import Along, Finished, Reading, TableFit, assemble, read
+from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
 from jaxlsgd.regression.standardise import by_client, remarks, times
 
 FloatArray = NDArray[np.floating[Any]]
@@ -185,7 +185,7 @@ class _Stream:
             slower=self.slower,
         )
 
-    def _read(self) -> list[Reading]:
+    def _read(self) -> list[MethodReading]:
         while self.running:
             self._finish()
         plan = local_sgd.plan_of(self.rule, self.rounds)

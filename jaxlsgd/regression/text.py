@@ -1,4 +1,4 @@
-"""A fit as text, HTML, JSON, CSV and LaTeX."""
+"""The result of `fit_table` as text, HTML, JSON, CSV and LaTeX; for `jaxlsgd.fit` see `runs.fit`."""
 
 from __future__ import annotations
 

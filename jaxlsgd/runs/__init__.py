@@ -1,4 +1,5 @@
 """The two functions that run algorithms: `simulate` for many replications, `fit` for one.
 
-`cell` has what both are given, checked, and the way from measurements to rows. Start reading at `simulate`.
+`cell` checks what both are given, and makes rows from measurements. Start reading at `simulate.simulate`. The text of
+`print(fit)` is made in `fit`.
 """

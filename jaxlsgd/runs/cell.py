@@ -188,9 +188,7 @@ class Cell:
     def check_plan(self) -> None:
         """Refuse a plan that does not suit a method, or its law at a level."""
         for method in self.methods:
-            method.check_plan(self.plan)
-            with blaming(method.law.multiplier, f"`law.multiplier` of method {method.name!r}"):
-                method.law.check(self.levels, self.plan)
+            method.check_plan(self.plan, self.levels)
 
     def laid_out(self, rooms: tuple[int, ...]) -> Layout:
         """Return the plan as calls of programs with these rooms."""

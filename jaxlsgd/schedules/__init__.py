@@ -1,6 +1,6 @@
 """Communication schedules (`families`), step sizes, and the `Plan` made of both for a finite horizon.
 
-Start with `families`; `assumptions` checks a plan against the paper's.
+Start with `families`; `assumptions` checks a plan against the assumptions of the paper.
 """
 
 from jaxlsgd.schedules.families import (

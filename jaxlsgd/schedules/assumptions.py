@@ -20,7 +20,7 @@ class Verdict(NamedTuple):
     """One condition, whether it holds, and why."""
 
     label: str
-    verdict: Literal["holds", "fails", "cannot be told"]
+    verdict: Literal["holds", "fails", "undecided"]
     sentence: str
 
 
@@ -48,7 +48,7 @@ def check(plan: Plan) -> AssumptionReport:
 
 
 def _row(label: str, exact: bool, holds: bool, sentence: str) -> Verdict:
-    return Verdict(label, ("holds" if holds else "fails") if exact else "cannot be told", sentence)
+    return Verdict(label, ("holds" if holds else "fails") if exact else "undecided", sentence)
 
 
 def _slope(values: NDArray[Any]) -> float:
@@ -137,4 +137,4 @@ def _warmup_row(plan: Plan) -> Verdict:
         nu = (share + (1 - share) * inverse**2) / (share + (1 - share) * inverse) ** 2
         why += f": ν̂ then tends to {nu:.4g} (without warm-up to {schedule.nu:.4g})"
         why += "" if bounded else ", 3.4(ii) fails, and 3.4(iv) needs only 1/2 < α < 1"
-    return Verdict("warm-up", "cannot be told", why + ".")
+    return Verdict("warm-up", "undecided", why + ".")

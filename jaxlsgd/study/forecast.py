@@ -61,7 +61,7 @@ class Forecast(NamedTuple):
     programs: int  # compiled block programs
     job_bytes: int  # of the largest job: tiles that share their draws
     work: float  # client-steps of all tiles, at full width
-    idle_share: float  # of the work beyond the replications asked for
+    idle_share: float  # of the work, for replications beyond those of the study
 
     def times(self, rate: float, devices: int) -> Times:
         """Return the times at a rate in client-steps per second per device; `measured` is more exact."""
@@ -189,16 +189,16 @@ def _beyond_steps(cell: CellSpec, platform: str) -> int:
     return max(0, cell.tile_size * max(one.bytes for one in found) - max(0, free))
 
 
-def _reading(method: Part, cell: CellSpec) -> cost.Reading:
+def _reading(method: Part, cell: CellSpec) -> cost.ReadingCost:
     return _reading_of(method, cell.problem.fact("dim"), cell.dtype)
 
 
 @functools.lru_cache(maxsize=4096)
-def _reading_of(method: Part, dim: int, dtype: str) -> cost.Reading:
+def _reading_of(method: Part, dim: int, dtype: str) -> cost.ReadingCost:
     try:
-        return cost.reading(method.built().made, dim, dtype)
+        return cost.reading_cost(method.built().made, dim, dtype)
     except Exception:  # of a user's own method: its cell fails with this error in the run
-        return cost.Reading(0, 0, 0)
+        return cost.ReadingCost(0, 0, 0)
 
 
 def _beyond(job: Job, dense: bool) -> int:

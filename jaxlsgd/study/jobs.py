@@ -15,8 +15,6 @@ import jax
 import numpy as np
 
 from jaxlsgd import schedules
-from jaxlsgd.core.checks import blaming
-from jaxlsgd.core.estimator import Estimator
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.engine import cost
@@ -24,13 +22,12 @@ from jaxlsgd.engine.lanes import widths_for
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.runs.cell import Cell
 from jaxlsgd.runs.simulate import Device, Finished, run_cells
-from jaxlsgd.schedules import Plan
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.errors import refusing
 from jaxlsgd.study.parts import Part
 from jaxlsgd.study.study import Study
 
-# A job is lost if its process is killed, and finished if the run is asked to stop, so it must not be long:
+# A job is lost if its process is killed, and finished before a run stops, so it must not be long:
 # this is about half a minute on one core.
 MOST_WORK = 2_000_000_000  # client-steps
 MOST_CELLS = 32
@@ -289,11 +286,4 @@ def check(study: Study) -> None:
             plan = spec.plan()
             spec.saved_rounds(plan.num_rounds)
             for method in spec.methods:
-                _check_plan(method.built().made, plan, spec.levels)
-
-
-def _check_plan(method: Estimator, plan: Plan, levels: tuple[float, ...]) -> None:
-    """Refuse a plan without critical values, which would otherwise be found out after the run."""
-    method.check_plan(plan)
-    with blaming(method.law.multiplier, f"`law.multiplier` of method {method.name!r}"):
-        method.law.check(levels, plan)
+                method.built().made.check_plan(plan, spec.levels)

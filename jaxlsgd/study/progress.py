@@ -1,4 +1,4 @@
-"""Progress of a run: how it is shown, how it is logged, and how it is asked to stop.
+"""Progress of a run: how it is shown, how it is logged, and how it is stopped.
 
 `Stop` ends a run, `SilentProgress` and its subclasses show it, `RunLog` keeps what happened in `run.log`.
 """

@@ -23,7 +23,7 @@ _HIGHEST = re.compile(r'operand_precision(?:=\{highest,highest\}|":\["HIGHEST","
 class Loop(NamedTuple):
     """A while loop: how often it runs, and what it launches each time."""
 
-    trips: int | None  # None where the compiler does not know
+    trips: int | None  # None if unknown to the compiler
     kernels: list[str]  # kind, name and shape of each
     statistics: int  # how many of them feed the statistics, once per round
     collectives: list[str]
@@ -43,15 +43,15 @@ def loops(text: str, scalars: bool) -> list[Loop]:
     for condition, body, rest in _WHILE.findall(text):
         kernels, statistics, moved, shapes = [], 0, 0, {}
         for line in bodies[body].splitlines():
-            told = _INSTRUCTION.match(line)
-            if told:
-                shapes[told[1]] = told[2]
-            if not told or told[3] in _FREE or (_is_scalar(told[2]) and not scalars):
+            match = _INSTRUCTION.match(line)
+            if match:
+                shapes[match[1]] = match[2]
+            if not match or match[3] in _FREE or (_is_scalar(match[2]) and not scalars):
                 continue
-            kernels.append(f"{told[3]} {told[1]} {told[2][:60]}")
+            kernels.append(f"{match[3]} {match[1]} {match[2][:60]}")
             statistics += "/statistics/" in line  # the name that the engine gives that part
-            read = _OPERAND.findall(line[told.end() :].partition(")")[0])
-            moved += _size(told[2]) + sum(_size(shapes.get(name, "")) for name in read)
+            read = _OPERAND.findall(line[match.end() :].partition(")")[0])
+            moved += _size(match[2]) + sum(_size(shapes.get(name, "")) for name in read)
         within = [kind for kind in _COLLECTIVES if f" {kind}" in bodies[body]]
         found.append(Loop(_trips(rest, bodies[condition]), kernels, statistics, within, moved))
     return found
@@ -68,9 +68,9 @@ def _size(shape: str) -> int:
 
 def _trips(rest: str, condition: str) -> int | None:
     """The count that the compiler wrote down; without one, the limit that a counter runs up to."""
-    told = _TRIPS.search(rest)
-    if told:
-        return int(told[1])
+    match = _TRIPS.search(rest)
+    if match:
+        return int(match[1])
     limits = _LIMIT.findall(condition)
     counts = len(limits) == 1 and "direction=LT" in condition and " and(" not in condition
     return int(limits[0]) if counts else None

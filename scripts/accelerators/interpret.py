@@ -53,19 +53,21 @@ class Module:
 
         text = read("*gpu_after_optimizations.txt")
         self._instructions = {
-            told[2]: (told[3], told[4], told[5]) for told in _INSTRUCTION.finditer(text)
+            match[2]: (match[3], match[4], match[5]) for match in _INSTRUCTION.finditer(text)
         }
         entry = text[text.index("\nENTRY ") :]
         self._parameters = {
-            int(told[5].partition(")")[0]): told[2]
-            for told in _INSTRUCTION.finditer(entry)
-            if told[4] == "parameter"
+            int(match[5].partition(")")[0]): match[2]
+            for match in _INSTRUCTION.finditer(entry)
+            if match[4] == "parameter"
         }
-        self._results = next(_operands(told[5]) for told in _INSTRUCTION.finditer(entry) if told[1])
+        self._results = next(
+            _operands(match[5]) for match in _INSTRUCTION.finditer(entry) if match[1]
+        )
         self._places, self._size = _memory(read("*gpu_after_optimizations-buffer-assignment.txt"))
         self._trips = {
-            told[1]: int(told[2])
-            for told in re.finditer(
+            match[1]: int(match[2])
+            for match in re.finditer(
                 r'%([\w.\-]+) = .* while\(.*known_trip_count":\{"n":"(\d+)"', text
             )
         }
@@ -74,10 +76,10 @@ class Module:
             heads[body]: given
             for given, body in re.findall(r" while\(%([\w.\-]+)\).*? body=%([\w.\-]+)", text)
         }
-        told = re.findall(
+        annotated = re.findall(
             r'profile_annotation: "([^"]*)"\n\s*thunk_id: (\d+)', read("thunk_metadata.txt")
         )
-        names = {int(number): what for what, number in told}
+        names = {int(number): what for what, number in annotated}
         self._launches = _launches(read("thunk_sequence_after_thunk_passes.txt"), names)
         texts = (path.read_text() for path in directory.glob(f"*.{name}.*.ptx"))
         kernels = (ptx.Kernel(text) for text in texts if ".entry" in text)  # else constants
@@ -178,10 +180,10 @@ def _memory(text: str) -> tuple[dict[tuple[str, str], Slice], int]:
     places: dict[tuple[str, str], Slice] = {}
     base = end = 256
     for line in text.splitlines():
-        if told := re.match(r"allocation \d+: size (\d+)", line):
-            base, end = end, end + -(-int(told[1]) // 256) * 256
-        elif told := _VALUE.match(line):
-            places[told[1], told[2] or ""] = Slice(base + int(told[4]), int(told[3]))
+        if match := re.match(r"allocation \d+: size (\d+)", line):
+            base, end = end, end + -(-int(match[1]) // 256) * 256
+        elif match := _VALUE.match(line):
+            places[match[1], match[2] or ""] = Slice(base + int(match[4]), int(match[3]))
     return places, end
 
 
@@ -193,13 +195,13 @@ def _launches(text: str, names: dict[int, str]) -> list[Launch]:
         if line.strip() in ("condition:", "body:"):
             skipped = line.strip() == "condition:"
             continue
-        told = _THUNK.match(line)
-        if told and not line.startswith((" ", "\t")):
+        match = _THUNK.match(line)
+        if match and not line.startswith((" ", "\t")):
             now = found
-        if told is None or told[2] in ("CommandBuffer", "Sequential") or skipped:
+        if match is None or match[2] in ("CommandBuffer", "Sequential") or skipped:
             continue
-        blocks = math.prod(int(n) for n in told.groups()[3:]) if told[4] else 0
-        launch = Launch(told[2], names[int(told[1])], told[3], blocks, [])
+        blocks = math.prod(int(n) for n in match.groups()[3:]) if match[4] else 0
+        launch = Launch(match[2], names[int(match[1])], match[3], blocks, [])
         now.append(launch)
         if launch.kind == "While":
             now = launch.body

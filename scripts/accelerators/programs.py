@@ -27,7 +27,7 @@ DIM, CLIENTS, ROUNDS = 5, 10, 5_000
 WIDTHS = (32_768, 65_536)
 MEMORY = {"h100": 80 * 10**9, "tpu": 16 * 10**9}
 SUBLANES = {"h100": 1, "tpu": 8}
-PLATFORMS = {"h100": "gpu", "tpu": "tpu"}  # as the engine knows them
+PLATFORMS = {"h100": "gpu", "tpu": "tpu"}  # as the engine names them
 INTERPRETED = 64  # replications of the block that is run by interpreting its code
 LANES, LANE_REPLICATIONS = 20, 1_000  # the cells of the paper's Table 4, together
 
@@ -264,9 +264,9 @@ def report(target: str, job: Job, replications: int) -> dict[str, Any]:
 
 
 def _bytes(compiled: Any) -> int:
-    told = compiled.memory_analysis()
-    own = told.output_size_in_bytes - told.alias_size_in_bytes
-    return told.argument_size_in_bytes + told.temp_size_in_bytes + own
+    memory = compiled.memory_analysis()
+    own = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes + own
 
 
 def computed(kind: str, device: Any, directory: Path) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def main(steps: int = 20_000) -> list[jaxlsgd.Interval]:
     for seed, one in enumerate(found, start=1):
         print(f"start {seed}: f(0.5) = {one.estimate:.3f} [{one.lower:.3f}, {one.upper:.3f}]")
     centres = np.array([float(one.estimate) for one in found])
-    print(f"between starts: {np.ptp(centres):.3f}, which none of the intervals knows of")
+    print(f"between starts: {np.ptp(centres):.3f}, which none of the intervals includes")
     print(f"the curve behind the rows, for comparison: {np.sin(1.0):.3f}")
     return found
 

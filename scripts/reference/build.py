@@ -257,7 +257,7 @@ def signature_of(node: ast.FunctionDef, known: dict[str, str]) -> inspect.Signat
 
 
 def with_comments(obj: Any, info: Any) -> Any:
-    """Adds the comments beside a class's fields to what pdoc knows of it."""
+    """Add the comments beside a class's fields to pdoc's documentation of it."""
     if not isinstance(obj, type) or not obj.__module__.startswith("jaxlsgd"):
         return info
     source = textwrap.dedent(pdoc.doc_ast.get_source(obj))

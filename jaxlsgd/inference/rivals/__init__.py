@@ -1,4 +1,5 @@
 """Other people's interval methods, carried over to Local SGD, one file each.
 
-Those that need further runs run them as copies of the parameters (`copies`) or a tree (`federation_tree`).
+Methods that need further runs make them as copies of the parameters (`copies`) or as a tree of clients
+(`federation_tree`). Start reading at `growing_batches`.
 """

@@ -147,7 +147,7 @@ def _table(table: Table) -> str:
 def write(results: Results, path: str | Path, other: Results | None = None) -> Path:
     """Write a study as one HTML file that needs nothing else.
 
-    A study that has no rows yet, or not all of them, makes a page that says so.
+    A study that has no rows yet, or not all of them, makes a page with a note on what is missing.
 
     Args:
       results: of a study, also one that is running.

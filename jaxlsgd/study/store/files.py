@@ -100,7 +100,7 @@ def cannot(verb: str, path: Path, error: OSError) -> StoreError:
     reading = verb in ("read", "open")
     hint = "" if reading else _HINTS.get(error.errno or 0, "")
     if reading and error.errno in _DENIED:
-        hint = "; ask its owner for the permission to read it"
+        hint = "; ask its owner for permission to read it"
     kind = Missing if reading and error.errno in (errno.ENOENT, errno.ENOTDIR) else StoreError
     return kind(f"cannot {verb} {path}: {error.strerror or error}{hint}")
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 from jaxlsgd.core.storage import read_regular
 from jaxlsgd.study.store import files, recovery
 from jaxlsgd.study.store.files import Damaged, Missing, StoreError
-from jaxlsgd.study.store.reader import study_of
+from jaxlsgd.study.store.reader import read_manifest
 from jaxlsgd.study.study import Study
 
 LOG, LOG_HEAD = "run.log", "# What the runs in this directory did. jaxlsgd appends to it.\n"
@@ -52,9 +52,9 @@ def look(directory: Path, study: Study, fresh: bool) -> Found:
 
 def _manifest(path: Path) -> Found:
     try:
-        manifest = files.read_json(path)
+        manifest, study = read_manifest(path)
         _check_environments(manifest, path)
-        return Found(manifest, study_of(manifest, path))
+        return Found(manifest, study)
     except Missing:
         return Found(None, None)
     except Damaged as error:
@@ -65,7 +65,7 @@ def _check_environments(manifest: dict[str, Any], path: Path) -> None:
     """Refuse a manifest without the environments that made the rows."""
     found = manifest.get("environments")
     if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
-        raise Damaged(f"{path} is damaged: it does not say what made the rows")
+        raise Damaged(f"{path} is damaged: it has no record of the environments that made the rows")
 
 
 def _without_manifest(directory: Path, names: list[str], study: Study, lost: str) -> Found:

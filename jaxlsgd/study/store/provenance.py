@@ -54,7 +54,7 @@ def settled(
         return {"environments": [environment]}
     if old := other_code(directory, manifest, environment):
         warnings.append(
-            f"rows of other code are kept beside new ones, as asked: {_named(old)}; here "
+            f"rows of other code are kept beside new ones, as allowed: {_named(old)}; here "
             f"{_named(environment)}"
         )
         codes = {"before": old["code"], "now": environment["code"]}

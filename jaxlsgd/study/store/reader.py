@@ -56,7 +56,7 @@ class Results:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         place = Path(directory)
-        manifest, study, warning = _read_manifest(place)
+        manifest, study, warning = _read_or_rebuild(place)
         self._settle(place, study, manifest)
         if warning:
             self._warn(warning)
@@ -202,14 +202,13 @@ class Results:
             raise type(error)(f"{error}; run the study again to rewrite it") from error
 
 
-def _read_manifest(directory: Path) -> tuple[dict[str, Any], Study, str]:
+def _read_or_rebuild(directory: Path) -> tuple[dict[str, Any], Study, str]:
     """Return the manifest and its study, rebuilt from the cells with a warning if need be."""
     from jaxlsgd.study.store import recovery
 
     path = directory / "manifest.json"
     try:
-        manifest = files.read_json(path)
-        return manifest, study_of(manifest, path), ""
+        return *read_manifest(path), ""
     except Missing:
         lost = f"{path} is missing"
         problem = StoreError(f"{directory} holds no study: there is no {path}")
@@ -225,10 +224,11 @@ def _read_manifest(directory: Path) -> tuple[dict[str, Any], Study, str]:
     return manifest, study, warning
 
 
-def study_of(manifest: dict[str, Any], path: Path) -> Study:
-    """Return the study in a manifest."""
+def read_manifest(path: Path) -> tuple[dict[str, Any], Study]:
+    """Read a manifest; return its content and the study in it."""
+    manifest = files.read_json(path)
     try:
-        return Study.read(manifest["study"])
+        return manifest, Study.read(manifest["study"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Damaged(f"{path} is damaged: it holds no study ({error})") from error
 

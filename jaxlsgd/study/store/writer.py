@@ -298,7 +298,7 @@ class Writer:
             asked = self._recovered(path, study, found.lost)
         if asked > study.replications:
             self.warnings.append(
-                f"{self.directory} already asks for {asked} replications and keeps them"
+                f"{self.directory} already has a study of {asked} replications, which are all kept"
             )
             study = dataclasses.replace(study, replications=asked)
         created = str(manifest.get("created", "")) or provenance.now()

@@ -37,7 +37,7 @@ function legend() {
   });
 }
 
-// What needs the truth cannot be chosen where nobody knows it.
+// Measures that need the truth cannot be chosen if the truth is unknown.
 function withoutTruth() {
   for (const input of document.querySelectorAll("figure input[type=radio]")) {
     if (input.value === "length") input.checked = true;
