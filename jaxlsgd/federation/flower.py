@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.federation import client
+from jaxlsgd.federation import client, server
 from jaxlsgd.federation.client import FinalMessage, RoundMessage
 
 try:
@@ -43,7 +42,9 @@ try:
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Result, Strategy
 except ImportError as error:
-    raise ImportError("jaxlsgd.federation.flower needs Flower: pip install 'jaxlsgd[flower]'") from error
+    raise ImportError(
+        "jaxlsgd.federation.flower needs Flower: pip install 'jaxlsgd[flower]'"
+    ) from error
 
 SENT = "jaxlsgd"  # the ArrayRecord of anchors, and of a client's sums
 ASKED = "jaxlsgd.asked"  # the ConfigRecord of what a client is asked for
@@ -123,7 +124,9 @@ class InferenceMod:
         try:
             reply = call_next(message, context)
             if not reply.has_error():
-                reply.content[SENT] = self._sums(self._steps.get(), anchors, bool(asked["hessians"]))
+                reply.content[SENT] = self._sums(
+                    self._steps.get(), anchors, bool(asked["hessians"])
+                )
         except ValueError as error:
             return _failed(message, error)
         finally:
@@ -138,7 +141,13 @@ class InferenceMod:
             raise refusal("observed", "have equally many rows in each step", sorted(sizes))
         rows = jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
         made = client.round_message(
-            self.loss, rows, anchors, steps=len(steps), examples=1, hessians=hessians, **self.options
+            self.loss,
+            rows,
+            anchors,
+            steps=len(steps),
+            examples=1,
+            hessians=hessians,
+            **self.options,
         )
         return round_record(made)
 
@@ -158,7 +167,9 @@ def round_record(message: RoundMessage) -> ArrayRecord:
 
 def final_record(message: FinalMessage) -> ArrayRecord:
     """Return a client's final message as the `ArrayRecord` "jaxlsgd" of its reply."""
-    return _record({**{name: getattr(message, name) for name in _FINAL}, "examples": message.examples})
+    return _record(
+        {**{name: getattr(message, name) for name in _FINAL}, "examples": message.examples}
+    )
 
 
 def _record(parts: Mapping[str, Any]) -> ArrayRecord:
@@ -172,3 +183,356 @@ def _with_prefix(record: ArrayRecord, prefix: str) -> Arrays:
 
 def _failed(message: Message, error: Exception) -> Message:
     return Message(Error(code=_RAISED, reason=str(error)), reply_to=message)
+
+
+@dataclasses.dataclass
+class InferenceResult(Result):
+    """Flower's result, with the table and what it was made from."""
+
+    table: str = ""
+    fit: server.FederationFit | None = None  # from the final messages; None if rows are fresh
+    stopped_after: int | None = None  # the round in which the run was sure enough
+    remarks: tuple[str, ...] = ()  # who was left out, and why
+
+
+class TakingPart(NamedTuple):
+    """Who took part in a round."""
+
+    server_round: int  # 0 for the final messages
+    examples: Mapping[int, float]  # by node
+    left_out: Mapping[int, str]  # by node, why
+
+    @property
+    def when(self) -> str:
+        """The round in words."""
+        return f"round {self.server_round}" if self.server_round else "final message"
+
+
+class InferenceStrategy(Strategy):
+    """Wraps a strategy, and adds intervals to its metrics and a table to its result.
+
+    The server sends E and η to clients, in the `ConfigRecord` that their train function reads. Replies that cannot be used (not
+    finite, of another shape, without rows or without sums) are left out with a warning that names the node and the reason,
+    before the wrapped strategy averages; failed replies and missing ones are recorded and survived. The metrics of each
+    round have `jaxlsgd.estimate`, `jaxlsgd.lower`, `jaxlsgd.upper` (infinite until there is an interval), one per parameter in
+    the order of `names`, and `jaxlsgd.sure-enough`.
+
+    Args:
+      strategy: any strategy of Flower's Message API.
+      E: local steps per round, or `round → steps`.
+      eta: step size, or `round → step size`.
+      rows: "fresh" if clients meet no row twice, "reused" if they go over the same rows again. With "reused" the intervals
+        of single rounds are about these rows, and the table at the end, from the final messages, is about the population.
+      clients: "given" or "sampled", for the table at the end; see `jaxlsgd.federation.finish`.
+      level: of intervals.
+      enough: stop when the half-widths of all parameters are at most this; None for never. Flower's loop cannot be left, so
+        the rounds after it send nothing. It is a width that is waited for, not a result.
+      weighted_by_key: metric with the weight of a client; that of the wrapped strategy if it has one.
+
+    Example::
+
+        strategy = InferenceStrategy(FedAvg(), E=5, eta=lambda m: 0.5 / m**0.505, rows="reused")
+        result = strategy.start(grid, initial_arrays=ArrayRecord([x]), num_rounds=100)
+        print(result.table)
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        E: int | Callable[[int], int],
+        eta: float | Callable[[int], float],
+        rows: str,
+        clients: str = "given",
+        level: float = 0.95,
+        enough: float | None = None,
+        weighted_by_key: str | None = None,
+    ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise refusal("strategy", "be a Strategy of flwr.serverapp.strategy", strategy)
+        if not callable(E):
+            checks.count("E", E)
+        if not callable(eta):
+            checks.positive("eta", eta)
+        self.strategy = strategy
+        self.E: Callable[[int], int] = E if callable(E) else lambda _: E
+        self.eta: Callable[[int], float] = eta if callable(eta) else lambda _: eta
+        self.rows = checks.choice("rows", rows, ("fresh", "reused"))
+        self.clients = checks.choice("clients", clients, server.CLIENTS)
+        self.level = checks.level(level)
+        self.enough = None if enough is None else checks.positive("enough", enough)
+        self.weighted_by_key = weighted_by_key or getattr(
+            strategy, "weighted_by_key", "num-examples"
+        )
+        self.state: server.ServerState | None = None
+        self.took_part: list[TakingPart] = []
+        self.stopped_after: int | None = None
+        self._asked: tuple[set[int], bool] = (
+            set(),
+            False,
+        )  # nodes of this round, whether for Hessians
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per parameter, in the order of all lists of numbers."""
+        return self._begun().tracker.names
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Who was left out, and why, one sentence per round and reason."""
+        told = [
+            f"{one.when}: node {node} was left out: {reason}"
+            for one in self.took_part
+            for node, reason in one.left_out.items()
+        ]
+        return (*told, *self._begun().remarks)
+
+    def summary(self) -> None:
+        """Log what is wrapped, and how."""
+        about = f"rows {self.rows}, clients {self.clients}, level {self.level:g}"
+        log(INFO, "\t├──> Intervals around %s: %s", type(self.strategy).__name__, about)
+        self.strategy.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Add E, η and the anchors to the messages of the wrapped strategy."""
+        if self.stopped_after is not None:
+            return []
+        if self.state is None:
+            self.state = server.begin(_params(arrays), rows=self.rows)
+        config[E_KEY] = checks.count("E", self.E(server_round))
+        config[ETA_KEY] = checks.positive("eta", self.eta(server_round))
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        sent = server.broadcast(self.state)
+        for message in messages:
+            message.content = _asking(message.content, sent.anchors, hessians=sent.hessians)
+        self._asked = {one.metadata.dst_node_id for one in messages}, sent.hessians
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Take the clients' sums out of their replies, let the wrapped strategy average, and add intervals."""
+        state = self._begun()
+        if self.stopped_after is not None:
+            return None, None
+        usable: dict[int, RoundMessage] = {}
+        left_out: dict[int, str] = {}
+        passed: list[Message] = []
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                left_out[node] = f"it failed: {reply.error.reason}"
+                passed.append(reply)  # which strategies count and log
+                continue
+            try:
+                usable[node] = self._read(reply, state)
+                passed.append(reply)
+            except ValueError as error:
+                left_out[node] = str(error)
+        nodes, _ = self._asked
+        left_out.update(dict.fromkeys(nodes - usable.keys() - left_out.keys(), "no reply came"))
+        for node, reason in left_out.items():
+            log(WARNING, "round %d: node %d was left out: %s", server_round, node, reason)
+        examples = {node: one.examples for node, one in usable.items()}
+        self.took_part.append(TakingPart(server_round, examples, left_out))
+        arrays, metrics = self.strategy.aggregate_train(server_round, passed)
+        if usable:
+            self.state = server.receive(
+                state,
+                {str(node): one for node, one in usable.items()},
+                eta=self.eta(server_round),
+                params=state.params if arrays is None else _params(arrays),
+            )
+        return arrays, self._with_intervals(server_round, metrics, len(usable), len(left_out))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Evaluate as the wrapped strategy does, until the run is sure enough; in the round of that, once more."""
+        if self.stopped_after is not None and server_round > self.stopped_after:
+            return []
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Aggregate as the wrapped strategy does."""
+        if self.stopped_after is not None and server_round > self.stopped_after:
+            return None
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> InferenceResult:
+        """Run as Flower does, ask all clients once more for their final messages, and return the table with the result."""
+        result = super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+        table, fit = self.finish(grid, timeout=timeout)
+        log(INFO, "")
+        for line in table.splitlines():
+            log(INFO, "\t%s", line)
+        parts = {one.name: getattr(result, one.name) for one in dataclasses.fields(Result)}
+        return InferenceResult(
+            **parts, table=table, fit=fit, stopped_after=self.stopped_after, remarks=self.remarks
+        )
+
+    def finish(
+        self, grid: Grid, *, timeout: float = 3600
+    ) -> tuple[str, server.FederationFit | None]:
+        """Return the table, and what it was made from; for loops that are not `start`."""
+        state = self._begun()
+        if self.rows == "fresh":
+            return state.tracker.table(state.tracked, self.level), None
+        x = server.estimate(state)
+        nodes = sorted(grid.get_node_ids())
+        content = _asking(RecordDict(), (x, x), final=True)
+        asked = [Message(content, dst_node_id=one, message_type=MessageType.TRAIN) for one in nodes]
+        final: dict[str, FinalMessage] = {}
+        left_out: dict[int, str] = {}
+        for reply in grid.send_and_receive(asked, timeout=timeout):
+            node = reply.metadata.src_node_id
+            try:
+                final[str(node)] = _read_final(reply, len(client.flatten(x)))
+            except ValueError as error:
+                left_out[node] = str(error)
+        for node in nodes:
+            if str(node) not in final:
+                reason = left_out.setdefault(node, "no reply came")
+                log(WARNING, "final message: node %d was left out: %s", node, reason)
+        self.took_part.append(
+            TakingPart(0, {int(k): one.examples for k, one in final.items()}, left_out)
+        )
+        known = {*map(str, nodes), *state.examples}
+        fit = server.finish(
+            state, final, clients=self.clients, expected=sorted(known), level=self.level
+        )
+        return str(fit), fit
+
+    def _begun(self) -> server.ServerState:
+        if self.state is None:
+            raise refusal("strategy", "have had a round", "none")
+        return self.state
+
+    def _read(self, reply: Message, state: server.ServerState) -> RoundMessage:
+        """Return a client's sums, and take them out of its reply; refuse what cannot be used."""
+        content = reply.content
+        records = {key: one for key, one in content.items() if key != SENT}
+        if SENT not in content.array_records:
+            raise refusal("reply", "have the sums that InferenceMod adds", "none")
+        sums = {key: one.numpy() for key, one in content.array_records[SENT].items()}
+        reply.content = RecordDict(records)
+        models = list(reply.content.array_records.values())
+        if len(models) != 1:
+            raise refusal("reply", "have one ArrayRecord with the model", len(models))
+        _check_model(_params(models[0]), state.params)
+        weight = _weight(reply, self.weighted_by_key)
+        shapes = {"gradient_sum": 1, "hessian": 2, "hessian_before": 2}
+        dim, needed = len(client.flatten(state.params)), _ROUND if self._asked[1] else _ROUND[:1]
+        parts = {name: _part(sums, name, (dim,) * shapes[name]) for name in needed}
+        steps = checks.count("steps", _whole(sums, "steps"))
+        seen = (
+            checks.count("observations", _whole(sums, "observations"), 1) if len(parts) > 1 else 0
+        )
+        return RoundMessage(None, weight, steps, **parts, observations=seen)
+
+    def _with_intervals(
+        self, server_round: int, metrics: MetricRecord | None, used: int, left_out: int
+    ) -> MetricRecord:
+        state = self._begun()
+        d = len(client.flatten(state.params))
+        if state.rounds < 2:
+            center, low, high = (
+                client.flatten(state.params),
+                np.full(d, -np.inf),
+                np.full(d, np.inf),
+            )
+        else:
+            found = state.tracker.interval(state.tracked, self.level)
+            center, low, high = (client.flatten(part) for part in found)
+        sure = self.enough is not None and bool(np.all(high - low <= 2 * self.enough))
+        if sure:
+            self.stopped_after = server_round
+            log(
+                INFO, "round %d: sure enough, all half-widths at most %g", server_round, self.enough
+            )
+        told = MetricRecord() if metrics is None else metrics
+        told["jaxlsgd.estimate"] = center.tolist()
+        told["jaxlsgd.lower"], told["jaxlsgd.upper"] = low.tolist(), high.tolist()
+        told["jaxlsgd.sure-enough"] = int(sure)
+        told["jaxlsgd.clients"], told["jaxlsgd.left-out"] = used, left_out
+        return told
+
+
+def _params(arrays: ArrayRecord) -> Arrays:
+    return {key: one.numpy() for key, one in arrays.items()}
+
+
+def _asking(
+    content: RecordDict,
+    anchors: tuple[Arrays, Arrays],
+    *,
+    hessians: bool = False,
+    final: bool = False,
+) -> RecordDict:
+    """Return a message's content with the anchors in it; a strategy may give all its messages one content."""
+    now, before = anchors
+    arrays = {f"anchor:{key}": value for key, value in now.items()}
+    if hessians:
+        arrays |= {f"before:{key}": value for key, value in before.items()}
+    asked = ConfigRecord({"hessians": hessians, "final": final})
+    return RecordDict({**dict(content.items()), SENT: _record(arrays), ASKED: asked})
+
+
+def _check_model(found: Arrays, like: Arrays) -> None:
+    shapes = {key: np.shape(value) for key, value in like.items()}
+    if (got := {key: value.shape for key, value in found.items()}) != shapes:
+        raise refusal("model", f"have arrays {shapes}", got)
+    if not np.isfinite(client.flatten(found)).all():
+        raise refusal("model", "be finite", "NaN or infinity")
+
+
+def _weight(reply: Message, key: str) -> int:
+    """Return the weight of a client, which its one MetricRecord has."""
+    records = list(reply.content.metric_records.values())
+    if len(records) != 1 or key not in records[0]:
+        raise refusal("reply", f"have one MetricRecord with {key!r}", [sorted(r) for r in records])
+    value = records[0][key]
+    found = checks.positive(key, value)
+    return int(found) if float(found).is_integer() else found  # pyright: ignore[reportReturnType]
+
+
+def _part(sums: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    if name not in sums:
+        raise refusal("reply", f"have {name}, which was asked for", sorted(sums))
+    found = np.asarray(sums[name], np.float64)
+    if found.shape != shape:
+        raise refusal(name, f"have shape {shape}", found.shape)
+    if not np.isfinite(found).all():
+        raise refusal(name, "be finite", "NaN or infinity")
+    return found
+
+
+def _whole(sums: Mapping[str, np.ndarray], name: str) -> int:
+    value = float(_part(sums, name, ()))
+    return int(value) if value.is_integer() else 0
+
+
+def _read_final(reply: Message, dim: int) -> FinalMessage:
+    if reply.has_error():
+        raise ValueError(f"it failed: {reply.error.reason}")
+    if SENT not in reply.content.array_records:
+        raise refusal("reply", "have the final message that InferenceMod sends", "none")
+    sums = {key: one.numpy() for key, one in reply.content.array_records[SENT].items()}
+    shapes = {"score": 1, "covariance": 2, "hessian": 2}
+    parts = {name: _part(sums, name, (dim,) * shapes[name]) for name in _FINAL}
+    return FinalMessage(checks.count("examples", _whole(sums, "examples")), **parts)
