@@ -392,7 +392,7 @@ class InferenceStrategy(Strategy):
         """Return the table, and what it was made from; for loops that are not `start`."""
         state = self._begun()
         if self.rows == "fresh":
-            return state.tracker.table(state.tracked, self.level), None
+            return self._table_of_rounds(state), None
         x = server.estimate(state)
         nodes = sorted(grid.get_node_ids())
         content = _asking(RecordDict(), (x, x), final=True)
@@ -412,11 +412,19 @@ class InferenceStrategy(Strategy):
         self.took_part.append(
             TakingPart(0, {int(k): one.examples for k, one in final.items()}, left_out)
         )
+        if not final:
+            told = "No client sent a final message: nothing is said about the population."
+            return f"{self._table_of_rounds(state)}\n{told}", None
         known = {*map(str, nodes), *state.examples}
         fit = server.finish(
             state, final, clients=self.clients, expected=sorted(known), level=self.level
         )
         return str(fit), fit
+
+    def _table_of_rounds(self, state: server.ServerState) -> str:
+        if state.rounds < 2:
+            return "No interval: fewer than two rounds had a reply that could be used."
+        return state.tracker.table(state.tracked, self.level)
 
     def _begun(self) -> server.ServerState:
         if self.state is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from jaxlsgd.federation.flower import InferenceMod
@@ -36,5 +36,5 @@ def train(message: Message, context: Context) -> Message:
         mod.observed(rows)
     metrics = MetricRecord({"num-examples": len(y)})
     return Message(
-        RecordDict({"arrays": ArrayRecord({"x": x}), "metrics": metrics}), reply_to=message
+        RecordDict({"arrays": ArrayRecord({"x": Array(x)}), "metrics": metrics}), reply_to=message
     )
