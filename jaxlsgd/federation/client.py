@@ -191,7 +191,9 @@ def _refuse_few(argument: str, count: int, dim: int, allowed: bool) -> None:
         raise refusal(argument, rule, count, "; few_rows=True sends it all the same")
 
 
-def _scores(loss: str | RowLoss, params: Params, rows: Rows, numbers: Sequence[float]) -> FloatArray:
+def _scores(
+    loss: str | RowLoss, params: Params, rows: Rows, numbers: Sequence[float]
+) -> FloatArray:
     """Return the gradient of every row, (n, d)."""
     if isinstance(loss, str):
         part, A, y, x = _family(loss, params, rows, numbers)
@@ -200,7 +202,9 @@ def _scores(loss: str | RowLoss, params: Params, rows: Rows, numbers: Sequence[f
         return np.asarray(_jax_scores(loss, _wide(params), _wide(rows)), np.float64)
 
 
-def _hessian(loss: str | RowLoss, params: Params, rows: Rows, numbers: Sequence[float]) -> FloatArray:
+def _hessian(
+    loss: str | RowLoss, params: Params, rows: Rows, numbers: Sequence[float]
+) -> FloatArray:
     """Return the mean Hessian, (d, d)."""
     if isinstance(loss, str):
         part, A, y, x = _family(loss, params, rows, numbers)

@@ -29,18 +29,28 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
 from jaxlsgd.core.estimator import SIDES, Anchored, Estimator, Interval, JointLaw
 from jaxlsgd.core.problem import unravel
-from jaxlsgd.federation.agreement import Agreement, agree, constant_within_clients, jackknife
+from jaxlsgd.federation.agreement import (
+    Agreement,
+    Stacked,
+    agree,
+    client_weights,
+    constant_within_clients,
+    jackknife,
+    stack,
+)
 from jaxlsgd.federation.client import FinalMessage, RoundMessage, flatten
 from jaxlsgd.inference import joint
-from jaxlsgd.inference.anchored_rounds import bin_hessians
+from jaxlsgd.inference.anchored_rounds import bin_hessians, next_edge
 from jaxlsgd.inference.one_step import one_step
-from jaxlsgd.inference.tracking import Tracker, track
+from jaxlsgd.inference.tracking import Tracker, parameter_names, track
 
 FloatArray = NDArray[np.float64]
 Params = Any
 ABOUT = ("population", "rows")
 CLIENTS = ("given", "sampled")
-FAR = 0.5  # standard errors that the last step may be long before another final message is asked for
+FAR = (
+    0.5  # standard errors that the last step may be long before another final message is asked for
+)
 
 
 class Broadcast(NamedTuple):
@@ -117,9 +127,11 @@ def receive(
         return dataclasses.replace(
             state, rounds=state.rounds + 1, remarks=(*state.remarks, *remarks, told)
         )
-    p = _weights(good, weights)
+    p = client_weights({name: one.examples for name, one in good.items()}, weights)
     E = max(1, round(float(sum(w * one.steps for w, one in zip(p, good.values(), strict=True)))))
-    mean = sum(w * E / one.steps * one.gradient_sum for w, one in zip(p, good.values(), strict=True))
+    mean = sum(
+        w * E / one.steps * one.gradient_sum for w, one in zip(p, good.values(), strict=True)
+    )
     if params is None:
         flat = sum(w * flatten(one.params) for w, one in zip(p, good.values(), strict=True))
         params = _shaped(flat, state.params)
@@ -128,7 +140,7 @@ def receive(
     tracked = state.tracker.update(
         state.tracked, params, eta=eta, E=E, anchored=Anchored(total, here, before, seen)
     )
-    now = state.tracker.bin(tracked)
+    now = int(_clock(state.tracker, tracked).bin)
     count = (state.hessians if now == state.bin else 0) + (here is not None)
     return dataclasses.replace(
         state,
@@ -154,7 +166,7 @@ def estimate(state: ServerState) -> Params:
 
 def finish(
     at: Params | ServerState,
-    messages: Mapping[str, FinalMessage],
+    messages: Mapping[str, FinalMessage] | None,
     *,
     about: str = "population",
     clients: str = "given",
@@ -169,6 +181,7 @@ def finish(
     Args:
       at: where clients evaluated them: parameters, or the server's state, of which `estimate(state)` is meant.
       messages: by client. Those that are not finite, of another shape or without rows are left out, with words.
+        None for what the rounds alone say: about the population if rows were fresh, else about these rows only.
       about: "population", from which each client's rows are a sample; or "rows", the minimiser of these rows.
       clients: "given", the population is made of these clients; or "sampled", they are a sample of clients, and
         intervals are about the mean over all that there might be, with Student's t of K − 1 degrees of freedom.
@@ -184,7 +197,57 @@ def finish(
         messages = {name: final_message("logistic", rows, params) for name, rows in clients.items()}
         print(finish(params, messages))
     """
-    raise NotImplementedError
+    checks.level(level)
+    checks.choice("about", about, ABOUT)
+    checks.choice("clients", clients, CLIENTS)
+    state = at if isinstance(at, ServerState) else None
+    params = at if state is None else estimate(state)
+    labels = _names(params, names)
+    remarks = () if state is None else state.remarks
+    fresh = state is not None and state.tracker.rows == "fresh"
+    if about == "rows" or messages is None or fresh:
+        return _from_rounds(state, messages, about, clients, labels, level, remarks)
+    good, left_out = _usable_final(messages, len(labels))
+    absent = [name for name in expected if name not in messages]
+    left_out += [f"client {name} sent no final message, and is left out" for name in absent]
+    if not good:
+        raise refusal("messages", "have a usable one; " + "; ".join(left_out or ["none came"]), {})
+    if clients == "sampled" and len(good) < 3:
+        raise refusal("messages", 'be of at least 3 clients for clients="sampled"', len(good))
+    data = stack(good, weights)
+    inverse = _inverse(data.G)
+    step = -inverse @ data.mean_score
+    moved = data.moved(step)
+    V = jackknife(moved) if clients == "sampled" else inverse @ data.noise @ inverse.T
+    df = float(len(good) - 1) if clients == "sampled" else np.inf
+    remainder = float(np.max(np.abs(step) / np.sqrt(np.diagonal(V))))
+    notes = [*remarks, *left_out]
+    x = flatten(params)
+    if correct:
+        x = x + step
+        if remainder > FAR:
+            notes.append(
+                f"messages were evaluated {remainder:.2g} standard errors from the minimiser: take "
+                "final messages again at fit.params, and finish again"
+            )
+    else:
+        own, own_df = _run(state, "correct")
+        V, df = _sum_of_variances(V, df, own, own_df)
+    notes += _sampled_notes(data, labels, len(good)) if clients == "sampled" else []
+    return FederationFit(
+        names=labels,
+        estimate=x,
+        covariance=V,
+        df=df,
+        about=about,
+        clients=clients,
+        level=level,
+        messages=_messages(moved),
+        weights=dict(zip(moved.names, moved.p.tolist(), strict=True)),
+        like=params,
+        remainder=remainder if correct else 0.0,
+        notes=tuple(notes),
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,5 +264,303 @@ class FederationFit:
     messages: Mapping[str, FinalMessage]  # at the estimate: scores moved there by the Hessians
     weights: Mapping[str, float]
     like: Params
-    remainder: float  # length of the last step in standard errors; 0 if exact
+    remainder: float  # length of the last step in standard errors
     notes: tuple[str, ...]
+
+    @property
+    def params(self) -> Params:
+        """The estimate in the shape of the model."""
+        return _shaped(self.estimate, self.like)
+
+    @property
+    def std_error(self) -> FloatArray:
+        """Standard errors, (d,)."""
+        return np.sqrt(np.diagonal(self.covariance))
+
+    @property
+    def p_values(self) -> FloatArray:
+        """Two-sided p-values of no effect, (d,)."""
+        return self._tail(self.estimate / self.std_error)
+
+    def interval(self, level: float | None = None, side: str = "both") -> Interval:
+        """Return intervals of all parameters, (d,).
+
+        Args:
+          level: that of the fit if None.
+          side: "both", or the only bound that is finite: "lower" or "upper".
+        """
+        half = self._multiplier(self.level if level is None else level, side) * self.std_error
+        return Interval.around(self.estimate, half, side)
+
+    def function(
+        self, g: Callable[[Params], Any], level: float | None = None, side: str = "both"
+    ) -> Interval:
+        """Return an interval for a function of the parameters by the delta method: a contrast, or a prediction.
+
+        Args:
+          g: `params → number or vector`, differentiable by JAX.
+          level: that of the fit if None.
+          side: as in `interval`.
+        """
+        level = self.level if level is None else level
+        return joint.function(self._joint(), lambda x: g(_shaped(x, self.like)), level, side)
+
+    def test(
+        self, contrasts: ArrayLike | None = None, null: ArrayLike = 0.0, level: float | None = None
+    ) -> joint.JointTest:
+        """Test Rx* = r, all parameters at once if no contrasts R are given."""
+        level = self.level if level is None else level
+        return joint.joint_test(self._joint(), contrasts, null, level)
+
+    def agreement(self, level: float | None = None) -> Agreement:
+        """Return whether the clients agree, see `agree`."""
+        if not self.messages:
+            raise refusal("messages", "have been given to finish, to compare clients", None)
+        return agree(
+            self.messages,
+            estimate=self.estimate,
+            weights=self.weights,
+            names=self.names,
+            level=self.level if level is None else level,
+        )
+
+    @property
+    def sampling(self) -> FloatArray:
+        """The sampling covariance, for `Tracker.interval(..., sampling=...)`."""
+        return self.covariance
+
+    @property
+    def verdict(self) -> str:
+        """What the intervals are about, in words."""
+        if self.about == "rows":
+            return "about the minimiser of these rows, and not the population that they come from"
+        if self.clients == "sampled":
+            return "about the mean of all clients that these are a sample of"
+        return "about the population of these clients, each client's rows a sample of it"
+
+    def table(self, level: float | None = None) -> str:
+        """Return names, estimates, standard errors, p-values and intervals as text, with the verdict and all notes."""
+        level = self.level if level is None else level
+        low, high = self.interval(level)[1:]
+        tails = (f"[{(1 - level) / 2:.4g}", f"{(1 + level) / 2:.4g}]")
+        head = ["", "estimate", "std. error", "p", *tails]
+        columns = (self.estimate, self.std_error, self.p_values, low, high)
+        body = [
+            [name, f"{x:.5g}", f"{se:.4g}", f"{p:.3g}", f"{a:.5g}", f"{b:.5g}"]
+            for name, x, se, p, a, b in zip(self.names, *columns, strict=True)
+        ]
+        law = (
+            "normal law" if np.isinf(self.df) else f"Student's t, {self.df:.4g} degrees of freedom"
+        )
+        who = f"{len(self.messages)} clients" if self.messages else "from the rounds alone"
+        lines = [align([head, *body], left=(0,)), f"{self.verdict}; {who}; {law}"]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _multiplier(self, level: float, side: str = "both") -> float:
+        checks.level(level)
+        checks.choice("side", side, SIDES)
+        if side != "both" and level <= 0.5:
+            raise refusal("level", "be above 0.5 for an interval with one bound", level)
+        up = (1 + level) / 2 if side == "both" else level
+        return float(special.ndtri(up) if np.isinf(self.df) else stats.t.ppf(up, self.df))
+
+    def _tail(self, statistic: FloatArray) -> FloatArray:
+        size = np.abs(statistic)
+        return 2 * (special.ndtr(-size) if np.isinf(self.df) else stats.t.sf(size, self.df))
+
+    def _joint(self) -> joint.Joint:
+        df = 1e9 if np.isinf(self.df) else self.df
+        law = JointLaw(
+            lambda level, q: float(q * stats.f.ppf(level, q, df)),
+            lambda w, q: (float(stats.f.sf(w / q, q, df)), 0.0),
+            normal=bool(np.isinf(self.df)),
+        )
+        return joint.Joint(
+            self.estimate, self.covariance, self._multiplier, law, one_sided=self._multiplier
+        )
+
+
+def _from_rounds(
+    state: ServerState | None,
+    messages: Mapping[str, FinalMessage] | None,
+    about: str,
+    clients: str,
+    names: tuple[str, ...],
+    level: float,
+    remarks: Sequence[str],
+) -> FederationFit:
+    """Return what the rounds alone say."""
+    V, df = _run(state, "at")
+    assert state is not None
+    if clients == "sampled":
+        rule = 'be "given" for what the rounds alone say; sampled clients need final messages of reused rows'
+        raise refusal("clients", rule, clients)
+    if state.tracker.rows == "reused" and about == "population":
+        rule = (
+            "be final messages of clients, for intervals about the population: rows were reused, and "
+            "the rounds alone say nothing of how these rows came about"
+        )
+        raise refusal("messages", rule, messages, '; about="rows" needs none')
+    if state.tracker.rows == "fresh" and about == "rows":
+        raise refusal("about", 'be "population" if rows are fresh', about)
+    if state.tracker.rows == "fresh" and messages:
+        rule = "be None if rows are fresh, since the rounds are about the population already"
+        raise refusal("messages", rule, sorted(messages))
+    params = estimate(state)
+    return FederationFit(
+        names, flatten(params), V, df, about, clients, level, {}, {}, params, 0.0, tuple(remarks)
+    )
+
+
+def _run(state: ServerState | None, argument: str) -> tuple[FloatArray, float]:
+    """Return the covariance of the run's estimate and its degrees of freedom."""
+    if state is None:
+        rule = "be of a server's state, whose rounds have a variance of their own"
+        raise refusal(argument, rule, "parameters alone")
+    V, df = state.tracker.covariance(state.tracked)
+    if not np.isfinite(V).all():
+        notes = "; ".join(state.tracker.notes(state.tracked)) or "too few rounds"
+        raise refusal("at", "have rounds that give a covariance", notes)
+    return V, df
+
+
+def _sum_of_variances(
+    V: FloatArray, df: float, own: FloatArray, own_df: float
+) -> tuple[FloatArray, float]:
+    """Add two covariances; degrees of freedom by Satterthwaite, the least of all parameters."""
+    a, b = np.diagonal(V), np.diagonal(own)
+    spread = a**2 / df + b**2 / own_df
+    with np.errstate(divide="ignore"):
+        return V + own, float(np.min((a + b) ** 2 / spread))
+
+
+def _sampled_notes(data: Stacked, names: tuple[str, ...], count: int) -> list[str]:
+    notes = []
+    for i, j in constant_within_clients(data):
+        notes.append(
+            f"{names[i]} and {names[j]} differ between clients only: what is said of them rests on {count} "
+            "clients and not on their rows"
+        )
+    if count < 10:
+        notes.append(
+            f"{count} clients are few for a sample: intervals rest on {count - 1} degrees of freedom"
+        )
+    if (largest := float(np.max(data.p))) > 0.5:
+        notes.append(
+            f"one client has {100 * largest:.0f} % of the weight: Student's t is optimistic"
+        )
+    return notes
+
+
+def _messages(data: Stacked) -> dict[str, FinalMessage]:
+    parts = zip(data.names, data.n, data.score, data.covariance, data.hessian, strict=True)
+    return {name: FinalMessage(int(n), s, S, H) for name, n, s, S, H in parts}
+
+
+def _inverse(G: FloatArray) -> FloatArray:
+    """Return the inverse of the mean Hessian; refuse one that is not positive definite."""
+    scale = np.sqrt(np.maximum(np.diagonal(G), 1e-300))
+    least = float(np.linalg.eigvalsh((G + G.T) / 2 / np.outer(scale, scale))[0])
+    if least < 1e-10:
+        rule = "have a positive definite mean Hessian (no collinear columns, and a minimum)"
+        raise refusal("messages", rule, f"a smallest eigenvalue of {least:.2g} of its correlations")
+    return np.linalg.inv(G)
+
+
+def _usable(
+    state: ServerState, messages: Mapping[str, RoundMessage], need_params: bool
+) -> tuple[dict[str, RoundMessage], list[str]]:
+    """Return the messages that can be used, and why the others cannot."""
+    good, remarks, d = {}, [], len(flatten(state.params))
+    for name, one in messages.items():
+        parts: dict[str, tuple[Any, tuple[int, ...]]] = {"gradient sum": (one.gradient_sum, (d,))}
+        if need_params and one.params is None:
+            raise refusal(f"messages[{name!r}].params", "be given if `params` is not", None)
+        if one.params is not None:
+            parts["parameters"] = (flatten(one.params), (d,))
+        if one.hessian is not None:
+            parts["Hessian"] = (one.hessian, (d, d))
+            parts["Hessian at the anchor before"] = (one.hessian_before, (d, d))
+        why = _fault(one.examples, parts) or ("no steps" if not one.steps >= 1 else "")
+        if why:
+            remarks.append(f"round {state.rounds + 1}: client {name} was left out: {why}")
+        else:
+            good[name] = one
+    return good, remarks
+
+
+def _usable_final(
+    messages: Mapping[str, FinalMessage], d: int
+) -> tuple[dict[str, FinalMessage], list[str]]:
+    good, remarks = {}, []
+    for name, one in messages.items():
+        parts = {
+            "score": (one.score, (d,)),
+            "covariance of scores": (one.covariance, (d, d)),
+            "Hessian": (one.hessian, (d, d)),
+        }
+        why = _fault(one.examples, parts)
+        if why:
+            remarks.append(f"client {name} was left out: {why}")
+        else:
+            good[name] = one
+    return good, remarks
+
+
+def _fault(examples: Any, parts: Mapping[str, tuple[Any, tuple[int, ...]]]) -> str:
+    """Return what is wrong with a message, or ""."""
+    if not np.isfinite(examples) or examples < 1:
+        return f"it has no rows (examples = {examples})"
+    for what, (value, shape) in parts.items():
+        found = np.asarray(value, np.float64) if value is not None else np.zeros(0)
+        if found.shape != shape:
+            return f"its {what} has shape {found.shape}, not {shape}"
+        if not np.isfinite(found).all():
+            return f"its {what} is not finite"
+    return ""
+
+
+def _mean_hessians(
+    good: Mapping[str, RoundMessage], p: FloatArray
+) -> tuple[FloatArray | None, FloatArray | None, int | None]:
+    """Return the weighted Hessians of those who sent them, and how many rows they rest on."""
+    sent = [(w, one) for w, one in zip(p, good.values(), strict=True) if one.hessian is not None]
+    if not sent:
+        return None, None, None
+    w = np.array([w for w, _ in sent])
+    w = w / w.sum()
+    here = np.tensordot(w, np.stack([np.asarray(one.hessian) for _, one in sent]), 1)
+    before = np.tensordot(w, np.stack([np.asarray(one.hessian_before) for _, one in sent]), 1)
+    return here, before, sum(int(one.observations) for _, one in sent)
+
+
+def _hessians_due(state: ServerState) -> bool:
+    """Return whether Hessians are due in the next round, spread over the rounds of an anchor."""
+    clock = _clock(state.tracker, state.tracked)
+    if int(clock.bin) < 1:
+        return False
+    start, length = int(clock.start), next_edge(int(clock.start)) - int(clock.start)
+    many = bin_hessians(float(state.steps), length, state.num_clients, len(flatten(state.params)))
+    count = state.hessians if int(clock.bin) == state.bin else 0
+    return (int(clock.t) - start) * many >= count * length
+
+
+def _clock(tracker: Tracker, tracked: Any) -> Any:
+    parts = zip(tracker.estimator.accumulators, tracked.states, strict=True)
+    return next(own.clock for part, own in parts if part.anchor is not None)
+
+
+def _names(params: Params, names: Sequence[str] | None) -> tuple[str, ...]:
+    own = parameter_names(params)
+    if names is None:
+        return own
+    if len(names) != len(own):
+        raise refusal("names", f"be {len(own)}, one per parameter", len(names))
+    return tuple(names)
+
+
+def _shaped(vector: Any, like: Params) -> Params:
+    return unravel(vector, like)
