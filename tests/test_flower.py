@@ -168,7 +168,8 @@ def test_it_stops_when_it_is_sure_enough_and_asks_for_final_messages():
     assert metrics[stopped - 1]["jaxlsgd.sure-enough"] == 0
     assert np.isinf(metrics[1]["jaxlsgd.upper"]).all()
     final = [one["final"] for one in grid.asked]
-    assert final == [False] * 3 * stopped + [True] * 3
+    assert not any(final[: 3 * stopped]) and all(final[3 * stopped :])
+    assert len(final) - 3 * stopped in (3, 6)  # once more if the first was far from the minimiser
     # The minimiser of all rows, and its sandwich, without any row at the server.
     parts = [rows_of(k) for k in range(3)]
     H = sum(A.T @ A for A, _ in parts)
@@ -247,7 +248,7 @@ def test_a_client_without_the_mod_or_without_observed_rows():
     left_out = strategy.took_part[0].left_out
     assert "reply: must have the sums that InferenceMod adds" in left_out[10]
     assert "train: must call observed(rows) in each local step" in left_out[11]
-    assert result.table.startswith("No interval: fewer than two rounds")
+    assert result.fit is not None and "node 10" in result.remarks[-1]
 
 
 def test_a_client_with_few_rows_keeps_its_hessian_to_itself():

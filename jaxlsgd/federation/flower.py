@@ -51,7 +51,15 @@ ASKED = "jaxlsgd.asked"  # the ConfigRecord of what a client is asked for
 E_KEY, ETA_KEY = "E", "eta"  # in the ConfigRecord that a train function reads
 _RAISED = 2  # Flower's code for an exception in a ClientApp
 _ROUND = ("gradient_sum", "hessian", "hessian_before")
+FINAL_MESSAGES = (
+    4  # at most; each is a Newton step on all rows, and one will do if the run has arrived
+)
 _FINAL = ("score", "covariance", "hessian")
+# The rows of the local steps of the round that is under way. Clients in one process may run in threads, and a simulation
+# pickles client apps, so that a mod has no such variable of its own.
+_STEPS: contextvars.ContextVar[list[client.Rows] | None] = contextvars.ContextVar(
+    "_STEPS", default=None
+)
 
 Arrays = dict[str, np.ndarray]
 
@@ -99,12 +107,10 @@ class InferenceMod:
             raise refusal("rows", "be a function of the context", rows)
         self.loss, self.rows = loss, rows
         self.options: dict[str, Any] = {"numbers": tuple(numbers), "few_rows": few_rows}
-        # Clients in one process may run in threads, and each has its own round.
-        self._steps: contextvars.ContextVar[list[client.Rows]] = contextvars.ContextVar("steps")
 
     def observed(self, rows: client.Rows) -> None:
         """Record the rows of one local step; all steps of a round have equally many."""
-        if (steps := self._steps.get(None)) is not None:
+        if (steps := _STEPS.get()) is not None:
             steps.append(rows)
 
     def __call__(
@@ -120,17 +126,16 @@ class InferenceMod:
         message.content = RecordDict(records)
         if asked["final"]:
             return self._final(message, context, anchors[0])
-        token = self._steps.set([])
+        steps: list[client.Rows] = []
+        token = _STEPS.set(steps)
         try:
             reply = call_next(message, context)
             if not reply.has_error():
-                reply.content[SENT] = self._sums(
-                    self._steps.get(), anchors, bool(asked["hessians"])
-                )
+                reply.content[SENT] = self._sums(steps, anchors, bool(asked["hessians"]))
         except ValueError as error:
             return _failed(message, error)
         finally:
-            self._steps.reset(token)
+            _STEPS.reset(token)
         return reply
 
     def _sums(self, steps: list[client.Rows], anchors: list[Arrays], hessians: bool) -> ArrayRecord:
@@ -377,7 +382,10 @@ class InferenceStrategy(Strategy):
         result = super().start(
             grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
-        table, fit = self.finish(grid, timeout=timeout)
+        try:
+            table, fit = self.finish(grid, timeout=timeout)
+        except ValueError as error:  # a table that is refused must not lose the model
+            table, fit = f"No table: {error}", None
         log(INFO, "")
         for line in table.splitlines():
             log(INFO, "\t%s", line)
@@ -394,6 +402,27 @@ class InferenceStrategy(Strategy):
         if self.rows == "fresh":
             return self._table_of_rounds(state), None
         x = server.estimate(state)
+        for _ in range(FINAL_MESSAGES):
+            final, nodes = self._ask_for_final(grid, x, timeout)
+            if not final:
+                told = "No client sent a final message: nothing is said about the population."
+                return f"{self._table_of_rounds(state)}\n{told}", None
+            fit = server.finish(
+                x,
+                final,
+                clients=self.clients,
+                expected=sorted({*map(str, nodes), *state.examples}),
+                level=self.level,
+            )
+            if fit.remainder <= server.FAR:
+                break
+            x = fit.params
+        return str(fit), fit
+
+    def _ask_for_final(
+        self, grid: Grid, x: Arrays, timeout: float
+    ) -> tuple[dict[str, FinalMessage], list[int]]:
+        """Return the final messages of all nodes at x, and the nodes."""
         nodes = sorted(grid.get_node_ids())
         content = _asking(RecordDict(), (x, x), final=True)
         asked = [Message(content, dst_node_id=one, message_type=MessageType.TRAIN) for one in nodes]
@@ -412,14 +441,7 @@ class InferenceStrategy(Strategy):
         self.took_part.append(
             TakingPart(0, {int(k): one.examples for k, one in final.items()}, left_out)
         )
-        if not final:
-            told = "No client sent a final message: nothing is said about the population."
-            return f"{self._table_of_rounds(state)}\n{told}", None
-        known = {*map(str, nodes), *state.examples}
-        fit = server.finish(
-            state, final, clients=self.clients, expected=sorted(known), level=self.level
-        )
-        return str(fit), fit
+        return final, nodes
 
     def _table_of_rounds(self, state: server.ServerState) -> str:
         if state.rounds < 2:
