@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,16 +16,14 @@ from jaxlsgd import Plan, algorithms, one_step
 from jaxlsgd.inference import anchored_rounds
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of packages that Flower imports
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install flwr")
-    from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid
-    from flwr.serverapp.strategy import FedAdam, FedAvg
-    from flwr.supercore.task_identity import TaskIdentity
+pytest.importorskip("flwr", reason="Flower is not installed: pip install flwr")
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdam, FedAvg
+from flwr.supercore.task_identity import TaskIdentity
 
-    from jaxlsgd.federation.flower import InferenceMod, InferenceStrategy
+from jaxlsgd.federation.flower import InferenceMod, InferenceStrategy
 
 METHOD = one_step(gradients="anchor")
 EXAMPLES = (100, 200, 300)
@@ -204,7 +201,7 @@ def fails(m: int, reply: dict[str, Any]) -> None:
     ("change", "words"),
     [
         (nan, "model: must be finite, got"),
-        (no_rows, "num-examples: must be a finite number greater than 0, got 0"),
+        (no_rows, "num-examples: must be an integer of at least 1, got 0"),
         (other_shape, "model: must have arrays {'x': (2,)}, got {'x': (3,)}"),
         (leaves, "no reply came"),
         (fails, "it failed: out of memory"),

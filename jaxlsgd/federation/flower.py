@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +38,6 @@ try:
         MetricRecord,
         RecordDict,
     )
-    from flwr.common.logger import log
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Result, Strategy
 except ImportError as error:
@@ -46,6 +45,7 @@ except ImportError as error:
         "jaxlsgd.federation.flower needs Flower: pip install 'jaxlsgd[flower]'"
     ) from error
 
+LOG = logging.getLogger("flwr")  # Flower's own
 SENT = "jaxlsgd"  # the ArrayRecord of anchors, and of a client's sums
 ASKED = "jaxlsgd.asked"  # the ConfigRecord of what a client is asked for
 E_KEY, ETA_KEY = "E", "eta"  # in the ConfigRecord that a train function reads
@@ -295,7 +295,7 @@ class InferenceStrategy(Strategy):
     def summary(self) -> None:
         """Log what is wrapped, and how."""
         about = f"rows {self.rows}, clients {self.clients}, level {self.level:g}"
-        log(INFO, "\t├──> Intervals around %s: %s", type(self.strategy).__name__, about)
+        LOG.info("\t├──> Intervals around %s: %s", type(self.strategy).__name__, about)
         self.strategy.summary()
 
     def configure_train(
@@ -339,7 +339,7 @@ class InferenceStrategy(Strategy):
         nodes, _ = self._asked
         left_out.update(dict.fromkeys(nodes - usable.keys() - left_out.keys(), "no reply came"))
         for node, reason in left_out.items():
-            log(WARNING, "round %d: node %d was left out: %s", server_round, node, reason)
+            LOG.warning("round %d: node %d was left out: %s", server_round, node, reason)
         examples = {node: one.examples for node, one in usable.items()}
         self.took_part.append(TakingPart(server_round, examples, left_out))
         arrays, metrics = self.strategy.aggregate_train(server_round, passed)
@@ -386,9 +386,9 @@ class InferenceStrategy(Strategy):
             table, fit = self.finish(grid, timeout=timeout)
         except ValueError as error:  # a table that is refused must not lose the model
             table, fit = f"No table: {error}", None
-        log(INFO, "")
+        LOG.info("")
         for line in table.splitlines():
-            log(INFO, "\t%s", line)
+            LOG.info("\t%s", line)
         parts = {one.name: getattr(result, one.name) for one in dataclasses.fields(Result)}
         return InferenceResult(
             **parts, table=table, fit=fit, stopped_after=self.stopped_after, remarks=self.remarks
@@ -401,7 +401,7 @@ class InferenceStrategy(Strategy):
         state = self._begun()
         if self.rows == "fresh":
             return self._table_of_rounds(state), None
-        x = server.estimate(state)
+        x, fit = server.estimate(state), None
         for _ in range(FINAL_MESSAGES):
             final, nodes = self._ask_for_final(grid, x, timeout)
             if not final:
@@ -437,7 +437,7 @@ class InferenceStrategy(Strategy):
         for node in nodes:
             if str(node) not in final:
                 reason = left_out.setdefault(node, "no reply came")
-                log(WARNING, "final message: node %d was left out: %s", node, reason)
+                LOG.warning("final message: node %d was left out: %s", node, reason)
         self.took_part.append(
             TakingPart(0, {int(k): one.examples for k, one in final.items()}, left_out)
         )
@@ -492,9 +492,7 @@ class InferenceStrategy(Strategy):
         sure = self.enough is not None and bool(np.all(high - low <= 2 * self.enough))
         if sure:
             self.stopped_after = server_round
-            log(
-                INFO, "round %d: sure enough, all half-widths at most %g", server_round, self.enough
-            )
+            LOG.info("round %d: sure enough, all half-widths at most %g", server_round, self.enough)
         told = MetricRecord() if metrics is None else metrics
         told["jaxlsgd.estimate"] = center.tolist()
         told["jaxlsgd.lower"], told["jaxlsgd.upper"] = low.tolist(), high.tolist()
@@ -537,8 +535,9 @@ def _weight(reply: Message, key: str) -> int:
     if len(records) != 1 or key not in records[0]:
         raise refusal("reply", f"have one MetricRecord with {key!r}", [sorted(r) for r in records])
     value = records[0][key]
-    found = checks.positive(key, value)
-    return int(found) if float(found).is_integer() else found  # pyright: ignore[reportReturnType]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return checks.count(key, value)
 
 
 def _part(sums: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
