@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import chex
@@ -277,3 +279,15 @@ def test_bad_input():
         InferenceMod("probit", rows=rows_of)
     with pytest.raises(TypeError, match="rows"):
         InferenceStrategy(FedAvg(), E=1, eta=0.1)  # pyright: ignore[reportCallIssue]
+
+
+def test_the_guide_shows_lines_of_the_example():
+    root = Path(__file__).parent.parent / "scripts"
+    guide = (root / "guides" / "flower.md").read_text("utf-8")
+    apps = [(root / "examples" / "flower_app" / f"{name}_app.py") for name in ("server", "client")]
+    shown = re.findall(r"^```python\n(.*?)^```$", guide, re.M | re.S)
+    for block, path in zip(shown, apps, strict=True):
+        rest = [line.strip() for line in path.read_text("utf-8").splitlines()]
+        for line in filter(None, map(str.strip, block.splitlines())):
+            assert line in rest, line
+            rest = rest[rest.index(line) + 1 :]
