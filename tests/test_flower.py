@@ -168,7 +168,7 @@ def test_it_stops_when_it_is_sure_enough_and_asks_for_final_messages():
     assert np.isinf(metrics[1]["jaxlsgd.upper"]).all()
     final = [one["final"] for one in grid.asked]
     assert not any(final[: 3 * stopped]) and all(final[3 * stopped :])
-    assert len(final) - 3 * stopped in (3, 6)  # once more if the first was far from the minimiser
+    assert len(final) - 3 * stopped in (3, 6)  # again if the first were far from the minimiser
     # The minimiser of all rows, and its sandwich, without any row at the server.
     parts = [rows_of(k) for k in range(3)]
     H = sum(A.T @ A for A, _ in parts)

@@ -414,7 +414,7 @@ class InferenceStrategy(Strategy):
                 expected=sorted({*map(str, nodes), *state.examples}),
                 level=self.level,
             )
-            if fit.remainder <= server.FAR:
+            if fit.remainder <= CLOSE:
                 break
             x = fit.params
         return str(fit), fit
