@@ -51,9 +51,9 @@ ASKED = "jaxlsgd.asked"  # the ConfigRecord of what a client is asked for
 E_KEY, ETA_KEY = "E", "eta"  # in the ConfigRecord that a train function reads
 _RAISED = 2  # Flower's code for an exception in a ClientApp
 _ROUND = ("gradient_sum", "hessian", "hessian_before")
-FINAL_MESSAGES = (
-    4  # at most; each is a Newton step on all rows, and one will do if the run has arrived
-)
+# Final messages are asked for again at the estimate that they give, up to four times in all, while that is further than
+# this from where they were evaluated, in standard errors.
+FINAL_MESSAGES, CLOSE = 4, 0.1
 _FINAL = ("score", "covariance", "hessian")
 # The rows of the local steps of the round that is under way. Clients in one process may run in threads, and a simulation
 # pickles client apps, so that a mod has no such variable of its own.
