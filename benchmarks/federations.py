@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,7 +237,7 @@ def marginal_truth(family: str, seed: int) -> np.ndarray:
     """Return the minimiser over all clients that there might be; of the logistic loss from 40,000 clients."""
     if family == "gaussian":
         return np.array([0.2, 0.5, -0.3])
-    rng, parts = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
     u, weight = np.polynomial.hermite_e.hermegauss(24)
     weight = weight / weight.sum()
     count = 40_000
@@ -249,7 +250,6 @@ def marginal_truth(family: str, seed: int) -> np.ndarray:
     for _ in range(12):
         p = special.expit(A @ x)
         x = x - np.linalg.solve((A * (w * p * (1 - p))[:, None]).T @ A, (w * (p - y)) @ A)
-    del parts
     return x
 
 
@@ -419,12 +419,25 @@ def as_table(rows: list[Row], left: int = 1) -> list[str]:
 
 def main() -> None:
     """Run all parts and write the tables."""
-    arguments = writing.parser("federations", __doc__, 400, SEED).parse_args()
+    options = writing.parser("federations", __doc__, 400, SEED)
+    options.add_argument("--agreement-runs", type=int, default=1000, help="without heterogeneity")
+    arguments = options.parse_args()
     many, seed = arguments.replications, arguments.seed
-    tables = real(seed)
-    mixed = sampled(many, seed)
-    tests = heterogeneity(5 * many, seed)
-    runs = loops(many, seed)
+    tables, mixed = real(seed), sampled(many, seed)
+    tests = heterogeneity(arguments.agreement_runs, seed)
+    write(arguments.out, many, seed, loops(many, seed), mixed, tests, tables)
+
+
+def write(
+    out: Path,
+    many: int,
+    seed: int,
+    runs: list[Row],
+    mixed: list[Row],
+    tests: list[Row],
+    tables: list[Row],
+) -> None:
+    """Write the tables as Markdown and CSV."""
     text = [
         "# Federations that are not ours",
         "",
@@ -464,7 +477,7 @@ def main() -> None:
         *as_table(tables, 2),
         "",
     ]
-    (arguments.out / "federations.md").write_text("\n".join(text), encoding="utf-8")
+    (out / "federations.md").write_text("\n".join(text), encoding="utf-8")
     keyed = [{"part": "loops", "row": row} for row in runs]
     keyed += [{"part": "sampled", "row": row} for row in mixed]
     keyed += [{"part": "agreement", "row": row} for row in tests]
@@ -474,7 +487,7 @@ def main() -> None:
         for i, one in enumerate(keyed)
         for key, value in one["row"].items()
     ]
-    writing.write_csv(arguments.out / "federations.csv", long)
+    writing.write_csv(out / "federations.csv", long)
 
 
 if __name__ == "__main__":

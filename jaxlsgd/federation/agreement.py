@@ -9,16 +9,17 @@ one minimum, s_k = ε_k − H_k B Σ_l p_l ε_l with independent ε_k of covaria
 is compared with F(f, ν), f = 2 mean²/variance, which is (K − 1) d if all S_k are alike, and ν from the noise of the S_k.
 No S_k or H_k is inverted.
 
-*Per coefficient*: client k's own one-step estimate is x̂ − L_k s_k with L_k = (H_k + λ_k G)⁻¹ and λ_k = d/n_k, which keeps a client with
-few rows near x̂; divided by what λ_k takes away, it estimates its minimum, with variance (L_k Σ_k L_kᵀ)_jj. From these come Welch's test, τ² by Paule and Mandel (1982), and the
-interval for the minimum of a client that is not among these (Higgins, Thompson and Spiegelhalter 2009), with K − 2 degrees of freedom.
+*Per coefficient*: client k's own one-step estimate is x̂ − L_k s_k with L_k = (H_k + λ_k G)⁻¹ and λ_k = d/n_k, which keeps a
+client with few rows near x̂. Its squares are tested as T is, with L_k W L_kᵀ in place of W. Divided by what λ_k takes away it
+estimates the client's minimum, with variance (L_k Σ_k L_kᵀ)_jj: from these come τ² by Paule and Mandel (1982), and the interval
+for the minimum of a client that is not among these (Higgins, Thompson and Spiegelhalter 2009), with K − 2 degrees of freedom.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
 from jaxlsgd.federation.client import FinalMessage
 
-FloatArray = NDArray[np.float64]
+FloatArray = NDArray[np.floating[Any]]
 PAIRS = (
     200  # clients up to which all pairs count in the variance of T; beyond, pairs add less than 1/K
 )
@@ -179,15 +180,15 @@ def _agree(data: Stacked, x: FloatArray, names: Sequence[str] | None, level: flo
     f, nu = 2 * mean**2 / spread, 2 * mean**2 / own.sum()
     each = stats.f.sf(T / means, means**2 / squares, 2 * means**2 / own)
     estimates, variances = _own_estimates(data, x)
-    columns = [_coefficient(estimates[:, j], variances[:, j], n, d, level) for j in range(d)]
-    p, tau2, center, low, high = (np.array(one) for one in zip(*columns, strict=True))
+    columns = [_coefficient(estimates[:, j], variances[:, j], level) for j in range(d)]
+    tau2, center, low, high = (np.array(one) for one in zip(*columns, strict=True))
     return Agreement(
         names=tuple(names) if names is not None else tuple(f"x[{j}]" for j in range(d)),
         clients=data.names,
         statistic=float(T.sum() / mean),
         df=(float(f), float(nu)),
         p_value=float(stats.f.sf(T.sum() / mean, f, nu)),
-        p_values=p,
+        p_values=_coefficient_tests(data, C, pooled),
         tau2=tau2,
         mean=center,
         new_client=(low, high),
@@ -225,9 +226,7 @@ def _between(data: Stacked, root: FloatArray) -> float:
 
 def _own_estimates(data: Stacked, x: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return each client's one-step estimate and its variances, (K, d)."""
-    d = len(x)
-    pulled = data.hessian + (d / data.n)[:, None, None] * data.G
-    L = np.linalg.inv(pulled)
+    L = _pulled_inverse(data)
     kept = np.diagonal(L @ data.hessian, axis1=1, axis2=2)
     kept = np.maximum(kept, 1e-6)
     move = -np.einsum("kij,kj->ki", L, data.score) / kept
@@ -236,24 +235,41 @@ def _own_estimates(data: Stacked, x: FloatArray) -> tuple[FloatArray, FloatArray
     return x + move, np.maximum(variance, 1e-300)
 
 
-def _coefficient(
-    y: FloatArray, v: FloatArray, n: FloatArray, d: int, level: float
-) -> tuple[float, float, float, float, float]:
-    """Return p of Welch's test, τ², mean, and the bounds for a new client."""
-    K, w = len(y), 1 / v
-    Q = float(np.sum(w * (y - np.average(y, weights=w)) ** 2))
-    loss = float(np.sum((1 - w / w.sum()) ** 2 / np.maximum(n - d, 1)))
-    F = Q / (K - 1) / (1 + 2 * (K - 2) / (K**2 - 1) * loss)
-    p = float(stats.f.sf(F, K - 1, (K**2 - 1) / (3 * loss)))
+def _pulled_inverse(data: Stacked) -> FloatArray:
+    """L_k, (K, d, d)."""
+    pull = data.score.shape[1] / data.n
+    return np.linalg.inv(data.hessian + pull[:, None, None] * data.G)
+
+
+def _coefficient_tests(data: Stacked, C: FloatArray, pooled: FloatArray) -> FloatArray:
+    """Return p-values by coefficient, (d,)."""
+    K, n, L = len(data.n), data.n, _pulled_inverse(data)
+
+    def variances(middle: FloatArray) -> FloatArray:
+        return np.diagonal(L @ middle @ L.transpose(0, 2, 1), axis1=1, axis2=2)
+
+    usual = variances(pooled[None]) / n[:, None]
+    T = np.sum(np.einsum("kij,kj->ki", L, data.score) ** 2 / usual, 0)
+    due = variances(C) / usual
+    own = (variances(data.covariance) / n[:, None] / usual) ** 2 / np.maximum(n - 1, 1)[:, None]
+    mean = due.sum(0)
+    # Of clients that are alike, K − 1 are free.
+    f = mean**2 / np.sum(due**2, 0) * (K - 1) / K
+    return stats.f.sf(T / mean, f, mean**2 / own.sum(0))
+
+
+def _coefficient(y: FloatArray, v: FloatArray, level: float) -> tuple[float, float, float, float]:
+    """Return τ², mean, and the bounds for a new client."""
+    K = len(y)
     tau2 = paule_mandel(y, v)
     w = 1 / (v + tau2)
     center = float(np.average(y, weights=w))
     if K < 3:
-        return p, tau2, center, -np.inf, np.inf
+        return tau2, center, -np.inf, np.inf
     # Hartung and Knapp's variance of the mean, but not below the plain one.
     mean_variance = max(float(np.sum(w * (y - center) ** 2)) / (K - 1), 1.0) / w.sum()
     half = float(stats.t.isf((1 - level) / 2, K - 2)) * np.sqrt(tau2 + mean_variance)
-    return p, tau2, center, center - half, center + half
+    return tau2, center, center - half, center + half
 
 
 def paule_mandel(y: FloatArray, v: FloatArray) -> float:

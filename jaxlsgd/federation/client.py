@@ -39,7 +39,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
 from jaxlsgd.problems import losses
 
-FloatArray = NDArray[np.float64]
+FloatArray = NDArray[np.floating[Any]]
 Params = Any  # an array, or a pytree of them
 Rows = Any  # a pytree of arrays whose first axis is rows; (A, y) for a family
 RowLoss = Callable[[Any, Any], Any]  # (params, row) → number, written in JAX

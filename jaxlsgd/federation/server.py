@@ -44,7 +44,7 @@ from jaxlsgd.inference.anchored_rounds import bin_hessians, next_edge
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.tracking import Tracker, parameter_names, track
 
-FloatArray = NDArray[np.float64]
+FloatArray = NDArray[np.floating[Any]]
 Params = Any
 ABOUT = ("population", "rows")
 CLIENTS = ("given", "sampled")
@@ -219,6 +219,7 @@ def finish(
     step = -inverse @ data.mean_score
     moved = data.moved(step)
     V = jackknife(moved) if clients == "sampled" else inverse @ data.noise @ inverse.T
+    sampling = V
     df = float(len(good) - 1) if clients == "sampled" else np.inf
     remainder = float(np.max(np.abs(step) / np.sqrt(np.diagonal(V))))
     notes = [*remarks, *left_out]
@@ -247,6 +248,7 @@ def finish(
         like=params,
         remainder=remainder if correct else 0.0,
         notes=tuple(notes),
+        own_sampling=sampling,
     )
 
 
@@ -266,6 +268,7 @@ class FederationFit:
     like: Params
     remainder: float  # length of the last step in standard errors
     notes: tuple[str, ...]
+    own_sampling: FloatArray | None = None  # (d, d) of the rows alone
 
     @property
     def params(self) -> Params:
@@ -326,8 +329,10 @@ class FederationFit:
 
     @property
     def sampling(self) -> FloatArray:
-        """The sampling covariance, for `Tracker.interval(..., sampling=...)`."""
-        return self.covariance
+        """The covariance of the minimiser of the rows over samples of rows, for `Tracker.interval(..., sampling=...)`."""
+        if self.own_sampling is None:
+            raise refusal("messages", "have been given to finish, for the sampling variance", None)
+        return self.own_sampling
 
     @property
     def verdict(self) -> str:
@@ -378,9 +383,8 @@ class FederationFit:
             lambda w, q: (float(stats.f.sf(w / q, q, df)), 0.0),
             normal=bool(np.isinf(self.df)),
         )
-        return joint.Joint(
-            self.estimate, self.covariance, self._multiplier, law, one_sided=self._multiplier
-        )
+        x, V = (np.asarray(one, np.float64) for one in (self.estimate, self.covariance))
+        return joint.Joint(x, V, self._multiplier, law, one_sided=self._multiplier)
 
 
 def _from_rounds(

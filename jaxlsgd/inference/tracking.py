@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from scipy.special import ndtri
 
@@ -244,11 +245,10 @@ class Tracker:
         """
         _refuse_few(state)
         found = joint.joint(self.estimator, state.states, plan)
-        if (extra := self._sampling(sampling)) is not None:
+        if self._sampling(sampling) is not None:
             if not self.estimator.standard_error:
                 rule = "be None unless the method has standard errors"
                 raise refusal("sampling", rule, self.estimator.name)
-            del extra
             found = found._replace(matrix=found.matrix + np.asarray(sampling, np.float64))
         return joint.function(found, lambda x: g(self._shaped(x)), level, side)
 
@@ -346,7 +346,7 @@ def parameter_names(params: Params) -> tuple[str, ...]:
 
 
 def _traced(value: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
 def _check_numbers(eta: Any, E: Any) -> None:
