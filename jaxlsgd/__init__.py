@@ -53,6 +53,7 @@ _WHERE = {
     "algorithms": "jaxlsgd.algorithms:",
     "analysis": "jaxlsgd.analysis:",
     "distributed": "jaxlsgd.engine.distributed:",
+    "federation": "jaxlsgd.federation:",
     "inference": "jaxlsgd.inference:",
     "measures": "jaxlsgd.analysis.measures:",
     "problems": "jaxlsgd.problems:",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from jaxlsgd import (
         algorithms,
         analysis,
+        federation,
         inference,
         problems,
         regression,

@@ -150,6 +150,8 @@ def test_no_python_block_is_forgotten() -> None:
         "Many machines",
         "One simulation over many devices",
         "What `one_step` does, and what it sends",
+        "The server",  # tests/test_flower.py
+        "A client",
     }
     languages = [
         language
