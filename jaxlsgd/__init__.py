@@ -54,6 +54,8 @@ _WHERE = {
     "analysis": "jaxlsgd.analysis:",
     "distributed": "jaxlsgd.engine.distributed:",
     "inference": "jaxlsgd.inference:",
+    "Until": "jaxlsgd.analysis.looks",
+    "looks": "jaxlsgd.analysis.looks:",
     "measures": "jaxlsgd.analysis.measures:",
     "problems": "jaxlsgd.problems:",
     "regression": "jaxlsgd.regression:",
