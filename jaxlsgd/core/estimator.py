@@ -315,16 +315,11 @@ class Estimator:
             "estimator", 'have an anchor, as one_step(gradients="anchor") does', self.name
         )
 
-    def at_looks(self, clocks: Sequence[int], dim: int) -> Estimator:
-        """Return the method with the law of looks at these numbers of observations; itself unless it needs them.
-
-        Looks before the first anchor do not count, since no interval is finite there.
-        """
+    def at_looks(self, clocks: Sequence[int]) -> Estimator:
+        """Return the method with the law of looks at these numbers of observations; itself unless it needs them."""
         if self.law_at is None:
             return self
-        first = 0 if self.anchor is None else self.anchor.begins(dim)
-        counted = tuple(t for t in clocks if t > first) or tuple(clocks)[-1:]
-        return dataclasses.replace(self, law=self.law_at(counted), law_at=None)
+        return dataclasses.replace(self, law=self.law_at(tuple(clocks)), law_at=None)
 
     def coordinates(self, problem: Problem) -> tuple[str, ...]:
         """Return the names of what the interval is for."""

@@ -56,7 +56,13 @@ from jaxlsgd.core.estimator import Estimator, Horizon, Law, Measurement
 from jaxlsgd.core.problem import Array
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference import anchored_step, newton_step
-from jaxlsgd.inference.anchored_rounds import BINS, AnchoredState, anchored_rounds, closed
+from jaxlsgd.inference.anchored_rounds import (
+    BINS,
+    AnchoredState,
+    anchored_rounds,
+    closed,
+    first_edge,
+)
 from jaxlsgd.inference.binned_rounds import OneStepState, binned_rounds, mean_place
 from jaxlsgd.inference.laws import sequential
 from jaxlsgd.inference.laws.standard import NORMAL
@@ -440,7 +446,7 @@ def always_law(best_at: float) -> Law:
     rho = sequential.best_ratio(0.95) / best_at
 
     def u(detail: Any) -> np.ndarray:
-        return rho * np.asarray(detail.clock, np.float64)[..., None]
+        return rho * _clock(detail)
 
     def both(level: Any, plan: Plan | None, detail: Any) -> Any:
         del plan
@@ -452,39 +458,60 @@ def always_law(best_at: float) -> Law:
 
     def p_value(statistic: Any, plan: Plan | None, detail: Any) -> np.ndarray:
         del plan
-        return sequential.robbins_p(_normalised(statistic, detail), u(detail))
+        p = sequential.robbins_p(_normalised(statistic, detail), u(detail))
+        return np.where(_begun(detail), p, 1.0)
 
     return Law(both, p_value, one_sided=one, least_p=1e-300)
 
 
 @functools.cache
 def looks_law(shape: str, clocks: tuple[float, ...]) -> Law:
-    """Return the law for looks at known numbers of observations per client."""
+    """Return the law for looks at known numbers of observations per client; those before `first_look` do not count."""
+
+    def counted(detail: Any) -> tuple[float, ...]:
+        first = first_look(np.shape(detail.df)[-1])
+        return tuple(t for t in clocks if t >= first) or clocks[-1:]
 
     def factor(detail: Any) -> np.ndarray:
-        at = np.asarray(detail.clock, np.float64)[..., None]
-        return sequential.shape_of(np.minimum(at, clocks[-1]), clocks, shape)
+        return sequential.shape_of(np.minimum(_clock(detail), clocks[-1]), clocks, shape)
 
     def both(level: Any, plan: Plan | None, detail: Any) -> Any:
         del plan
-        values = np.vectorize(lambda one: sequential.looks_value(one, clocks, shape))(level)
+        own = counted(detail)
+        values = np.vectorize(lambda one: sequential.looks_value(one, own, shape))(level)
         return _studentised(values * factor(detail), detail)
 
     def one(level: float, plan: Plan | None, detail: Any) -> Any:
         del plan
-        return _studentised(
-            sequential.looks_value(level, clocks, shape, 1) * factor(detail), detail
-        )
+        value = sequential.looks_value(level, counted(detail), shape, 1)
+        return _studentised(value * factor(detail), detail)
 
     def p_value(statistic: Any, plan: Plan | None, detail: Any) -> np.ndarray:
         del plan
-        c = np.abs(_normalised(statistic, detail)) / factor(detail)
+        own, c = counted(detail), np.abs(_normalised(statistic, detail)) / factor(detail)
         reached = np.vectorize(
-            lambda z: sequential.looks_p(z, clocks, clocks[-1], shape), otypes=[float]
+            lambda z: sequential.looks_p(z, own, own[-1], shape),  # s_K is 1
+            otypes=[float],
         )
-        return reached(c)  # s_K is 1
+        return np.where(_begun(detail), reached(c), 1.0)
 
     return Law(both, p_value, one_sided=one, least_p=1e-12)
+
+
+def first_look(dim: int) -> int:
+    """Return from how many observations per client on laws for several looks were measured to hold.
+
+    They are laws of a limit. Before, an interval is infinite, and no look counts.
+    """
+    return 4 * first_edge(dim)
+
+
+def _clock(detail: Any) -> np.ndarray:
+    return np.maximum(np.asarray(detail.clock, np.float64), 1.0)[..., None]
+
+
+def _begun(detail: Any) -> np.ndarray:
+    return _clock(detail) >= first_look(np.shape(detail.df)[-1])
 
 
 @functools.cache
@@ -510,12 +537,13 @@ def _studentised(q: Any, detail: Any) -> np.ndarray:
     q = np.asarray(q, np.float64)
     near = np.clip(q, 1e-3, _FARTHEST)
     ratio = -stdtrit(df, ndtr(-near)) / near
-    return ratio * (q + _distances(detail)[1])
+    return np.where(_begun(detail), ratio * (q + _distances(detail)[1]), np.inf)
 
 
 def _normalised(statistic: Any, detail: Any) -> np.ndarray:
     """Return the normal statistic whose interval is `_studentised`: the inverse of it, by bisection."""
     size = np.abs(np.asarray(statistic, np.float64))
+    size = np.broadcast_to(size, np.broadcast_shapes(size.shape, np.shape(detail.df)))
     low, high = np.zeros(size.shape), np.where(np.isfinite(size), size, 1e300)
     for _ in range(200):
         middle = (low + high) / 2

@@ -155,7 +155,7 @@ class Tracker:
             rule = f"be left out for {estimator.name}, whose intervals hold at one time only"
             raise refusal("excludes", rule, excludes)
         estimator.check_plan(None)
-        found = estimator.measure(state, None)
+        found = _measured(estimator.measure, state)
         shape = jax.ShapeDtypeStruct(found.scale.shape, found.scale.dtype)
 
         def multiplier(detail: Any) -> Any:
@@ -254,6 +254,11 @@ def track(estimator: Estimator, params: Params) -> Tracker:
 @functools.partial(jax.jit, static_argnums=0)
 def _update(estimator: Estimator, state: Any, sync: Sync) -> tuple[Any, ...]:
     return estimator.update(state, sync)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _measured(measure: Any, state: Any) -> Measurement:
+    return measure(state, None)
 
 
 def _shapes(tree: Params) -> tuple[Any, ...]:

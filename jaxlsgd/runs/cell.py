@@ -197,9 +197,7 @@ class Cell:
 
     @functools.cached_property
     def _with_looks(self) -> dict[str, Estimator]:
-        return {
-            method.name: method.at_looks(self.clocks, self.problem.dim) for method in self.methods
-        }
+        return {method.name: method.at_looks(self.clocks) for method in self.methods}
 
     def with_looks(self, method: Estimator) -> Estimator:
         """Return a method of the cell with the law of the cell's looks."""

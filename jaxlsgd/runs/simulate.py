@@ -140,10 +140,13 @@ def _tile_events(
         cell = cells[event.cell]
         plan = cell.plan.prefix(cell.layout.save_at[event.save])
         horizon = Horizon.of(plan, dtype)
-        found = {
-            m.name: statistics.measure(program, data, event.statistics, m, horizon) for m in methods
-        }
-        found = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+        # Methods that differ in their law alone share a measurement.
+        made: dict[Any, Measurement] = {}
+        for m in methods:
+            if (what := (m.measure, m.accumulators)) not in made:
+                one = statistics.measure(program, data, event.statistics, m, horizon)
+                made[what] = jax.tree.map(lambda x: np.asarray(x, np.float64), one)
+        found = {m.name: made[m.measure, m.accumulators] for m in methods}
         states = {m.name: statistics.states_of(program, event.statistics, m) for m in methods}
         growth = growths(problem, dtype, methods, found)
         yield SavedRound(event.cell, event.save, plan, found, states, growth)
