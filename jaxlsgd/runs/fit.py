@@ -283,7 +283,6 @@ def fit(
                 readings.append(event)
                 saved.append(event.rows(cell))
                 if rule is not None and _is_sure(rule, cell, saved[-1]):
-                    events.close()
                     break
             elif show is not None:
                 done += event.steps

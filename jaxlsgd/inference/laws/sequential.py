@@ -125,9 +125,10 @@ def _looks_value(level: float, clocks: tuple[float, ...], shape: str, sides: int
     low, high = -ndtri(share), -ndtri(share / len(clocks))
     if len(clocks) == 1:
         return float(low)
-    return float(
-        brentq(lambda c: _held(c, clocks, shape, sides) - level, low - 1e-9, high + 1e-9, xtol=1e-9)
+    found: Any = brentq(
+        lambda c: _held(c, clocks, shape, sides) - level, low - 1e-9, high + 1e-9, xtol=1e-9
     )
+    return float(found)
 
 
 def looks_p(
@@ -154,7 +155,7 @@ def looks_p(
     return float(min(1.0, max(1 - _held(c, clocks, shape, sides), 0.0)))
 
 
-def shape_of(at: Any, clocks: Sequence[float], shape: str) -> FloatArray:
+def shape_of(at: Any, clocks: Any, shape: str) -> FloatArray:
     """Return s_k, by which the constant is multiplied at clock `at`."""
     at = np.asarray(at, np.float64)
     return np.ones(at.shape) if shape == "pocock" else np.sqrt(clocks[-1] / at)
