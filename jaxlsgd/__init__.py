@@ -55,6 +55,8 @@ _WHERE = {
     "distributed": "jaxlsgd.engine.distributed:",
     "federation": "jaxlsgd.federation:",
     "inference": "jaxlsgd.inference:",
+    "Until": "jaxlsgd.analysis.looks",
+    "looks": "jaxlsgd.analysis.looks:",
     "measures": "jaxlsgd.analysis.measures:",
     "problems": "jaxlsgd.problems:",
     "regression": "jaxlsgd.regression:",

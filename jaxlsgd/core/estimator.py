@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import blaming, refusal
+from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.problem import Array, Params, Problem
 
 if TYPE_CHECKING:
@@ -251,6 +252,9 @@ class Estimator:
       within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
         for algorithms outside the paper's theory.
       least_rounds: how many rounds a plan must have.
+      valid: "fixed" if an interval holds at one time that does not depend on the data, "looks" if all at the looks
+        of a run hold together, "always" if all at any times do.
+      law_at: for "looks", `clocks → Law` for looks at these numbers of observations per client.
     """
 
     name: str
@@ -268,6 +272,10 @@ class Estimator:
     cost: str = ""
     within_theory: bool = False
     least_rounds: int = 1
+    valid: str = dataclasses.field(default="fixed", metadata=COUNTS_IF_SET)
+    law_at: Callable[[tuple[int, ...]], Law] | None = dataclasses.field(
+        default=None, metadata=COUNTS_IF_SET
+    )
 
     @property
     def needs_gradient(self) -> bool:
@@ -306,6 +314,12 @@ class Estimator:
         raise refusal(
             "estimator", 'have an anchor, as one_step(gradients="anchor") does', self.name
         )
+
+    def at_looks(self, clocks: Sequence[int]) -> Estimator:
+        """Return the method with the law of looks at these numbers of observations; itself unless it needs them."""
+        if self.law_at is None:
+            return self
+        return dataclasses.replace(self, law=self.law_at(tuple(clocks)), law_at=None)
 
     def coordinates(self, problem: Problem) -> tuple[str, ...]:
         """Return the names of what the interval is for."""

@@ -221,6 +221,50 @@ class Tracker:
         found = self.estimator.measure_one(state.states, horizon)
         return found, np.asarray(self.estimator.law.half(level, side, plan, found.detail))
 
+    def done(
+        self,
+        state: tuple[Any, ...],
+        *,
+        half_width: float | None = None,
+        excludes: float | None = None,
+        level: float = 0.95,
+    ) -> Any:
+        """Return whether every interval is sure enough to stop; a boolean array, also under `jax.jit` and `lax.while_loop`.
+
+        Critical values are computed on the host, which a compiled program calls.
+
+        Args:
+          state: from `update`.
+          half_width: intervals are at most that to either side.
+          excludes: they do not hold this null; for a method that is valid at all looks.
+          level: 0.95, not 95.
+        """
+        checks.level(level)
+        if half_width is None and excludes is None:
+            raise refusal("half_width", "be given, or excludes", None)
+        if half_width is not None:
+            checks.positive("half_width", half_width)
+        estimator = self.estimator
+        if excludes is not None and estimator.valid == "fixed":
+            rule = f"be left out for {estimator.name}, whose intervals hold at one time only"
+            raise refusal("excludes", rule, excludes)
+        estimator.check_plan(None)
+        found = _measured(estimator.measure, state)
+        shape = jax.ShapeDtypeStruct(found.scale.shape, found.scale.dtype)
+
+        def multiplier(detail: Any) -> Any:
+            value = estimator.law.half(level, "both", None, jax.tree.map(np.asarray, detail))
+            return np.broadcast_to(value, shape.shape).astype(shape.dtype)
+
+        q = jax.pure_callback(multiplier, shape, found.detail, vmap_method="sequential")
+        half = q * found.scale
+        sure = jnp.isfinite(found.estimate) & jnp.isfinite(half)
+        if half_width is not None:
+            sure = sure & (half <= half_width)
+        if excludes is not None:
+            sure = sure & (jnp.abs(found.estimate - excludes) > half)
+        return jnp.all(sure)
+
     def function(
         self,
         state: Tracked,
@@ -372,6 +416,11 @@ def _widened(half: Any, sampling: np.ndarray | None, level: float, side: str) ->
         return half
     z = ndtri((1 + level) / 2 if side == "both" else level)
     return np.sqrt(np.asarray(half, np.float64) ** 2 + z**2 * sampling)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _measured(measure: Any, state: Any) -> Measurement:
+    return measure(state, None)
 
 
 def _shapes(tree: Params) -> tuple[Any, ...]:

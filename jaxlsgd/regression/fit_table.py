@@ -48,6 +48,7 @@ def fit_table(
     max_passes: int = 60,
     seed: int = 0,
     stream: bool | None = None,
+    until: float | None = None,
     progress: Callable[[str], None] | None = None,
     **unknown: NoReturn,
 ) -> TableFit:
@@ -86,6 +87,9 @@ def fit_table(
       seed: of the orders of rows.
       stream: whether to read a file once, block by block; if None, when it is larger than a quarter of the
         memory. Its rows must be in random order.
+      until: for a file that is read once, stop as soon as all intervals are at most that to either side, on the
+        scale of the table; the rest is not read. Looked at after every 65,536 rows. Stops by width keep the level of
+        fixed intervals in the limit (Chow and Robbins).
       progress: called with a line of text now and then; with "" at the end.
 
     Returns:
@@ -106,6 +110,9 @@ def fit_table(
         frame = files.read_all(frame)
     elif stream:
         raise refusal("stream", "be left out for a table in memory", stream)
+    if options.until is not None:
+        rule = "be left out for a table in memory, whose rows are met again and again; it needs stream=True"
+        raise refusal("until", rule, until)
     frame = as_frame(frame)
     plan = design(frame, model)
     return fit_block(plan, plan.read(frame), options, progress)

@@ -46,6 +46,7 @@ class Options:
     share: float
     max_passes: int
     seed: int
+    until: float | None
 
     @property
     def fresh(self) -> bool:
@@ -79,6 +80,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
         "share": checks.level(given["share"], "share"),
         "max_passes": checks.count("max_passes", given["max_passes"]),
         "seed": checks.count("seed", given["seed"], 0),
+        "until": None if given["until"] is None else checks.positive("until", given["until"]),
     }
     fields = [field.name for field in dataclasses.fields(Options)]
     found = Options(**{name: checked.get(name, given[name]) for name in fields})

@@ -86,6 +86,13 @@ def fit_stream(
         found = stream.go(blocks, compiling)
         if found is not None:
             notes, chunks = remarks(rows, options), stream.chunks
+            if stream.stopped:
+                notes.append(
+                    f"stopped when all intervals were at most {options.until:g} to either side, after "
+                    f"{int(found.sizes.sum()):,} of about {total:,} rows"
+                )
+            elif options.until is not None:
+                notes.append(f"not all intervals are at most {options.until:g} to either side")
             if chunks.stub:
                 notes.append(f"the last {chunks.stub:,} rows of the file were too few for a chunk")
             return assemble(plan, options, space, found, chunks.dropped, notes)
@@ -147,6 +154,7 @@ class _Stream:
         self.met = np.zeros(len(share), np.int64)
         self.running: collections.deque[tuple[Any, Any, Any]] = collections.deque()
         self.rounds = 0
+        self.stopped = False
         self.along: list[Along] = []
 
     def go(self, blocks: Iterator[Any], compiling: threading.Thread) -> Finished | None:
@@ -165,6 +173,9 @@ class _Stream:
             if number == due:
                 due *= 2
                 self.along.append(Along.at(self.space, self._read()[0], self.rounds))
+            if self.options.until is not None and number >= _FIRST_READING and self._is_sure():
+                self.stopped = True
+                break
         self.progress("")
         readings = self._read()
         if not np.isfinite(readings[0].estimate).all():
@@ -184,6 +195,13 @@ class _Stream:
             share=0.0,
             slower=self.slower,
         )
+
+    def _is_sure(self) -> bool:
+        """Return whether all intervals of the first method are short enough, on the scale of the table."""
+        reading, goal = self._read()[0], self.options.until
+        error = Along.at(self.space, reading, self.rounds).run_error
+        half = reading.multiplier(self.options.level) * error
+        return goal is not None and bool(np.all(np.isfinite(half)) and np.all(half <= goal))
 
     def _read(self) -> list[MethodReading]:
         while self.running:
