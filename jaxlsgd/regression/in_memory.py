@@ -21,7 +21,11 @@ DIVERGED = (
 )
 _ONE_PASS_STEPS = 1000
 _READINGS = 10  # of the estimate during a run, about
+_MANY_COLUMNS = (
+    64  # from which on the estimate is read at the end alone: a reading takes d³ operations
+)
 _RETRIES = 3
+_FAR = 2.0  # whitened, per coordinate: curvature about the pilot says nothing at such a distance
 
 
 def fit_block(
@@ -42,13 +46,15 @@ def fit_block(
             space,
             _pilot_alone(space, options),
             block.dropped,
-            remarks(rows, options),
+            remarks(rows, options, plan.names),
         )
     run = _Run(space, options, progress or (lambda text: None))
     for retry in range(_RETRIES + 1):
         found = run.go(4.0**-retry)
         if found is not None:
-            return assemble(plan, options, space, found, block.dropped, remarks(rows, options))
+            return assemble(
+                plan, options, space, found, block.dropped, remarks(rows, options, plan.names)
+            )
     raise RuntimeError(DIVERGED)
 
 
@@ -65,6 +71,14 @@ def _pilot_alone(space: Whitened, options: Options) -> Finished:
         rule=Rule(0.0, 1, 0, "none"),
         share=0.0,
         slower=1.0,
+    )
+
+
+def _too_many(shape: tuple[int, ...]) -> str:
+    n, d = shape
+    return (
+        f"the run's estimate is far from the pilot's: {n:,} rows are too few for Local SGD's curvature in {d} "
+        "coefficients; methods=() gives Newton's minimiser of these rows, or choose columns"
     )
 
 
@@ -98,7 +112,8 @@ class _Run:
         data, setting = local_sgd.on_device((self.data, local_sgd.setting(self.space)))
         along: list[Along] = []
         limit = 1 if options.fresh else options.max_passes
-        every = max(1, min(rule.passes, limit) // _READINGS)
+        few = len(self.space.start) > _MANY_COLUMNS
+        every = limit if few else max(1, min(rule.passes, limit) // _READINGS)
         for number in range(1, limit + 1):
             carried, _ = local_sgd.run_pass(
                 options.family.loss,
@@ -122,6 +137,10 @@ class _Run:
                 continue
             if not np.isfinite(first.estimate).all():
                 return None
+            if np.linalg.norm(first.estimate - self.space.start) > _FAR * np.sqrt(
+                len(first.estimate)
+            ):
+                raise RuntimeError(_too_many(self.rows.X.shape))
             found = self._moments(first)
             ours = np.diagonal(self.space.covariance(first.matrix))
             sample = self._sample(first, found)

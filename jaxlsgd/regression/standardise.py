@@ -17,7 +17,9 @@ from jaxlsgd.regression.options import STEPS, Options
 
 FloatArray = NDArray[np.floating[Any]]
 _CONSTANT = 1e-10  # standard deviation over largest size of a column that is refused as constant
-_COLLINEAR = 1e-11  # eigenvalue of the correlations
+_COLLINEAR = 1e-10  # eigenvalue of the correlations
+_NEARLY = 1e-6  # the same of columns that are mentioned
+_SMALL = "; variance='HC3' is made for small tables"
 # Products over many rows and few columns are made in pieces of so many multiplications, which OpenBLAS makes in one
 # thread. Its threads wait for one another by spinning: while compilers and readers of files use the cores as well,
 # that takes longer than the product.
@@ -122,15 +124,21 @@ def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
     if len(X_s) <= X_s.shape[1]:
         what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
         raise refusal("frame", "have more rows than coefficients", what)
+    share, involved = _least_eigenvalue(X_s, names)
+    if share > _COLLINEAR:
+        return
+    hint = "; leave one of them out, or give a ridge"
+    raise refusal("columns", "not determine one another", " and ".join(involved), hint)
+
+
+def _least_eigenvalue(X_s: FloatArray, names: tuple[str, ...]) -> tuple[float, list[str]]:
+    """Return the least eigenvalue of the correlations over the largest, and the columns that are in its vector."""
     products = gram(X_s, X_s) / len(X_s)
     root = np.sqrt(np.diagonal(products))
     values, vectors = np.linalg.eigh(products / np.outer(root, root))
-    if values[0] > _COLLINEAR * values[-1]:
-        return
     share = np.abs(vectors[:, 0])
     involved = [names[j] for j in np.flatnonzero(share > 1e-3 * share.max())]
-    hint = "; leave one of them out, or give a ridge"
-    raise refusal("columns", "not determine one another", " and ".join(involved), hint)
+    return max(float(values[0] / values[-1]), 0.0), involved
 
 
 class Rows(NamedTuple):
@@ -231,7 +239,19 @@ def _comparable(labels: NDArray[Any]) -> NDArray[Any]:
     return labels.astype(str) if labels.dtype.kind == "O" else labels
 
 
-def remarks(rows: Rows, options: Options) -> list[str]:
+def _near_collinear(X_s: FloatArray, names: tuple[str, ...]) -> list[str]:
+    """Say which columns almost determine one another."""
+    found = _least_eigenvalue(X_s, names)
+    if found[0] > _NEARLY:
+        return []
+    share, involved = found
+    return [
+        f"{' and '.join(involved)} almost determine one another (1 − r about {share:.1g}): their coefficients "
+        "are known far less well than combinations of them; leave one out"
+    ]
+
+
+def remarks(rows: Rows, options: Options, names: tuple[str, ...]) -> list[str]:
     """Return remarks on the table that bear on the intervals."""
     notes = []
     n, d = rows.X.shape
@@ -244,7 +264,14 @@ def remarks(rows: Rows, options: Options) -> list[str]:
             "spread is taken from its square, so that standard errors are a little too large"
         )
     if n < 10 * d:
-        notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short")
+        more = "" if options.variance == "HC3" or options.clients == "sampled" else _SMALL
+        notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short{more}")
+    if options.clients == "sampled" and len(rows.sizes) < 10:
+        notes.append(
+            f"{len(rows.sizes)} clients are few to stand for others: their intervals are long, and may still be short"
+        )
+    if not options.ridge:
+        notes += _near_collinear(rows.X, names)
     if options.family.separable and options.family.most == 1:
         events = int(min(rows.y.sum(), n - rows.y.sum()))
         if events < 10 * d:

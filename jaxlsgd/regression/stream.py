@@ -97,7 +97,7 @@ def fit_stream(
         stream = _Stream(plan, space, options, total, 4.0**-retry, progress or (lambda text: None))
         found = stream.go(blocks, compiling)
         if found is not None:
-            notes, chunks = remarks(rows, options), stream.chunks
+            notes, chunks = remarks(rows, options, plan.names), stream.chunks
             if chunks.stub:
                 notes.append(f"the last {chunks.stub:,} rows of the file were too few for a chunk")
             return assemble(plan, options, space, found, chunks.dropped, notes, part=True)
