@@ -29,7 +29,7 @@ METHODS = {
     for method in (one_step(), plug_in("finite"), random_scaling(critical="schedule"))
 }
 NEWTON = "newton"  # what the table of a fit without methods is called
-MOST_COLUMNS = 1000  # d: each reading of a run takes bins of d² numbers and products of d³
+MOST_COLUMNS = 1000  # d: a run of 20 passes has 2,000 rounds, and needs two per column
 MOST_FOR_NEWTON = 10_000
 STEPS = 100  # per pass: that many batches of every client
 
@@ -153,7 +153,8 @@ def check_columns(dim: int, options: Options) -> None:
     if dim > MOST_COLUMNS and options.methods:
         what = f"{dim:,} with methods {', '.join(one.name for one in options.methods)}"
         hint = "; methods=() stops at Newton's steps, which allow 10,000, or choose columns"
-        raise refusal("columns", f"be at most {MOST_COLUMNS:,} for a run", what, hint)
+        rule = f"be at most {MOST_COLUMNS:,} for a run, which needs rounds in proportion"
+        raise refusal("columns", rule, what, hint)
     if dim > MOST_FOR_NEWTON:
         rule = f"be at most {MOST_FOR_NEWTON:,}: Hessians of d² numbers are inverted"
         raise refusal("columns", rule, dim, "; choose columns")

@@ -7,7 +7,8 @@ The rule takes the largest first step η_1 that keeps three bounds, with E local
     drift       ½(E − 1) · mean η_m · |Σ_k p_k H_k (ḡ_k − ḡ)| ≤ 0.05 standard errors of the sample,
 
 in whitened coordinates, with batches of B_k rows. E is the largest, 5 at most, for which drift is not what
-bounds η_1, or for which the start is forgotten all the same. As many passes are made as bring the variance of the
+bounds η_1, or for which the start is forgotten all the same; and smaller with so many columns that there would be
+fewer than four rounds per column. As many passes are made as bring the variance of the
 run below a share of the sample's.
 """
 
@@ -32,6 +33,9 @@ ALPHA = 0.505  # the paper's
 LOCAL_STEPS = 5
 _PILOT = 20_000  # rows
 _DRIFT = 0.05  # of a standard error
+_ROUNDS_PER_COLUMN = (
+    4  # at least, if E allows: the one-step of 350 coefficients from 540 rounds is far off
+)
 _FORGOTTEN = 10.0  # Σ γ_m: what is left of the start is e^(−10)
 _NEWTON = 60
 _FLOOR = 1e-10  # of Ĝ's eigenvalues over the largest
@@ -360,6 +364,9 @@ def choose_rule(
     pull = np.abs(back @ np.einsum("k,kij,kj->i", p, found.hessians, center))
     drift = float(np.max(pull / np.sqrt(np.maximum(sample, 1e-300))))
     candidates = range(LOCAL_STEPS, 0, -1) if local_steps is None else [local_steps]
+    if local_steps is None:
+        most = max(1, passes * steps // (_ROUNDS_PER_COLUMN * len(back)))
+        candidates = [E for E in candidates if E <= most]
     chosen = None
     for E in candidates:
         rounds = max(1, passes * steps // E)
