@@ -6,6 +6,7 @@ Newton's steps alone, `methods=()`, need no compiling and are exact; runs are co
 from __future__ import annotations
 
 import datetime
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -418,6 +419,34 @@ def test_newton_alone_says_so(both: tuple[jaxlsgd.TableFit, Any]):
     text = str(both[0])
     assert "Newton's steps alone:" in text and "newton" in both[0].methods
     assert both[0].communication.rounds == 0
+
+
+# Survival.
+
+
+def test_survival_by_a_poisson_regression():
+    """Near Cox's model with eight pieces; Cox's to three digits with a cut at every death and whole pieces alone."""
+    path = Path(__file__).parents[1] / "scripts" / "examples" / "survival.py"
+    spec = importlib.util.spec_from_file_location("survival", path)
+    assert spec is not None and spec.loader is not None
+    survival = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(survival)
+    ours, coefficient, error = survival.compare(methods=())
+    assert abs(ours.params["age"] - coefficient) < 0.25 * error
+    assert abs(ours.bse["age"] / error - 1) < 0.25
+    lives = sm.datasets.heart.load_pandas().data
+    deaths = np.unique(lives["survival"][lives["censors"] == 1])
+    rows = survival.pieces(lives, "survival", "censors", list(deaths))
+    # Nobody dies after the last death, and Cox leaves out who is censored between two.
+    rows = rows[rows["survival"] >= np.append(deaths, np.inf)[rows["piece"]]]
+    cox = fit_table(
+        rows,
+        formula="deaths ~ 0 + age + C(piece)",
+        family="poisson",
+        exposure="at_risk",
+        methods=(),
+    )
+    np.testing.assert_allclose(cox.params["age"], coefficient, rtol=5e-4)
 
 
 # Files.
