@@ -143,6 +143,7 @@ def test_no_python_block_is_forgotten() -> None:
         "Ten lines",
         "Your own problem, method, algorithm or loop",
         "A table whose rows belong to clients",
+        "What is read from it",
         "Intervals in a training loop",
         "Problems made of others",
         "Rows for pandas and xarray",
@@ -234,7 +235,11 @@ print((abs(estimate - 1) < 0.2).all(), (lower < upper).all())
 
 
 def test_your_own_data_and_loop(tmp_path) -> None:
-    parts = ("A table whose rows belong to clients", "Intervals in a training loop")
+    parts = (
+        "A table whose rows belong to clients",
+        "What is read from it",
+        "Intervals in a training loop",
+    )
     told = python(tmp_path, "\n\n".join(map(section, parts)) + "\nprint(prediction)\n")
     assert "dose" in told and "['w'][1]" in told, told
 

@@ -80,7 +80,7 @@ class _Hessians(NamedTuple):
     def bent(self, v: Array) -> Array:
         """Return slope v, (d, d) for (d,), and (bins, d, d) for (bins, d)."""
         if isinstance(self.slope, _Factored):
-            return np.tensordot(v @ self.slope.right.T, self.slope.left, 1)
+            return _einsum("...b,bij->...ij", v @ self.slope.right.T, self.slope.left)
         return times(self.slope, v if v.ndim == 1 else v[:, None, :])
 
 

@@ -209,7 +209,8 @@ def wald_test(
         law, given = one.reading.method.law.joint, (one.reading.plan, one.reading.detail)
     if law is None:
         raise refusal("method", "have a law of several coefficients", one.method)
-    found = joint.Joint(one.estimate, one.covariance, one.multiplier, law(*given))
+    estimate, matrix = (np.asarray(part, np.float64) for part in (one.estimate, one.covariance))
+    found = joint.Joint(estimate, matrix, one.multiplier, law(*given))
     level = fit.level if level is None else level
     return joint.joint_test(found, np.array(contrasts), null, level)
 

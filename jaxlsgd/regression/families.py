@@ -143,7 +143,8 @@ def _dispersion(mean: FloatArray, y: FloatArray, weights: FloatArray) -> float:
         each += r * np.log(r / (r + mean)) + y * np.log(mean / (r + mean))
         return -float(weights @ each)
 
-    return float(np.exp(optimize.minimize_scalar(loss, bounds=(-14.0, 5.0), method="bounded").x))
+    found: Any = optimize.minimize_scalar(loss, bounds=(-14.0, 5.0), method="bounded")
+    return float(np.exp(found.x))
 
 
 def mean_of(link: str, z: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -74,7 +74,7 @@ def fit_table(
         "negative_binomial" (counts that vary more than Poisson's).
       formula: as in "y ~ age + C(ward) + log(dose)", in place of response and features. formulaic evaluates it;
         all but columns, numbers, operators and the functions of `regression.formulas.FUNCTIONS` is refused first.
-      features: columns to explain it by; all but response and client if None.
+      features: columns to explain it by; if None all but response, client, weights, offset and exposure.
       intercept: whether to add one; unused with a formula, which has or omits its own.
       missing: "refuse" or "drop" rows in which something is missing.
       row_weights: column with the weight of each row, as of a survey or of a mean of several observations; standard

@@ -305,7 +305,7 @@ class TableFit:
 
         Returns:
           A `JointTest` with the statistic W, about χ² of as many degrees of freedom as there are hypotheses, and
-          its p-value (Hotelling's law, which knows how many rows or clients the variance is from).
+          its p-value (by Hotelling's law, with the degrees of freedom of the variance).
         """
         return after_fit.wald_test(self, hypotheses, null, method, level)
 

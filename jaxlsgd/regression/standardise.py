@@ -154,7 +154,6 @@ class Rows(NamedTuple):
     weight: FloatArray | None = None  # (n,) with mean 1 in every client
     offset: FloatArray | None = None  # (n,) of the linear predictor
     total: float = 0.0  # sum of the weights of all rows, as they were given
-    place: NDArray[np.intp] | None = None  # (n,) of each row in the table
 
     def predictors(self, theta: FloatArray) -> FloatArray:
         """Return Xθ plus the offset."""
@@ -209,7 +208,6 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
         weight=weight,
         offset=offset,
         total=total,
-        place=order,
     )
 
 
@@ -220,9 +218,14 @@ def _weighted(block: Block, plan: Design) -> Block:
     kept = block.weight > 0
     if not kept.any():
         raise refusal(f"row_weights {plan.row_weights!r}", "not all be 0", 0.0)
-    X, y, client, dropped, weight, offset = block
-    offset = None if offset is None else offset[kept]
-    return Block(X[kept], y[kept], client[kept], dropped, weight[kept], offset)
+    offset = None if block.offset is None else block.offset[kept]
+    return block._replace(
+        X=block.X[kept],
+        y=block.y[kept],
+        client=block.client[kept],
+        weight=block.weight[kept],
+        offset=offset,
+    )
 
 
 def check_one_pass(rows: Rows, options: Options) -> None:

@@ -421,7 +421,7 @@ class _Filled:
     def __init__(self, rows: int, d: int, kind: Any) -> None:
         self.X = np.empty((d, rows), np.float32)  # means taken off
         self.y = np.empty(rows, np.float32)
-        self.place = np.empty(rows, kind)  # of each row's client
+        self.place: NDArray[Any] = np.empty(rows, kind)  # of each row's client
         self.weight = np.ones(rows)
         self.offset = np.zeros(rows, np.float32)
         self.count = 0
