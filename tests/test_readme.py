@@ -151,6 +151,9 @@ def test_no_python_block_is_forgotten() -> None:
         "Many machines",
         "One simulation over many devices",
         "What `one_step` does, and what it sends",
+        "At the end: one message per client",
+        "During training: rounds",
+        "Look at every round, stop when it is sure enough",
         "The server",  # tests/test_flower.py
         "A client",
     }
@@ -160,6 +163,20 @@ def test_no_python_block_is_forgotten() -> None:
         for language in re.findall(r"^```(\w+)$", path.read_text("utf-8"), re.M)
     ]
     assert set(languages) == {"bash", "python"}
+
+
+def test_messages_of_clients(capsys) -> None:
+    names: dict[str, Any] = {}
+    exec(section("At the end: one message per client"), names)
+    exec(section("During training: rounds"), names)
+    printed = capsys.readouterr().out
+    assert "dose" in printed and "numbers" in printed
+    assert len(names["fit"].estimate) == 3
+
+
+def test_looking_at_every_round(tmp_path) -> None:
+    printed = python(tmp_path, section("Look at every round, stop when it is sure enough"))
+    assert "local_sgd on linear: 4 clients" in printed
 
 
 def test_problems_made_of_others() -> None:
