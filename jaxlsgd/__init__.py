@@ -15,6 +15,7 @@ __version__ = "0.2.0"
 _WHERE = {
     # contracts
     "Accumulator": "jaxlsgd.core.estimator",
+    "Anchored": "jaxlsgd.core.estimator",
     "Algorithm": "jaxlsgd.core.algorithm",
     "Draws": "jaxlsgd.core.problem",
     "Estimator": "jaxlsgd.core.estimator",
@@ -52,7 +53,10 @@ _WHERE = {
     "algorithms": "jaxlsgd.algorithms:",
     "analysis": "jaxlsgd.analysis:",
     "distributed": "jaxlsgd.engine.distributed:",
+    "federation": "jaxlsgd.federation:",
     "inference": "jaxlsgd.inference:",
+    "Until": "jaxlsgd.analysis.looks",
+    "looks": "jaxlsgd.analysis.looks:",
     "measures": "jaxlsgd.analysis.measures:",
     "problems": "jaxlsgd.problems:",
     "regression": "jaxlsgd.regression:",
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     from jaxlsgd import (
         algorithms,
         analysis,
+        federation,
         inference,
         problems,
         regression,
@@ -79,6 +84,7 @@ if TYPE_CHECKING:
     from jaxlsgd.core.cell_file import load_cell
     from jaxlsgd.core.estimator import (
         Accumulator,
+        Anchored,
         Estimator,
         Interval,
         JointLaw,

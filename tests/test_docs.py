@@ -220,7 +220,7 @@ def test_the_lowest_versions_that_are_tried_are_the_declared_ones() -> None:
     accelerators = [rule for name in ("cuda12", "cuda13", "tpu") for rule in extras.pop(name)]
     assert all(rule.specifier == jax.specifier for rule in [jaxlib, *accelerators])
 
-    developers = {"docs", "dev"}
+    developers = {"docs", "dev", "flower"}
     for name in extras.keys() - developers:
         needed += extras[name]
     script = ROOT / "scripts" / "test_lowest"

@@ -287,7 +287,7 @@ def test_a_malformed_measurement_is_refused_before_anything_runs(
         with pytest.raises(ValueError, match=r"^methods .*" + words):
             Cell(problem, plan, as_tuple(methods))
     with pytest.raises(ValueError, match=r"^methods .*" + words):
-        jaxlsgd.track(method, np.zeros(2, np.float32))
+        jaxlsgd.track(method, np.zeros(2, np.float32), rows="fresh")
 
 
 def test_a_table_is_not_fitted_with_a_malformed_method() -> None:

@@ -143,6 +143,7 @@ def test_no_python_block_is_forgotten() -> None:
         "Ten lines",
         "Your own problem, method, algorithm or loop",
         "A table whose rows belong to clients",
+        "What is read from it",
         "Intervals in a training loop",
         "Problems made of others",
         "Rows for pandas and xarray",
@@ -150,6 +151,11 @@ def test_no_python_block_is_forgotten() -> None:
         "Many machines",
         "One simulation over many devices",
         "What `one_step` does, and what it sends",
+        "At the end: one message per client",
+        "During training: rounds",
+        "Look at every round, stop when it is sure enough",
+        "The server",  # tests/test_flower.py
+        "A client",
     }
     languages = [
         language
@@ -157,6 +163,20 @@ def test_no_python_block_is_forgotten() -> None:
         for language in re.findall(r"^```(\w+)$", path.read_text("utf-8"), re.M)
     ]
     assert set(languages) == {"bash", "python"}
+
+
+def test_messages_of_clients(capsys) -> None:
+    names: dict[str, Any] = {}
+    exec(section("At the end: one message per client"), names)
+    exec(section("During training: rounds"), names)
+    printed = capsys.readouterr().out
+    assert "dose" in printed and "numbers" in printed
+    assert len(names["fit"].estimate) == 3
+
+
+def test_looking_at_every_round(tmp_path) -> None:
+    printed = python(tmp_path, section("Look at every round, stop when it is sure enough"))
+    assert "local_sgd on linear: 4 clients" in printed
 
 
 def test_problems_made_of_others() -> None:
@@ -232,7 +252,11 @@ print((abs(estimate - 1) < 0.2).all(), (lower < upper).all())
 
 
 def test_your_own_data_and_loop(tmp_path) -> None:
-    parts = ("A table whose rows belong to clients", "Intervals in a training loop")
+    parts = (
+        "A table whose rows belong to clients",
+        "What is read from it",
+        "Intervals in a training loop",
+    )
     told = python(tmp_path, "\n\n".join(map(section, parts)) + "\nprint(prediction)\n")
     assert "dose" in told and "['w'][1]" in told, told
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from scipy import stats
 
 import jaxlsgd
 from benchmarks.table_cases import DESIGN, population
@@ -145,10 +146,9 @@ def test_orders_of_rows():
     assert dealt.shape == (10, 3, 8)
     for k, own in enumerate(np.split(mixed, [23, 27])):
         met = dealt[:, k][dealt[:, k] < 37]
-        assert sorted(set(met)) == sorted(own)
-        assert k == 1 or len(met) == sizes[k]
+        assert sorted(met) == sorted(own)
         assert np.ptp((dealt[:, k] < 37).sum(axis=1)) <= 1
-    np.testing.assert_allclose(once, [10 / 23, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(once, [10 / 23, 10 / 4, 1], rtol=1e-6)
     nobody, none = local_sgd.dealt(np.random.default_rng(0), mixed[:10], np.array([0, 10]), 10, 8)
     assert none[0] == 0 and np.all(nobody[:, 0] == 10)
     drawn, equal = local_sgd.with_replacement(np.random.default_rng(0), sizes, 1000, 5, 8)
@@ -250,7 +250,8 @@ def test_columns_of_condition_ten_thousand(sites: pd.DataFrame):
     )
     gap = np.abs(found.coefficients().estimate[1:] - exact) / found.coefficients().std_error[1:]
     assert np.all(gap < 0.1)
-    assert not found.warnings
+    (said,) = found.warnings
+    assert said.startswith("dose and twin almost determine one another (1 − r about")
 
 
 def test_an_interval_for_the_rows_alone_is_far_shorter_and_says_so(sites: pd.DataFrame):
@@ -345,7 +346,9 @@ def test_outputs_agree(fitted: jaxlsgd.TableFit):
     z = frame["estimate"] / frame["std_error"]
     np.testing.assert_allclose(z, frame["statistic"])
     np.testing.assert_allclose(
-        frame["upper"] - frame["estimate"], 1.959964 * frame["std_error"], rtol=1e-6
+        frame["upper"] - frame["estimate"],
+        stats.t.ppf(0.975, 1060 - 6) * frame["std_error"],
+        rtol=1e-6,
     )
     content = json.loads(fitted.to_json())
     assert content["coefficients"][1]["estimate"] == frame["estimate"].iloc[1]
@@ -384,7 +387,7 @@ def test_intervals_with_one_bound_and_of_functions(fitted: jaxlsgd.TableFit):
     difference = fitted.function(lambda b: b["C(site)[T.b]"] - b["C(site)[T.c]"])
     V = fitted.coefficients().covariance
     b, c = fitted.names.index("C(site)[T.b]"), fitted.names.index("C(site)[T.c]")
-    half = 1.959964 * np.sqrt(V[b, b] + V[c, c] - 2 * V[b, c])
+    half = stats.t.ppf(0.975, 1060 - 6) * np.sqrt(V[b, b] + V[c, c] - 2 * V[b, c])
     np.testing.assert_allclose(difference.upper - difference.estimate, half, rtol=1e-6)
     with pytest.raises(ValueError, match="g: must have a gradient that is not 0"):
         fitted.function(lambda b: b["income"] * 0)

@@ -37,6 +37,7 @@ ROOMS = (
     "engine",
     "analysis",
     "runs",
+    "federation",
     "regression",
     "study",
     "report",

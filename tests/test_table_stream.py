@@ -116,3 +116,17 @@ def test_columns_of_any_scale(tmp_path: Path):
     gap = two.coefficients().estimate[1:] * scale - one.coefficients().estimate[1:]
     assert np.all(np.abs(gap) < 1e-3 * error)
     np.testing.assert_allclose(two.coefficients().std_error[1:] * scale, error, rtol=1e-3)
+
+
+def test_a_stream_stops_when_it_is_sure_enough(tmp_path: Path):
+    table(9000, seed=6).to_parquet(tmp_path / "long.parquet")
+    whole = fit(tmp_path / "long.parquet", stream=True)
+    low, high = (np.asarray(x) for x in whole.interval()[1:])
+    goal = 1.25 * float(np.max(high - low)) / 2
+    found = fit(tmp_path / "long.parquet", stream=True, until=goal)
+    assert sum(found.sizes.values()) < 9000
+    low, high = (np.asarray(x) for x in found.interval()[1:])
+    assert np.all(high - low <= 2 * goal)
+    assert "stopped when all intervals were at most" in str(found)
+    with pytest.raises(ValueError, match="until: must be left out for a table in memory"):
+        fit(table(500, seed=6), until=goal)

@@ -39,7 +39,7 @@ def scanned(tracker: Any, averages: Any) -> Any:
 
 def test_intervals_have_the_shape_and_names_of_the_parameters():
     """A loop, a scan and a vmap agree with the estimator on flat vectors."""
-    tracker, averages = track(random_scaling(), PARAMS), path(jax.random.key(0))
+    tracker, averages = track(random_scaling(), PARAMS, rows="fresh"), path(jax.random.key(0))
     state = jax.jit(lambda x: scanned(tracker, x))(averages)
     found = tracker.interval(state)
     assert jax.tree.structure(found.lower) == jax.tree.structure(PARAMS)
@@ -60,14 +60,14 @@ def test_intervals_have_the_shape_and_names_of_the_parameters():
 
 def test_functions_by_the_delta_method():
     """A linear function is the contrast; a prediction has J M Jᵀ, written out."""
-    tracker = track(random_scaling(), PARAMS)
+    tracker = track(random_scaling(), PARAMS, rows="fresh")
     state = scanned(tracker, path(jax.random.key(1)))
     whole = tracker.interval(state)
     same = tracker.function(state, lambda p: p["w"][1, 0])
     np.testing.assert_allclose(same.upper, whole.upper["w"][1, 0], rtol=1e-4)
     x = jnp.array([1.0, -2.0])
     predicted = tracker.function(state, lambda p: jnp.tanh(x @ p["w"] + p["b"]))
-    M = np.asarray(random_scaling().matrix(state, None))
+    M = np.asarray(random_scaling().matrix(state.states, None))
     center = whole.estimate
     slope = 1 / np.cosh(np.asarray(x @ center["w"] + center["b"])) ** 2
     J = np.array(
@@ -81,24 +81,26 @@ def test_functions_by_the_delta_method():
 
 
 def test_the_critical_value_is_said_and_a_plan_can_be_built_from_what_was_seen():
-    tracker = track(random_scaling(critical="schedule"), PARAMS)
+    tracker = track(random_scaling(critical="schedule"), PARAMS, rows="fresh")
     state = scanned(tracker, path(jax.random.key(2)))
     plan = Plan.from_arrays([1] * 20 + [4] * 20, [0.1] * 40)
-    assert "critical value 6.747" in track(random_scaling(), PARAMS).table(state)
+    assert "critical value 6.747" in track(random_scaling(), PARAMS, rows="fresh").table(state)
     assert "no plan was given: E_m is taken to be constant" in track(
-        random_scaling(), PARAMS
+        random_scaling(), PARAMS, rows="fresh"
     ).table(state)
     text = tracker.table(state, plan=plan)
     q = jaxlsgd.inference.critical_values.for_plan(plan, 0.95)
     assert f"critical value {q:.4g}" in text
     assert "no plan" not in text
     with pytest.raises(ValueError, match="plan: must be given"):
-        track(jaxlsgd.plug_in("finite"), PARAMS).interval((), plan=None)
+        track(jaxlsgd.plug_in("finite"), PARAMS, rows="fresh").interval((), plan=None)
 
 
 def test_bfloat16_is_added_up_in_float32():
     tracker = track(
-        random_scaling("diagonal"), jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+        random_scaling("diagonal"),
+        jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS),
+        rows="fresh",
     )
     state = scanned(tracker, path(jax.random.key(3), jnp.bfloat16))
     floats = [x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -107,7 +109,7 @@ def test_bfloat16_is_added_up_in_float32():
 
 
 def test_another_pytree_is_refused_in_words():
-    tracker = track(random_scaling(), PARAMS)
+    tracker = track(random_scaling(), PARAMS, rows="fresh")
     state = tracker.init(PARAMS)
     rule = r"params: must have the shape that the tracker was made for, \['b'\] \(1,\), \['w'\] \(2, 2\), got"
     with pytest.raises(ValueError, match=rule):
@@ -115,15 +117,15 @@ def test_another_pytree_is_refused_in_words():
     with pytest.raises(ValueError, match=rule):
         tracker.update(state, {"w": jnp.zeros((2, 2))}, eta=0.1)
     with pytest.raises(ValueError, match="params: must be of floating numbers, got 'int32'"):
-        track(random_scaling(), jnp.arange(3))
+        track(random_scaling(), jnp.arange(3), rows="fresh")
     with pytest.raises(ValueError, match="estimator: must be an estimator"):
-        track("random_scaling", PARAMS)
+        track("random_scaling", PARAMS, rows="fresh")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_orbax_restores_a_state_bit_by_bit(tmp_path: Path):
     checkpoint = pytest.importorskip("orbax.checkpoint")
-    tracker = track(one_step(), PARAMS)
+    tracker = track(one_step(), PARAMS, rows="fresh")
     state = tracker.update(tracker.init(PARAMS), TRUTH, eta=0.1, hessian=jnp.eye(5))
     keeper = checkpoint.StandardCheckpointer()
     keeper.save(tmp_path / "state", state)
@@ -133,6 +135,63 @@ def test_orbax_restores_a_state_bit_by_bit(tmp_path: Path):
     gc.collect()  # orbax leaves loops unclosed; better here than in the next test
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(back), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"eta": 0.0}, "eta: must be a finite number greater than 0, got 0.0"),
+        ({"eta": float("nan")}, "eta: must be a finite number greater than 0, got nan"),
+        ({"eta": 0.1, "E": 0}, "E: must be at least 1, got 0"),
+        ({"eta": 0.1, "hessian": np.eye(4)}, r"hessian: must have shape \(5, 5\), got \(4, 4\)"),
+        ({"eta": 0.1, "hessian": np.full((5, 5), np.nan)}, r"hessian\[0, 0\]: must be finite"),
+        (
+            {"eta": 0.1, "anchored": jaxlsgd.Anchored(PARAMS, np.eye(3), np.eye(3), 4)},
+            r"anchored.hessian: must have shape \(5, 5\)",
+        ),
+    ],
+)
+def test_an_update_is_checked(given: dict[str, Any], rule: str):
+    tracker = track(random_scaling(), PARAMS, rows="fresh")
+    with pytest.raises(ValueError, match=rule):
+        tracker.update(tracker.init(PARAMS), PARAMS, **given)
+    broken = {"w": jnp.full((2, 2), jnp.nan), "b": jnp.zeros(1)}
+    with pytest.raises(ValueError, match=r"params\['w'\]\[0, 0\]: must be finite, got nan"):
+        tracker.update(tracker.init(PARAMS), broken, eta=0.1)
+
+
+def test_one_update_has_no_table():
+    tracker = track(random_scaling(), PARAMS, rows="fresh")
+    state = tracker.init(PARAMS)
+    for count in (0, 1):
+        with pytest.raises(
+            ValueError, match=f"state: must have at least 2 updates .*, got {count}"
+        ):
+            tracker.table(state)
+        state = tracker.update(state, TRUTH, eta=0.1)
+    assert "estimate" in tracker.table(tracker.update(state, PARAMS, eta=0.1))
+
+
+def test_a_table_says_what_it_is_about():
+    with pytest.raises(TypeError, match="rows"):
+        track(random_scaling(), PARAMS)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ValueError, match="rows: must be one of fresh, reused, got 'same'"):
+        track(random_scaling(), PARAMS, rows="same")
+    fresh, reused = (track(random_scaling(), PARAMS, rows=rows) for rows in ("fresh", "reused"))
+    state = scanned(fresh, path(jax.random.key(4)))
+    assert "about the population" in fresh.table(state)
+    told = reused.table(state)
+    assert "about these rows" in told and "outside: the steps do not fall" in told
+    assert "momentum, Adam" in told and "network" not in told
+    both = reused.interval(state, sampling=np.eye(5))
+    alone = reused.interval(state)
+    half, own = (np.asarray(one.upper["w"] - one.estimate["w"]) for one in (both, alone))
+    np.testing.assert_allclose(half, np.sqrt(own**2 + 1.959964**2), rtol=1e-4)
+    assert "about the population: the run" in reused.table(state, sampling=np.eye(5))
+    with pytest.raises(ValueError, match="sampling: must be None if rows are fresh"):
+        fresh.interval(state, sampling=np.eye(5))
+    anchored = track(one_step(gradients="anchor"), PARAMS, rows="reused")
+    assert not any("outside" in one for one in anchored.about(state))
 
 
 def example(name: str) -> Any:
@@ -157,7 +216,9 @@ def test_the_optax_example(capsys: pytest.CaptureFixture[str]):
 def test_the_network_example(capsys: pytest.CaptureFixture[str]):
     found = example("network").main(steps=400)
     assert all(one.lower < one.estimate < one.upper for one in found)
-    assert "which none of the intervals includes" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "which none of the intervals includes" in told
+    assert "of a network: about this minimum only" in told
 
 
 def test_the_federation_of_others():

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, Client, Round, an_algorithm, check_algorithm
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Sync
+from jaxlsgd.core.estimator import Anchored, Sync
 from jaxlsgd.core.problem import Array, Observation, Params
 from jaxlsgd.core.random import (
     Cohort,
@@ -63,7 +63,7 @@ class Rounds(NamedTuple):
     """
 
     init: Callable[..., RoundState]
-    round: Callable[[RoundState, Observation, Any], tuple[RoundState, Sync]]
+    round: Callable[..., tuple[RoundState, Sync]]
 
 
 def plain_rounds(
@@ -82,7 +82,8 @@ def plain_rounds(
 
     Returns:
       `Rounds`. `round` takes the state, observations with leaves (E_m, K, ...) and η_m, and returns the
-      next state and the `Sync` that an estimator's `update` takes.
+      next state and the `Sync` that an estimator's `update` takes. For a method with an anchor it also takes
+      `anchors=estimator.anchors(state)`, and in a few rounds after each change of the anchor `hessians=True`.
 
     Example::
 
@@ -96,7 +97,7 @@ def plain_rounds(
     algorithm = local_sgd() if algorithm is None else an_algorithm(algorithm)
     return Rounds(
         functools.partial(_init, algorithm, p),
-        jax.jit(functools.partial(_round, algorithm, loss, p)),
+        jax.jit(functools.partial(_round, algorithm, loss, p), static_argnames="hessians"),
     )
 
 
@@ -129,6 +130,8 @@ def _round(
     state: RoundState,
     observations: Observation,
     eta: Any,
+    anchors: Any = None,
+    hessians: bool = False,
 ) -> tuple[RoundState, Sync]:
     """Run round m of Algorithm 1."""
     x_bar, unravel = ravel_pytree(state.params)
@@ -142,18 +145,20 @@ def _round(
     def start(memory: Any) -> Client:
         return Client(x_bar, algorithm.begin(memory, round) if algorithm.begin else None, memory)
 
-    def local_step(client: Client, xi: Observation) -> Client:
+    def local_step(client: Client, xi: Observation) -> tuple[Client, Any]:
         g, local = gradient(client.x, xi), client.local
         d, local = algorithm.direction(g, client, round) if algorithm.direction else (g, local)
-        return Client(client.x - eta * d, local, client.memory)
+        at_anchor = None
+        if anchors is not None:
+            reached = algorithm.reaches(client, round) if algorithm.reaches else 1
+            at_anchor = reached * gradient(anchors[0], xi)
+        return Client(client.x - eta * d, local, client.memory), at_anchor
 
     def send(client: Client) -> tuple[Any, Any]:
         return algorithm.send(client, round) if algorithm.send else (None, client.memory)
 
     clients = jax.vmap(start, axis_size=n)(state.memory)
-    clients, _ = lax.scan(
-        lambda each, xi: (jax.vmap(local_step)(each, xi), None), clients, observations
-    )
+    clients, at_anchor = lax.scan(jax.vmap(local_step), clients, observations)
     messages, memory = jax.vmap(send)(clients)
     moved, message = _mean(p, (clients.x - x_bar, messages))
     if algorithm.receive:
@@ -163,7 +168,21 @@ def _round(
     params, cohort, how = unravel(x_bar), state.cohort, algorithm.participation
     if how is not None and cohort is not None:
         cohort = next_cohort(how, cohort, all_, weight_bounds(weights))
-    return RoundState(params, server, memory, cohort), Sync(params, E, eta)
+    sync = Sync(params, E, eta)
+    if anchors is not None:
+        given = Anchored(unravel(_mean(p, jnp.sum(at_anchor, 0))), observations=None)
+        if hessians:
+            second = jax.hessian(lambda x, xi: loss(unravel(x), xi))
+            means = [
+                _mean(
+                    p,
+                    jnp.mean(jax.vmap(jax.vmap(second, (None, 0)), (None, 0))(x, observations), 0),
+                )
+                for x in anchors
+            ]
+            given = given._replace(hessian=means[0], hessian_before=means[1], observations=E * n)
+        sync = sync._replace(anchored=given)
+    return RoundState(params, server, memory, cohort), sync
 
 
 def _mean(p: Array, tree: Any) -> Any:

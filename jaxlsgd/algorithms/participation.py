@@ -71,6 +71,10 @@ def client_dropout(probability: float) -> Algorithm:
         there = there.astype(client.x.dtype)
         return (there * (client.x - round.params), there), client.memory
 
+    def reaches(client: Client, round: Round) -> Array:
+        there = random.client_uniform(round.server, client.memory) >= probability
+        return there.astype(client.x.dtype) / (1 - probability)
+
     def receive(moved: Array, message: Any, round: Round) -> tuple[Array, Any]:
         del moved
         total, weight = message
@@ -87,6 +91,7 @@ def client_dropout(probability: float) -> Algorithm:
         # The message replaces the model, and counts as sent even if it is lost.
         sends=lambda dim: dim,
         moves_by_gradients=False,
+        reaches=reaches,
     )
 
 
@@ -131,6 +136,10 @@ def stragglers(probability: float) -> Algorithm:
         made, most = client.local
         return jnp.where(made < most, gradient, 0), _Work(made + 1, most)
 
+    def reaches(client: Client, round: Round) -> Array:
+        made, most = client.local
+        return jnp.where(made < most, round.E / most, 0)
+
     def receive(moved: Array, message: Any, round: Round) -> tuple[Array, Any]:
         del message
         return round.params + moved, random.after_round(round.server)
@@ -143,4 +152,5 @@ def stragglers(probability: float) -> Algorithm:
         direction=direction,
         receive=receive,
         random=True,
+        reaches=reaches,
     )

@@ -11,6 +11,7 @@ from jaxlsgd.core.lazy import attach
 
 _WHERE = {
     "failures": "jaxlsgd.analysis.failures:",
+    "looks": "jaxlsgd.analysis.looks:",
     "measures": "jaxlsgd.analysis.measures:",
     "moments": "jaxlsgd.analysis.moments:",
     "pairs": "jaxlsgd.analysis.pairs:",
@@ -20,4 +21,4 @@ __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd.analysis import failures, measures, moments, pairs, verdict
+    from jaxlsgd.analysis import failures, looks, measures, moments, pairs, verdict

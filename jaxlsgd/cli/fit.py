@@ -9,10 +9,14 @@ import sys
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import Verbs, add_verb
+from jaxlsgd.core.display import p_value, plural
 from jaxlsgd.core.storage import check_output
+
+if TYPE_CHECKING:
+    from jaxlsgd.regression.result import TableFit
 
 VERBS = ("fit",)
 FORMATS = ("text", "csv", "json", "latex")
@@ -34,7 +38,9 @@ def add_verbs(verbs: Verbs) -> None:
     examples = (
         "jaxlsgd fit data.csv --response y --client site --family logistic\n"
         'jaxlsgd fit data.csv --client site --formula "y ~ age + C(ward) + log(dose)"\n'
-        "jaxlsgd fit data.parquet --response cost --client site --format latex > table.tex"
+        "jaxlsgd fit data.parquet --response cost --client site --format latex > table.tex\n"
+        "jaxlsgd fit deaths.csv --response deaths --exposure years --family poisson --ratios\n"
+        "jaxlsgd fit data.csv --response y --client school --clients sampled --predict new.csv means.csv"
     )
     parser = add_verb(verbs, "fit", fit, text, examples)
     parser.add_argument("file", metavar="FILE", help="CSV (.csv, .tsv, .csv.gz) or .parquet")
@@ -60,13 +66,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         elif name in CHOICES:
             given["choices"] = CHOICES[name]
         elif any(typing.get_origin(kind) is Sequence for kind in kinds):
-            given["nargs"] = "+"
+            given["nargs"] = "*" if name == "methods" else "+"
         else:
             given["type"] = next((kind for kind in (int, float) if kind in kinds), str)
         group.add_argument("--" + name.replace("_", "-"), **given)
     group = parser.add_argument_group("what comes out")
     group.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     group.add_argument("--plot", metavar="FILE", type=Path, help="forest plot (extra 'plots')")
+    group.add_argument(
+        "--ratios",
+        action="store_true",
+        help="after the text, odds or rate ratios: exp of coefficients and of the ends of their intervals",
+    )
+    group.add_argument(
+        "--margins", action="store_true", help="after the text, average marginal effects"
+    )
+    group.add_argument(
+        "--test",
+        nargs="+",
+        metavar="NAME",
+        help="after the text, Wald's test that these coefficients, or all of a term such as 'C(ward)', are 0",
+    )
+    group.add_argument(
+        "--predict",
+        nargs=2,
+        metavar=("ROWS", "OUT"),
+        type=Path,
+        help="write the means of the rows of a file, with intervals on the scale of the response, as CSV",
+    )
 
 
 def _help(meaning: str, default: Any) -> str:
@@ -81,10 +108,16 @@ def _help(meaning: str, default: Any) -> str:
 
 def fit(arguments: argparse.Namespace) -> int:
     """Fits, and prints the table."""
+    from jaxlsgd.regression import files
     from jaxlsgd.regression.fit_table import DEFAULTS, fit_table
 
-    if arguments.plot is not None:
-        check_output(arguments.plot)  # before the fit, which takes longer
+    for out in (arguments.plot, arguments.predict and arguments.predict[1]):
+        if out is not None:
+            check_output(out)  # before the fit, which takes longer
+    new = None
+    if arguments.predict:
+        dialect = files.Dialect.of(arguments.encoding, arguments.separator, arguments.decimal)
+        new = files.read_all(arguments.predict[0], dialect)
     options = {name: getattr(arguments, name) for name in DEFAULTS if name != "progress"}
     progress = _progress if sys.stderr.isatty() else None
     result = fit_table(Path(arguments.file), progress=progress, **options)
@@ -95,9 +128,30 @@ def fit(arguments: argparse.Namespace) -> int:
         "latex": result.to_latex,
     }
     sys.stdout.write(written[arguments.format]())
+    if arguments.format == "text":
+        sys.stdout.write(_more(result, arguments))
+    if new is not None:
+        result.predict(new).to_csv(arguments.predict[1], index=False)
     if arguments.plot is not None:
         result.plot(arguments.plot)
     return 0
+
+
+def _more(result: TableFit, arguments: argparse.Namespace) -> str:
+    """Returns what was asked for beside the table of coefficients."""
+    parts = []
+    if arguments.ratios:
+        parts.append(result.ratios().to_string(float_format="{:.5g}".format))
+    if arguments.margins:
+        shown = result.margins().to_string(float_format="{:.5g}".format)
+        parts.append(f"Average marginal effects\n{shown}")
+    if arguments.test:
+        found = result.test(arguments.test)
+        parts.append(
+            f"Wald test of {', '.join(arguments.test)}: W = {found.statistic:.5g} of "
+            f"{plural(found.constraints, 'constraint')}, p = {p_value(found.p_value)}"
+        )
+    return "".join(f"\n{part}\n" for part in parts)
 
 
 def _progress(text: str) -> None:

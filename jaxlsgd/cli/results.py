@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxlsgd.study.cells import CellSpec
     from jaxlsgd.study.store.reader import Results
 
-VERBS = ("status", "table", "compare", "failures", "export", "plot", "report", "replay")
+VERBS = ("status", "table", "looks", "compare", "failures", "export", "plot", "report", "replay")
 _ENDINGS = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}
 FIGURES = ("coverage", "tradeoff")
 
@@ -33,6 +33,7 @@ def add_verbs(verbs: Verbs) -> None:
     )
     parser.add_argument("directory", metavar="DIR")
     _add_table(verbs)
+    _add_looks(verbs)
     _add_compare(verbs)
     _add_failures(verbs)
     _add_export(verbs)
@@ -59,6 +60,35 @@ def status(arguments: argparse.Namespace) -> int:
         )
     now = "a run is writing" if results.running() else "no run is writing"
     print(f"cells {complete}/{len(counts)}, tiles {tiles}/{wanted} ({tiles / wanted:.0%}); {now}")
+    return 0
+
+
+def _add_looks(verbs: Verbs) -> None:
+    text = (
+        "print how often intervals hold at every saved round, and at the stop\n\n"
+        "Every saved round is a look. With --until or --excludes, each run stops at the first look at which the\n"
+        "intervals of all coordinates are short enough, or exclude a number; rows hold all looks, so that any\n"
+        "rule can be tried on a study that has been run."
+    )
+    examples = "jaxlsgd looks results\njaxlsgd looks results --until 0.05\njaxlsgd looks results --excludes 0"
+    parser = add_verb(verbs, "looks", looks, text, examples)
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("--until", type=float, metavar="WIDTH", help="stop at this half-width")
+    parser.add_argument("--excludes", type=float, metavar="NULL", help="stop if this is excluded")
+    parser.add_argument("--all", action="store_true", help="show all coordinates")
+
+
+def looks(arguments: argparse.Namespace) -> int:
+    """Print a table of looks and stops."""
+    from jaxlsgd.analysis.looks import Until, looks_table
+    from jaxlsgd.study.store.reader import Results
+
+    width, null = arguments.until, arguments.excludes
+    rule = None if width is None and null is None else Until(half_width=width, excludes=null)
+    cells = [cell for cell in Results(arguments.directory).read_all() if cell is not None]
+    if not cells:
+        raise refusal("directory", "have finished replications", arguments.directory)
+    print(looks_table(cells, rule, all=arguments.all))
     return 0
 
 

@@ -114,6 +114,9 @@ class Algorithm:
     participation: Participation | None = None
     sends: Callable[[int], int] | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
     moves_by_gradients: bool | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
+    reaches: Callable[[Client, Round], Array] | None = dataclasses.field(
+        default=None, metadata=COUNTS_IF_SET
+    )
 
     @property
     def gradient_sum_known(self) -> bool:

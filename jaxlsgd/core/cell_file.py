@@ -24,6 +24,7 @@ ARRAYS = {
     "cause": "|u1",
 }
 
+_APART = ("methods", "until")  # fields of a cell that are not in its description
 _NOT_RECORDED = (
     "the version that wrote the rows did not record whether the verdict was measured here"
 )
@@ -117,7 +118,8 @@ def fits(parts: list[Any], saves: int, levels: int, count: int, coordinates: int
 
 def about_to_json(about: CellRows) -> dict[str, Any]:
     """Return the description of a cell: everything but its rows."""
-    fields = [field.name for field in dataclasses.fields(about) if field.name != "methods"]
+    # The rule is not kept: any can be tried on rows.
+    fields = [field.name for field in dataclasses.fields(about) if field.name not in _APART]
     content = {name: getattr(about, name) for name in fields}
     truth = {name: None if x is None else x.tolist() for name, x in about.truth.items()}
     content |= {"truth": truth}
@@ -128,7 +130,7 @@ def about_to_json(about: CellRows) -> dict[str, Any]:
 
 def about_from_json(content: Any, methods: list[str]) -> CellRows:
     """Return what `about_to_json` described. Every value is checked, as a checksum can be forged."""
-    names = {field.name for field in dataclasses.fields(CellRows) if field.name != "methods"}
+    names = {field.name for field in dataclasses.fields(CellRows)} - set(_APART)
     if isinstance(content, dict):
         # Cells of version 0.1 have no costs, numbers sent or withheld verdicts, and exact truths no error.
         withheld = dict.fromkeys(methods, _NOT_RECORDED) if content.get("judge") else {}

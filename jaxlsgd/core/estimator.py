@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import blaming, refusal
+from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.problem import Array, Params, Problem
 
 if TYPE_CHECKING:
@@ -35,6 +36,22 @@ class Sync(NamedTuple):
     gradient: Params | None = None
     hessian: Any = None  # (d, d), for the flattened parameters
     gradient_sum: Params | None = None  # h_m, the mean gradients of the round's steps added up
+    anchored: Anchored | None = None
+
+
+class Anchored(NamedTuple):
+    """What clients evaluate at an anchor that the server has broadcast, with the observations of their steps.
+
+    A client sends the sum of its gradients at the anchor after every round, and in a few rounds its Hessian there and
+    at the anchor before, each averaged over the observations of the round.
+    """
+
+    gradient_sum: Params  # Σ_l Σ_k p_k ∇f_k(a; ξ_{k,l}) over the steps of the round
+    hessian: Any = (
+        None  # (d, d) mean over clients and observations of ∇²f_k(a; ξ); None in most rounds
+    )
+    hessian_before: Any = None  # (d, d) the same at the anchor before
+    observations: Any = 0  # how many those means are over, all clients together
 
 
 SIDES = ("both", "lower", "upper")
@@ -89,6 +106,27 @@ class Accumulator(NamedTuple):
     any_width: bool = False
     on_host: OnHost | None = None
     hessian_every: int = 1
+    anchor: Anchor | None = None
+
+
+class Anchor(NamedTuple):
+    """Where a statistic has clients evaluate their observations once more, see `Anchored`.
+
+    `places(state)` are the anchor and the one before it, (2, d). They change when the state rolls, so the engine
+    evaluates one anchor in all steps of a round. `hessian_rounds(E, num_clients, dim)` says for a plan which rounds
+    send Hessians: (T,) 0 for none, else 1 + the group of Hessians that they belong to. The engine adds those of the
+    steps between two rolls with `add_hessians(state, sums, difference, counts)`: sums at the anchor by group,
+    (groups, d, d), the sum of their differences from those at the anchor before, (d, d), and how many observations
+    each group has, (groups,).
+    """
+
+    places: Callable[[Any], Array]
+    begins: Callable[
+        [int], int
+    ]  # d → from which observation on clients evaluate an anchor other than the start
+    hessian_rounds: Callable[[np.ndarray, int, int], np.ndarray]
+    add_hessians: Callable[[Any, Array, Array, Array], Any]
+    groups: int = 2
 
 
 class OnHost(NamedTuple):
@@ -105,13 +143,13 @@ class Rolling(NamedTuple):
     """An update in two parts, for statistics that seldom move their contents to another place.
 
     `update(state, sync)` is then `add(state, sync)`, after `roll(state)` when that is due. To keep `roll` out of
-    the engine's loops, `roll_before(E, eta)` gives for a plan the blocks of `BLOCK_STEPS` steps before which it
+    the engine's loops, `roll_before(E, eta, dim)` gives for a plan the blocks of `BLOCK_STEPS` steps before which it
     is due (a round belongs to the block of step t_m), and the engine rolls between blocks.
     """
 
     add: Callable[[Any, Sync], Any]
     roll: Callable[[Any], Any]
-    roll_before: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    roll_before: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
     store: tuple[str, ...] = ()  # fields of the state that `add` does not change
 
 
@@ -214,6 +252,9 @@ class Estimator:
       within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
         for algorithms outside the paper's theory.
       least_rounds: how many rounds a plan must have.
+      valid: "fixed" if an interval holds at one time that does not depend on the data, "looks" if all at the looks
+        of a run hold together, "always" if all at any times do.
+      law_at: for "looks", `clocks → Law` for looks at these numbers of observations per client.
     """
 
     name: str
@@ -231,6 +272,10 @@ class Estimator:
     cost: str = ""
     within_theory: bool = False
     least_rounds: int = 1
+    valid: str = dataclasses.field(default="fixed", metadata=COUNTS_IF_SET)
+    law_at: Callable[[tuple[int, ...]], Law] | None = dataclasses.field(
+        default=None, metadata=COUNTS_IF_SET
+    )
 
     @property
     def needs_gradient(self) -> bool:
@@ -252,6 +297,29 @@ class Estimator:
         """Return s if it needs only the Hessians of rounds s, 2s, …."""
         every = [part.hessian_every for part in self.accumulators if part.needs_hessian]
         return min(every, default=1)
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """Where it has clients evaluate their observations once more, if it does."""
+        return next((part.anchor for part in self.accumulators if part.anchor is not None), None)
+
+    def anchors(self, state: tuple[Any, ...]) -> Array:
+        """Return where clients evaluate the observations of the next round once more: the anchor and the one before.
+
+        For a loop of your own and a method with an `anchor`; (2, d), of the flattened parameters.
+        """
+        for part, own in zip(self.accumulators, state, strict=True):
+            if part.anchor is not None:
+                return part.anchor.places(own)
+        raise refusal(
+            "estimator", 'have an anchor, as one_step(gradients="anchor") does', self.name
+        )
+
+    def at_looks(self, clocks: Sequence[int]) -> Estimator:
+        """Return the method with the law of looks at these numbers of observations; itself unless it needs them."""
+        if self.law_at is None:
+            return self
+        return dataclasses.replace(self, law=self.law_at(tuple(clocks)), law_at=None)
 
     def coordinates(self, problem: Problem) -> tuple[str, ...]:
         """Return the names of what the interval is for."""

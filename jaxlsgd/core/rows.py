@@ -6,6 +6,7 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,7 @@ class CellRows:
     # By method, (coordinates,): the standard error of `truth`; no entry if that is exact or not known.
     truth_error: dict[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
     withheld: dict[str, str] = dataclasses.field(default_factory=dict)  # by method: why no verdict
+    until: Any = None  # `analysis.looks.Until` of a simulation that has a rule for stopping
 
     @property
     def acf(self) -> float:

@@ -20,7 +20,7 @@ from jaxlsgd.engine.draws import Source, Supply, make_source
 from jaxlsgd.engine.federation import Federation, Step
 from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Syncs
 from jaxlsgd.engine.program import Loop, ProblemData, Program, cast_floats
-from jaxlsgd.engine.statistics import Met, Statistics
+from jaxlsgd.engine.statistics import HessianPairs, Met, Statistics
 
 
 class TileState(NamedTuple):
@@ -35,7 +35,12 @@ def start_tile(program: Program, data: ProblemData, replications: int) -> TileSt
     """All replications at x_0, all statistics empty."""
     clients = program.algorithm.stepping(data.weights.shape[0])
     begun = federation.start(
-        data.init, clients, replications, program.algorithm, program.needs_gradient_sum
+        data.init,
+        clients,
+        replications,
+        program.algorithm,
+        program.needs_gradient_sum,
+        len(program.anchored),
     )
     return TileState(begun, statistics.start(program, begun.params, data.init))
 
@@ -65,12 +70,43 @@ def run_block(
     return run(program, functions, data, state, block, source)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
+def run_hessians(
+    program: Program,
+    i: int,
+    data: ProblemData,
+    given: Supply,
+    state: Any,
+    first: Any,
+    pairs: HessianPairs,
+) -> Any:
+    """Add the Hessians that clients send in a block, at the anchors of statistic i: they do not depend on the path."""
+    functions = program.structure.flat_functions()
+    pairs = cast_floats(pairs, program.dtype)
+    source = make_source(program, functions, data, given, first)
+    part = program.accumulators[i]
+    places = statistics.places_of(part, data.init, state)
+
+    def add(sums: tuple[Array, Array], pair: HessianPairs) -> tuple[Any, None]:
+        for half, seen in enumerate(source.observe(source.draw(pair.at))):
+            found = statistics.hessians_at(functions, data, places, seen, pair.weight[half])
+            sums = jax.tree.map(jnp.add, sums, found)
+        return sums, None
+
+    groups, (_, d, R) = pairs.weight.shape[-1], places.shape
+    empty = jnp.zeros((groups, d, d, R), places.dtype), jnp.zeros((d, d, R), places.dtype)
+    here, difference = lax.scan(add, empty, pairs)[0]
+    counts = jnp.sum(pairs.weight, (0, 1))
+    return statistics.with_hessians(part, data, state, here, difference, counts)
+
+
 class _Row(NamedTuple):
     """What the loop looks up for a step."""
 
     step: Step
     slot: Any
     sync: Any  # Syncs, or None
+    hessians: Any = ()  # see `Block.hessians`
 
 
 def _run_dense(
@@ -83,14 +119,16 @@ def _run_dense(
 ) -> TileState:
     """Steps and statistics in one loop: for blocks where many steps begin a round."""
 
+    anchors = statistics.anchors_of(program, data, state.statistics)
+
     def step(state: TileState, seen: Any, at: _Row) -> TileState:
         before = state.federation
         after, gradient = federation.local_step(
-            before, seen, at.step, data, functions, program.algorithm
+            before, seen, at.step, data, functions, program.algorithm, anchors=anchors
         )
         # Where a round begins all clients are at x̄, and the step has made most of the Hessian there.
         hessian = statistics.mean_hessian(program, functions, data, before.clients, seen)
-        met = Met(before.params, gradient, before.total)
+        met = Met(before.params, gradient, before.total, before.anchored)
         fed = statistics.feed(program, data, state.statistics, met, hessian, at.sync)
         return TileState(after, fed)
 
@@ -107,13 +145,14 @@ def _run_sparse(
 ) -> TileState:
     """Steps in one loop, statistics in a second, short one, which makes its observations again."""
     slots = block.syncs.at.shape[0]
+    anchors = statistics.anchors_of(program, data, state.statistics)
 
     def step(carry: tuple[Federation, Met], seen: Any, at: _Row) -> tuple[Federation, Met]:
         before, met = carry
         after, gradient = federation.local_step(
-            before, seen, at.step, data, functions, program.algorithm
+            before, seen, at.step, data, functions, program.algorithm, anchors=anchors
         )
-        now = Met(before.params, gradient, before.total)
+        now = Met(before.params, gradient, before.total, before.anchored)
         # Steps that meet no synchronised average write to a place of their own.
         met = jax.tree.map(
             lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, at.slot, 0), met, now
@@ -123,7 +162,8 @@ def _run_sparse(
     average = state.federation.params
     empty = jnp.zeros((slots + 1, *average.shape), average.dtype)
     total = empty if program.needs_gradient_sum else None
-    carry = (state.federation, Met(empty, empty, total))
+    sums = (empty,) * len(anchors) if anchors else None
+    carry = (state.federation, Met(empty, empty, total, sums))
     after, met = over_steps(step, carry, rows_of(program, block, None), source, program.loop)
 
     def prepare(i: Array) -> tuple[Any, ...]:
@@ -145,11 +185,13 @@ def _run_sparse(
 
 def rows_of(program: Program, block: Block, syncs: Syncs | None) -> _Row:
     """Return a block's numbers step by step, with those for other algorithms than Local SGD if they are needed."""
-    if federation.folded(program.algorithm) and not program.needs_gradient_sum:
+    if federation.folded(program.algorithm) and not (
+        program.needs_gradient_sum or program.anchored
+    ):
         step = Step(block.eta, block.ends)
     else:
         step = Step(block.eta, block.ends, block.E, block.opens, block.active)
-    return _Row(step, block.slot, syncs)
+    return _Row(step, block.slot, syncs, block.hessians)
 
 
 def over_steps(
@@ -162,7 +204,7 @@ def over_steps(
     compiler does not vectorise a pass that looks one up by the loop's counter.
     """
     pairs = rows.step.eta.shape[0] // 2
-    rows = jax.tree.map(lambda x: x.reshape(pairs, 2), rows)
+    rows = jax.tree.map(lambda x: x.reshape(pairs, 2, *x.shape[1:]), rows)
 
     def prepare(i: Array) -> tuple[Any, Any]:
         return source.draw(i), xla.element(rows, i)

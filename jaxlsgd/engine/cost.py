@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, message_size
@@ -57,6 +58,8 @@ def numbers_sent(
         d                 the sum of its gradients, if a method needs it (`needs_gradient_sum`) and the server
                           cannot compute it from how clients moved; in Local SGD it can
         d (d + 1)/2       a Hessian, for a method that needs one, in every `hessian_every`-th round
+        d                 the sum of its gradients at an anchor, if a method has one and it is not the start
+        d (d + 1)         its Hessians at that anchor and the one before, in the rounds that such a method chooses
 
     What clients receive is not counted. If n of K clients take part in a round, the number is the mean over clients,
     n/K of this. Methods that run side by side share what they need; this is the number for one of them alone.
@@ -81,12 +84,16 @@ def numbers_sent(
     T = plan.num_rounds if rounds is None else checks.count("rounds", rounds, 1, plan.num_rounds)
     declared = algorithm.sends
     each = d + message_size(algorithm, d, clients) if declared is None else declared(d)
-    hessians = 0
+    hessians = anchored = 0
     if method is not None:
         each += d * method.needs_gradient
         each += d * (method.needs_gradient_sum and not algorithm.gradient_sum_known)
         hessians = method.needs_hessian * (T // method.hessian_every)
-    total = T * each + hessians * (d * (d + 1) // 2)
+        if method.anchor is not None:
+            E, count = plan.E[:T], algorithm.stepping(clients)
+            hessians += 2 * int(np.count_nonzero(method.anchor.hessian_rounds(E, count, d)))
+            anchored = int(np.count_nonzero(np.cumsum(E) - E >= method.anchor.begins(d)))
+    total = T * each + anchored * d + hessians * (d * (d + 1) // 2)
     taking_part = algorithm.stepping(clients)
     return total if taking_part == clients else total * taking_part / clients
 

@@ -37,6 +37,10 @@ class Federation(NamedTuple):
     memory: Any = None  # leaves (K, ..., R)
     server: Any = None  # leaves (..., R)
     total: Any = None  # (d, R) mean gradients of the round so far added up, if a statistic asks
+    anchors: Any = None  # per statistic with an anchor, (d, R): that of the round
+    anchored: Any = (
+        None  # per such statistic, (d, R): mean gradients there of the round so far added up
+    )
     members: Any = None  # those who take part, `cohorts.Members`; K is then their number
 
 
@@ -61,6 +65,7 @@ def start(
     num_replications: int,
     algorithm: Algorithm,
     gradient_sum: bool = False,
+    anchors: int = 0,
 ) -> Federation:
     """All clients of all replications at x_0."""
     params = jnp.broadcast_to(vector[:, None], (vector.shape[0], num_replications))
@@ -78,6 +83,10 @@ def start(
     moved = None if folded(algorithm) else jnp.zeros_like(params)
     total = jnp.zeros_like(params) if gradient_sum else None
     state = Federation(clients, params, moved, None, memory, server, total)
+    if anchors:
+        state = state._replace(
+            anchors=(params,) * anchors, anchored=(jnp.zeros_like(params),) * anchors
+        )
     one = jnp.ones((), vector.dtype)
     begun = jax.eval_shape(lambda s: begin(algorithm, s, Step(one, None, one)), state)
     return state._replace(local=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), begun))
@@ -114,6 +123,7 @@ def local_step(
     functions: FlatFunctions,
     algorithm: Algorithm,
     end_round: bool = True,
+    anchors: tuple[Array, ...] = (),
 ) -> tuple[Federation, Array]:
     """One local step of every client in every replication.
 
@@ -125,11 +135,17 @@ def local_step(
       functions: the problem's functions.
       algorithm: what is run.
       end_round: False where the caller ends rounds by itself; `state.moved` must then be there.
+      anchors: of rounds that begin, (d, R) per statistic with an anchor.
 
     Returns:
       The state after the step, and Σ_k p_k ∇f_k(x_k; ξ_k) before it, (d, R).
     """
     weights, unit = data.weights, data.unit
+    if algorithm.begin is not None:
+        fresh = xla.where_flagged(
+            at.opens & at.active, lambda _: begin(algorithm, state, at), state.local
+        )
+        state = state._replace(local=fresh)
     gradients = jax.vmap(xla.over_replications(functions.gradient))(state.clients, observations)
     if isinstance(gradients, Scaled):
         gradients = Scaled(xla.once(gradients.scale, unit), gradients.vector)
@@ -140,6 +156,8 @@ def local_step(
     if state.total is not None:
         so_far = jnp.where(at.opens, 0, state.total)
         state = state._replace(total=so_far + jnp.where(at.active, mean, 0))
+    if state.anchors is not None:
+        state = _at_anchors(state, observations, at, data, functions, algorithm, anchors)
     if folded(algorithm) and end_round:
         params = state.params - at.eta * mean
         clients = jnp.where(at.ends, params, state.clients - at.eta * full)
@@ -155,15 +173,44 @@ def local_step(
     return state._replace(clients=clients, params=params, moved=moved), mean
 
 
+def _at_anchors(
+    state: Federation,
+    observations: Observation,
+    at: Step,
+    data: ProblemData,
+    functions: FlatFunctions,
+    algorithm: Algorithm,
+    anchors: tuple[Array, ...],
+) -> Federation:
+    """Add the mean gradients at the anchors to those of the round so far, as far as they reach the server."""
+    kept, sums, weights = [], [], data.weights
+    if algorithm.reaches is not None:
+        known = Client(state.clients, state.local, state.memory)
+        weights = _each_client(algorithm.reaches, 1)(known, round_of(state, at))
+        weights = (data.weights if data.each else data.weights[:, None]) * weights
+    for old, new, total in zip(state.anchors, anchors, state.anchored, strict=True):
+        anchor = jnp.where(at.opens, new, old)
+        everywhere = jnp.broadcast_to(anchor, state.clients.shape)
+        gradients = jax.vmap(xla.over_replications(functions.gradient))(everywhere, observations)
+        if isinstance(gradients, Scaled):
+            gradients = Scaled(xla.once(gradients.scale, data.unit), gradients.vector)
+        mean = _mean(weights, gradients)
+        kept.append(anchor)
+        sums.append(jnp.where(at.opens, 0, total) + jnp.where(at.active, mean, 0))
+    return state._replace(anchors=tuple(kept), anchored=tuple(sums))
+
+
+def _mean(weights: Array, gradients: Array | Scaled) -> Array:
+    """Σ_k w_k g_k with weights (K,), or (K, R) of every replication."""
+    if weights.ndim == 2 and not isinstance(gradients, Scaled):
+        return xla.weighted_sum(weights[:, None], gradients)
+    return xla.weighted_sum(weights, gradients)
+
+
 def advance(
     state: Federation, full: Array, mean: Array, at: Step, weights: Array, algorithm: Algorithm
 ) -> Federation:
     """Every client a step further along its direction."""
-    if algorithm.begin is not None:
-        fresh = xla.where_flagged(
-            at.opens & at.active, lambda _: begin(algorithm, state, at), state.local
-        )
-        state = state._replace(local=fresh)
     direction, mean_direction, local = full, mean, state.local
     if algorithm.direction is not None:
         known = Client(state.clients, state.local, state.memory)
@@ -322,7 +369,7 @@ def run(
         return step(state, source(state).observe(drawn)[1], halves[1])
 
     pairs = rows.step.eta.shape[0] // 2
-    rows = jax.tree.map(lambda x: x.reshape(pairs, 2), rows)
+    rows = jax.tree.map(lambda x: x.reshape(pairs, 2, *x.shape[1:]), rows)
 
     def prepared(state: Any, i: Array) -> tuple[Any, Any, Any]:
         return state, source(state).draw(i), xla.element(rows, i)
@@ -341,15 +388,27 @@ def _step(
     """One local step of those who take part, and the choice of others where the round ends."""
     before, algorithm = state.federation, program.algorithm
     here = before.members.numbers(data)
-    after, gradient = local_step(before, seen, at.step, here, functions, algorithm)
+    anchors = statistics.anchors_of(program, data, state.statistics)
+    after, gradient = local_step(before, seen, at.step, here, functions, algorithm, anchors=anchors)
     members = xla.where_flagged(
         at.step.ends, functools.partial(_next_members, algorithm, data), before.members
     )
 
     def fed(old: Any) -> Any:
         hessian = statistics.mean_hessian(program, functions, here, before.clients, seen)
-        met = Met(before.params, gradient, before.total)
+        met = Met(before.params, gradient, before.total, before.anchored)
         return statistics.feed(program, data, old, met, hessian, at.sync)
 
     kept = xla.where_flagged(at.sync.valid, fed, state.statistics)
+    for place, i in enumerate(program.anchored):
+        weight = at.hessians[place]
+
+        def sent(old: Any, i: int = i, weight: Array = weight) -> Any:
+            part = program.accumulators[i]
+            places = statistics.places_of(part, data.init, old)
+            found = statistics.hessians_at(functions, here, places, seen, weight)
+            return statistics.with_hessians(part, data, old, *found, weight)
+
+        changed = xla.where_flagged(jnp.any(weight > 0), sent, kept[i])
+        kept = (*kept[:i], changed, *kept[i + 1 :])
     return state._replace(federation=after._replace(members=members), statistics=kept)

@@ -17,11 +17,19 @@ import numpy as np
 
 from jaxlsgd.core.problem import Array
 from jaxlsgd.engine import statistics
-from jaxlsgd.engine.block import TileState, run_block
+from jaxlsgd.engine.block import TileState, run_block, run_hessians
 from jaxlsgd.engine.draws import Supply, supply
 from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Whole
 from jaxlsgd.engine.program import ProblemData, Program
-from jaxlsgd.engine.tile import WAIT_EVERY, Advanced, Saved, fresh_tile
+from jaxlsgd.engine.tile import (
+    WAIT_EVERY,
+    Advanced,
+    Saved,
+    fresh_tile,
+    hessian_steps,
+    in_block,
+    rolls_of,
+)
 
 # Lanes that stay empty: a group is wider than its cells only where at least this share of it is used.
 FULL = 0.75
@@ -93,7 +101,7 @@ def run_side_by_side(
       widths: how many lanes a program may have. Where cells are fewer, the rest are copies of one.
     """
     fresh = fresh_tile(program, data, keys)
-    lanes = [_Lane(i, program, layout) for i, layout in enumerate(layouts)]
+    lanes = [_Lane(i, program, layout, data) for i, layout in enumerate(layouts)]
     groups: list[_Group] = []
     for number in itertools.count():
         lanes = [lane for lane in lanes if number < len(lane.layout.calls)]
@@ -113,15 +121,16 @@ def run_side_by_side(
 class _Lane:
     """A cell on its way."""
 
-    def __init__(self, index: int, program: Program, layout: Whole) -> None:
+    def __init__(
+        self, index: int, program: Program, layout: Whole, data: ProblemData | None = None
+    ) -> None:
         self.index, self.layout = index, layout
         self._told = 0  # steps that were reported
-        plan = layout.plan
-        self.rolls = {
-            i: set(map(int, part.rolling.roll_before(plan.E, plan.eta)))
-            for i, part in enumerate(program.accumulators)
-            if part.rolling is not None
-        }
+        self.rolls, self.hessians = {}, {}
+        if data is not None:
+            dim, clients = data.init.shape[0], data.weights.shape[0]
+            self.rolls = rolls_of(program, layout.plan, dim)
+            self.hessians = hessian_steps(program, layout.plan, dim, clients)
 
     def ends_in(self, number: int) -> bool:
         """Whether a block is the last."""
@@ -161,13 +170,18 @@ class _Group:
             which = _padded([i for i, _, _ in some], width)
             block = stack_blocks(_padded([block for _, _, block in some], width))
             state = _take(self.state, np.asarray(which, np.int32))
+            sent = [(self.lanes[i], block) for i, _, block in some]
+            state = _with_hessians(program, data, given, state, sent)
             found = run_lanes(program, self.slots, data, given, state, block)
             for place, (i, save, _) in enumerate(some):
                 yield Saved(self.lanes[i].index, save, lane_of(found.statistics, np.int32(place)))
 
     def run(self, program: Program, data: ProblemData, given: Supply, number: int) -> None:
         """One block of all lanes."""
-        blocks = _padded([lane.layout.calls[number].block for lane in self.lanes], self.width)
+        blocks = [lane.layout.calls[number].block for lane in self.lanes]
+        sent = list(zip(self.lanes, blocks, strict=True))
+        self.state = _with_hessians(program, data, given, self.state, sent)
+        blocks = _padded(blocks, self.width)
         self.state = run_lanes(program, self.slots, data, given, self.state, stack_blocks(blocks))
 
     def ended(self, number: int) -> Iterator[Advanced | Saved]:
@@ -186,6 +200,40 @@ class _Group:
                 flags = np.asarray(_padded(due, self.width))
                 states[i] = _roll(part, data.init, states[i], flags)
         self.state = self.state._replace(statistics=tuple(states))
+
+
+def _with_hessians(
+    program: Program,
+    data: ProblemData,
+    given: Supply,
+    state: TileState,
+    sent: Sequence[tuple[_Lane, Block]],
+) -> TileState:
+    """Return the state with the Hessians that are sent in a block, by lane."""
+    states = list(state.statistics)
+    width = jax.tree.leaves(states)[0].shape[0]
+    for i in program.anchored:
+        weights = _padded([in_block(lane.hessians[i], block) for lane, block in sent], width)
+        pairs = statistics.hessian_pairs(*weights)
+        if pairs is not None:
+            pairs = pairs._replace(weight=pairs.weight.reshape(width, *pairs.weight.shape[-3:]))
+            states[i] = _run_hessians(program, i, data, given, states[i], sent[0][1].first, pairs)
+    return state._replace(statistics=tuple(states))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
+def _run_hessians(
+    program: Program,
+    i: int,
+    data: ProblemData,
+    given: Supply,
+    state: Any,
+    first: Any,
+    pairs: statistics.HessianPairs,
+) -> Any:
+    one = functools.partial(run_hessians, program, i, data, given)
+    axes: Any = statistics.HessianPairs(None, 0)
+    return jax.vmap(one, in_axes=(0, None, axes))(state, first, pairs)
 
 
 class _Share(NamedTuple):

@@ -41,6 +41,8 @@ class Block(NamedTuple):
         np.int32
     ]  # (B,) index in `syncs` of the average that it starts from, or their number if none
     syncs: Syncs
+    # (B, groups) per statistic with an anchor: observations whose Hessians clients send, if some clients take part
+    hessians: tuple[NDArray[np.float64], ...] = ()
 
 
 class Syncs(NamedTuple):

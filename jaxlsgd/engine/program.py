@@ -66,6 +66,11 @@ class Program(NamedTuple):
         return any(part.needs_hessian for part in self.accumulators)
 
     @property
+    def anchored(self) -> tuple[int, ...]:
+        """Which statistics have clients evaluate their observations at an anchor."""
+        return tuple(i for i, part in enumerate(self.accumulators) if part.anchor is not None)
+
+    @property
     def rooms(self) -> tuple[int, ...]:
         """Slots for synchronisations that a block may have, besides one per step."""
         return () if self.loop.dense else self.loop.rooms

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
+from jaxlsgd.core.estimator import Accumulator, Anchored, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.forms import OuterProduct
 from jaxlsgd.core.problem import Array, FlatFunctions
 from jaxlsgd.engine import xla
-from jaxlsgd.engine.layout import Syncs
+from jaxlsgd.engine.layout import BLOCK_STEPS, Syncs
 from jaxlsgd.engine.program import ProblemData, Program
 
 Statistics = tuple[Any, ...]  # a state per statistic; leaves (..., R), shared ones (...)
@@ -27,6 +28,7 @@ class Met(NamedTuple):
     total: Array | None = (
         None  # (d, R) mean gradients of the round that ended added up, if asked for
     )
+    anchored: tuple[Array, ...] | None = None  # the same at the anchors, per statistic with one
 
 
 def axes_of(part: Accumulator, vector: Any) -> Any:
@@ -56,7 +58,8 @@ def update_all(
 ) -> Any:
     """One statistic of all replications, a round further; `rolled` where the caller rolls it."""
     axes = axes_of(part, vector)
-    given: Any = Sync(-1, None, None, *(None if leaf is None else -1 for leaf in sync[3:]))
+    axis: list[Any] = [None if leaf is None else -1 for leaf in sync[3:]]
+    given: Any = Sync(-1, None, None, *axis)
     update = part.rolling.add if part.rolling and rolled else part.update
     return jax.vmap(update, in_axes=(axes, given), out_axes=axes)(state, sync)
 
@@ -77,9 +80,13 @@ def feed(
     gradient = met.gradient if program.needs_gradient else None
     sync = Sync(met.average, at.E, at.eta, gradient, hessian, met.total)
     fed = []
+    sums = iter(met.anchored or ())
     for part, old in zip(program.accumulators, statistics, strict=True):
+        given = (
+            sync._replace(anchored=Anchored(next(sums), observations=None)) if part.anchor else sync
+        )
         with jax.named_scope("statistics"):
-            new = update_all(part, data.init, old, sync, rolled)
+            new = update_all(part, data.init, old, given, rolled)
             fed.append(jax.tree.map(lambda a, b: jnp.where(at.valid, a, b), new, old))
     return tuple(fed)
 
@@ -92,12 +99,88 @@ def roll(part: Accumulator, vector: Array, state: Any) -> Any:
     return jax.vmap(part.rolling.roll, in_axes=(axes,), out_axes=axes)(state)
 
 
+def anchors_of(program: Program, data: ProblemData, statistics: Statistics) -> tuple[Array, ...]:
+    """Return the anchors of the statistics that have one, (d, R) each."""
+    return tuple(
+        places_of(program.accumulators[i], data.init, statistics[i])[0] for i in program.anchored
+    )
+
+
+def places_of(part: Accumulator, vector: Array, state: Any) -> Array:
+    """Return the anchor of a statistic and the one before, (2, d, R)."""
+    assert part.anchor is not None
+    places = jax.vmap(part.anchor.places, in_axes=(axes_of(part, vector),), out_axes=-1)
+    return places(state).astype(vector.dtype)
+
+
+class HessianPairs(NamedTuple):
+    """Pairs of steps of a block whose Hessians clients send."""
+
+    at: Any  # (P,) int32, which pairs of the block
+    weight: Any  # (P, 2, groups) observations of each step, by group
+
+
+# Room for pairs of steps.
+HESSIAN_ROOMS = (1, 4, 16, BLOCK_STEPS // 2)
+
+
+def hessian_pairs(*weights: np.ndarray) -> HessianPairs | None:
+    """Return the pairs of a block, or None if it has none.
+
+    Args:
+      weights: observations by step of the block and group, (B, groups); of several lanes, which get an axis.
+    """
+    by_pair = np.stack([each.reshape(BLOCK_STEPS // 2, 2, -1) for each in weights])
+    at = np.flatnonzero(by_pair.any((0, 2, 3)))
+    if not len(at):
+        return None
+    room = next(room for room in HESSIAN_ROOMS if len(at) <= room)
+    places = np.zeros(room, np.int32)
+    places[: len(at)] = at
+    kept = by_pair[:, places]
+    kept[:, len(at) :] = 0.0
+    return HessianPairs(places, kept if len(weights) > 1 else kept[0])
+
+
+def hessians_at(
+    functions: FlatFunctions, data: ProblemData, places: Array, seen: Any, weight: Array
+) -> tuple[Array, Array]:
+    """Return the Hessians of one step at an anchor by group, and their difference from those at the one before.
+
+    Args:
+      functions: the problem's functions.
+      data: the problem's numbers.
+      places: the two anchors, (2, d, R).
+      seen: the observations of the step.
+      weight: how many they are, by group.
+    """
+    clients = data.weights.shape[0]
+    here, before = (
+        hessian_of(functions, data, jnp.broadcast_to(place, (clients, *place.shape)), seen)
+        for place in places
+    )
+    return weight[:, None, None, None] * here, jnp.sum(weight) * (here - before)
+
+
+def with_hessians(
+    part: Accumulator, data: ProblemData, state: Any, sums: Array, difference: Array, counts: Array
+) -> Any:
+    """Return a statistic with these Hessians in it."""
+    assert part.anchor is not None
+    axes = axes_of(part, data.init)
+    add = jax.vmap(part.anchor.add_hessians, in_axes=(axes, -1, -1, None), out_axes=axes)
+    return add(state, sums, difference, counts)
+
+
 def mean_hessian(
     program: Program, functions: FlatFunctions, data: ProblemData, clients: Array, seen: Any
 ) -> Array | None:
     """Return Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R), if a statistic needs it."""
-    if not program.needs_hessian:
-        return None
+    return hessian_of(functions, data, clients, seen) if program.needs_hessian else None
+
+
+def hessian_of(functions: FlatFunctions, data: ProblemData, clients: Array, seen: Any) -> Array:
+    """Return Σ_k p_k ∇²f_k(x_k; ξ^k), (d, d, R)."""
     found = jax.vmap(xla.over_replications(functions.hessian))(clients, seen)
     if not isinstance(found, OuterProduct):
         return xla.weighted_sum(data.weights, found)

@@ -8,18 +8,21 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from numpy.typing import NDArray
 
 from jaxlsgd.core.estimator import Accumulator
 from jaxlsgd.core.problem import Array
 from jaxlsgd.engine import federation
-from jaxlsgd.engine.block import TileState, run_block, start_tile
+from jaxlsgd.engine.block import TileState, run_block, run_hessians, start_tile
 from jaxlsgd.engine.draws import Supply, supply
-from jaxlsgd.engine.layout import BLOCK_STEPS, Call, Layout
+from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Call, Layout
 from jaxlsgd.engine.program import ProblemData, Program
-from jaxlsgd.engine.statistics import Statistics, roll
+from jaxlsgd.engine.statistics import Statistics, hessian_pairs, roll
+from jaxlsgd.schedules import Plan
 
 # Calls queued before the host waits: enough to hide the launch, few enough to stop soon.
 WAIT_EVERY = 8
@@ -58,7 +61,7 @@ def run_tile(
       saved round of each cell, the last one at its end.
     """
     cells = [
-        _Cell(i, program, fresh_tile(program, data, keys), layout)
+        _Cell(i, program, data, fresh_tile(program, data, keys), layout)
         for i, layout in enumerate(layouts)
     ]
     for first in itertools.count(0, BLOCK_STEPS):
@@ -84,20 +87,22 @@ def fresh_tile(program: Program, data: ProblemData, keys: Array) -> TileState:
 class _Cell:
     """A cell on its way."""
 
-    def __init__(self, index: int, program: Program, state: TileState, layout: Layout) -> None:
+    def __init__(
+        self, index: int, program: Program, data: ProblemData, state: TileState, layout: Layout
+    ) -> None:
         self.index, self.state = index, state
+        dim, clients = data.init.shape[0], data.weights.shape[0]
         self.calls: collections.deque[tuple[Call, int | None]] = collections.deque(
             (call, save if call is group[-1] else None)
             for save, group in enumerate(layout.groups)
             for call in group
         )
         self._steps = self._queued = 0
-        plan = layout.plan
         self._rolls = {
-            i: {int(block) * BLOCK_STEPS for block in part.rolling.roll_before(plan.E, plan.eta)}
-            for i, part in enumerate(program.accumulators)
-            if part.rolling is not None
+            i: {block * BLOCK_STEPS for block in blocks}
+            for i, blocks in rolls_of(program, layout.plan, dim).items()
         }
+        self._hessians = hessian_steps(program, layout.plan, dim, clients)
 
     def run(
         self, program: Program, data: ProblemData, given: Supply, first: int
@@ -108,7 +113,8 @@ class _Cell:
                 self._roll(program.accumulators[i], i, data)
         while self.calls and int(self.calls[0][0].block.first) == first:
             call, save = self.calls.popleft()
-            self.state = run_block(program, call.slots, data, given, self.state, call.block)
+            block = self._add_hessians(program, data, given, call.block)
+            self.state = run_block(program, call.slots, data, given, self.state, block)
             self._steps += call.steps
             self._queued += 1
             if self._queued == WAIT_EVERY or save is not None:
@@ -119,6 +125,55 @@ class _Cell:
                 yield Saved(self.index, save, self.state.statistics)
 
     def _roll(self, part: Accumulator, i: int, data: ProblemData) -> None:
+        self._put(i, roll(part, data.init, self.state.statistics[i]))
+
+    def _put(self, i: int, new: Any) -> None:
         states = list(self.state.statistics)
-        states[i] = roll(part, data.init, states[i])
+        states[i] = new
         self.state = self.state._replace(statistics=tuple(states))
+
+    def _add_hessians(
+        self, program: Program, data: ProblemData, given: Supply, block: Block
+    ) -> Block:
+        """Add the Hessians that are sent in a block; if only some clients take part, its loop does so."""
+        if program.algorithm.participation is not None:
+            weights = (in_block(each, block) for each in self._hessians.values())
+            return block._replace(hessians=tuple(weights))
+        for i, each in self._hessians.items():
+            pairs = hessian_pairs(in_block(each, block))
+            if pairs is not None:
+                old = self.state.statistics[i]
+                self._put(i, run_hessians(program, i, data, given, old, block.first, pairs))
+        return block
+
+
+def rolls_of(program: Program, plan: Plan, dim: int) -> dict[int, list[int]]:
+    """Return, by statistic that rolls, before which blocks it does."""
+    return {
+        i: part.rolling.roll_before(plan.E, plan.eta, dim).tolist()
+        for i, part in enumerate(program.accumulators)
+        if part.rolling is not None
+    }
+
+
+def hessian_steps(
+    program: Program, plan: Plan, dim: int, clients: int
+) -> dict[int, NDArray[np.float64]]:
+    """Return, by statistic with an anchor, the observations whose Hessians are sent: steps by groups."""
+    found = {}
+    count = program.algorithm.stepping(clients)
+    for i in program.anchored:
+        anchor = program.accumulators[i].anchor
+        assert anchor is not None
+        groups = anchor.hessian_rounds(plan.E, count, dim)
+        chosen = np.arange(1, anchor.groups + 1) == groups[:, None]
+        found[i] = count * np.repeat(chosen, plan.E, axis=0).astype(np.float64)
+    return found
+
+
+def in_block(weights: NDArray[np.float64], block: Block) -> NDArray[np.float64]:
+    """Return the rows of the steps that a block makes, 0 for the others."""
+    found = np.zeros((BLOCK_STEPS, weights.shape[1]))
+    part = weights[int(block.first) : int(block.first) + BLOCK_STEPS]
+    found[: len(part)] = part
+    return found * block.active[:, None]

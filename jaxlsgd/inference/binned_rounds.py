@@ -247,8 +247,9 @@ def _changed(clock: Any, xp: Any) -> Any:
     return (clock.now.n > 0) & (clock.bin < BINS - 1) & (m | E | eta)
 
 
-def roll_before(E: np.ndarray, eta: np.ndarray) -> np.ndarray:
+def roll_before(E: np.ndarray, eta: np.ndarray, dim: int = 0) -> np.ndarray:
     """The blocks, counted from 0, before which a bin is closed: what `update` does, for a whole plan."""
+    del dim
     ends = np.cumsum(E)
     blocks = ends // BLOCK_STEPS  # where the average of each round is met
     found, first, bin_ = [], 0, 0

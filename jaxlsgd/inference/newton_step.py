@@ -22,6 +22,7 @@ _FLOOR = 1e-6  # smallest eigenvalue of H(x) allowed, as a share of the largest
 _STUB = 0.03  # an open bin with less than this share of the observations joins the one before
 _FOR_HESSIAN, _FOR_SLOPE, _LEAST_TAIL = 0.75, 0.97, 0.5  # shares of the observations
 _LOOKS = 3
+_FACTORED = 32  # d from which the slope is kept in factors on the host
 _HIGH = lax.Precision.HIGHEST
 
 
@@ -62,12 +63,25 @@ class _Bins(NamedTuple):
     unit: Array  # () the 1 of `sums.product`
 
 
+class _Factored(NamedTuple):
+    """A slope Σ_b left_b ⊗ right_b. On the host, with many columns, d³ numbers are neither stored nor summed."""
+
+    left: Array  # (bins, d, d)
+    right: Array  # (bins, d)
+
+
 class _Hessians(NamedTuple):
     """H(x) = G + slope [x − at]."""
 
     G: Array  # (d, d)
     at: Array  # (d,)
-    slope: Array  # (d, d, d)
+    slope: Array | _Factored  # (d, d, d)
+
+    def bent(self, v: Array) -> Array:
+        """Return slope v, (d, d) for (d,), and (bins, d, d) for (bins, d)."""
+        if isinstance(self.slope, _Factored):
+            return _einsum("...b,bij->...ij", v @ self.slope.right.T, self.slope.left)
+        return times(self.slope, v if v.ndim == 1 else v[:, None, :])
 
 
 class _View(NamedTuple):
@@ -273,10 +287,12 @@ def _mean_hessian(bins: _Bins, chosen: Array) -> _Hessians:
     weight = _weights(bins, chosen)
     G = xp.sum(_kept(chosen, weight[:, None, None] * bins.G), 0)
     at = xp.sum(_kept(chosen, weight[:, None] * bins.p), 0)
+    if xp is not jnp and len(at) > _FACTORED:
+        return _Hessians(G, at, _Factored(bins.G[:0], bins.p[:0]))
     return _Hessians(G, at, xp.zeros((*G.shape, at.shape[0]), G.dtype))
 
 
-def _slope(bins: _Bins, chosen: Array, V: Array) -> Array:
+def _slope(bins: _Bins, chosen: Array, V: Array) -> Array | _Factored:
     """How the Hessian changes with its place, (d, d, d), by ridge regression over bins."""
     xp = bins.xp
     sizes = xp.sum(xp.abs(bins.G), (1, 2)) + xp.sum(bins.p * bins.p, 1)
@@ -285,12 +301,14 @@ def _slope(bins: _Bins, chosen: Array, V: Array) -> Array:
     dp, dG = _kept(chosen, bins.p - mean.at), _kept(chosen, bins.G - mean.G)
     scatter = _einsum("b,bi,bj->ij", weight, dp, dp)
     values, Q, _ = _spectrum(scatter + xp.sum(chosen) * V)
+    if xp is not jnp and len(values) > _FACTORED:
+        return _Factored(dG, weight[:, None] * ((dp @ Q) / values) @ Q.T)
     crossed = _einsum("b,bij,bk->ijk", weight, dG, dp)
     return _einsum("ijk,kl,l,ml->ijm", crossed, Q, 1 / values, Q)
 
 
 def _hessian_at(hessians: _Hessians, x: Array) -> Array:
-    return hessians.G + times(hessians.slope, x - hessians.at)
+    return hessians.G + hessians.bent(x - hessians.at)
 
 
 def _spectrum(G: Array) -> tuple[Array, Array, Array]:
@@ -328,7 +346,7 @@ def _view(bins: _Bins, hessians: _Hessians, x: Array) -> _View:
     here, sums, gaps, unit = _hessian_at(hessians, x), bins.sums, bins.p - x, bins.unit
     values, Q, floored = _spectrum(here)
     pulled, E = _pulled(bins.counts, values), bins.counts.E[:, None]
-    slopes = times(here + times(hessians.slope, gaps[:, None, :]) / 2, gaps)
+    slopes = times(here + hessians.bent(gaps) / 2, gaps)
     rows = (slopes, gaps, bins.p - sums.c, bins.bent, sums.h, sums.Eh, sums.EEs)
     slope, gap, place, bent, h, Eh, EEs = (product(each, Q, unit) for each in rows)
     squares = (bins.G, sums.hh, sums.Ehs, sums.EEss)

@@ -32,6 +32,8 @@ def widened(x: Array) -> Array:
 def times(M: Array, v: Array) -> Array:
     """Return M v, (..., n, d) by (..., d)."""
     d = v.shape[-1]
+    if d > _FEW and isinstance(v, np.ndarray):
+        return (M @ v[..., None])[..., 0]
     if d > _FEW or isinstance(v, np.ndarray):
         return (M * v[..., None, :]).sum(-1)
     return sum((M[..., j] * v[..., None, j] for j in range(1, d)), M[..., 0] * v[..., None, 0])

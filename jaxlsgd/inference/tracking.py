@@ -10,23 +10,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
+from scipy.special import ndtri
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import check_measure
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
-from jaxlsgd.core.estimator import Estimator, Horizon, Interval, Measurement, Sync
-from jaxlsgd.core.problem import Params, unravel
+from jaxlsgd.core.estimator import Anchored, Estimator, Horizon, Interval, Measurement, Sync
+from jaxlsgd.core.problem import Params, check_finite, unravel
 from jaxlsgd.inference import joint
 from jaxlsgd.schedules import Plan
 
+ROWS = ("fresh", "reused")
+FALLEN = (
+    0.9  # a step size that is still above this share of the first after `SEEN` rounds does not fall
+)
+SEEN = 20
 NO_PLAN = "no plan was given: E_m is taken to be constant, or to grow no faster than a logarithm"
+
+
+class Tracked(NamedTuple):
+    """The state of a `Tracker`."""
+
+    states: tuple[Any, ...]  # of the estimator
+    rounds: Any  # () int32
+    first: Any  # () η_1 E_1
+    last: Any  # () η_m E_m
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,23 +51,29 @@ class Tracker:
 
     estimator: Estimator
     like: Params  # shapes and dtypes
+    rows: str  # "fresh" or "reused"
 
-    def init(self, params: Params) -> tuple[Any, ...]:
+    def init(self, params: Params) -> Tracked:
         """Return the state before the first round."""
         self._check("params", params)
-        return self.estimator.init(ravel_pytree(params)[0])
+        zero = jnp.zeros((), jnp.float32)
+        states = self.estimator.init(ravel_pytree(params)[0])
+        return Tracked(states, jnp.zeros((), jnp.int32), zero, zero)
 
     def update(
         self,
-        state: tuple[Any, ...],
+        state: Tracked,
         params: Params,
         *,
         eta: Any,
         E: Any = 1,
         gradient: Params | None = None,
         hessian: Any = None,
-    ) -> tuple[Any, ...]:
+        anchored: Anchored | None = None,
+    ) -> Tracked:
         """Return the state after one more round, or one more step if E = 1.
+
+        Numbers outside `jax.jit` are checked; those of a traced loop cannot be.
 
         Args:
           state: from `init` or `update`.
@@ -60,13 +82,34 @@ class Tracker:
           E: its local steps.
           gradient: at `params` on fresh rows, if `estimator.needs_gradient`.
           hessian: (d, d) at `params` on fresh rows, if `estimator.needs_hessian`; see `hessian`.
+          anchored: what clients evaluated at `anchors(state)` with the rows of the round, for a method with an
+            anchor: the sum over steps of the mean gradients, and in a few rounds the mean Hessians at both anchors.
         """
         self._check("params", params)
+        _check_numbers(eta, E)
+        _check_finite("params", params)
+        if hessian is not None:
+            self._check_square("hessian", hessian)
         if gradient is not None:
             self._check("gradient", gradient)
+            _check_finite("gradient", gradient)
             gradient = ravel_pytree(gradient)[0]
+        if anchored is not None:
+            self._check("anchored.gradient_sum", anchored.gradient_sum)
+            _check_finite("anchored.gradient_sum", anchored.gradient_sum)
+            for name in ("hessian", "hessian_before"):
+                if getattr(anchored, name) is not None:
+                    self._check_square(f"anchored.{name}", getattr(anchored, name))
+            total = ravel_pytree(anchored.gradient_sum)[0]
+            anchored = anchored._replace(gradient_sum=total)
         flat = ravel_pytree(params)[0]
-        return _update(self.estimator, state, Sync(flat, E, eta, gradient, hessian))
+        sync = Sync(flat, E, eta, gradient, hessian, anchored=anchored)
+        return _update(self.estimator, state, sync)
+
+    def anchors(self, state: Tracked) -> tuple[Params, Params]:
+        """Return where to evaluate the rows of the next round once more: the anchor, and the one before it."""
+        now, before = self.estimator.anchors(state.states)
+        return self._shaped(now), self._shaped(before)
 
     def hessian(self, loss: Callable[..., Any], params: Params, *data: Any) -> Any:
         """Return ∇² of `loss(params, *data)` for the flattened parameters, (d, d)."""
@@ -76,22 +119,18 @@ class Tracker:
     @property
     def names(self) -> tuple[str, ...]:
         """One name per parameter: its path in the pytree, and its index in the array."""
-        found: list[str] = []
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.like):
-            stem = jax.tree_util.keystr(path) or "x"
-            places = np.ndindex(tuple(leaf.shape))
-            found += [stem + (f"[{','.join(map(str, i))}]" if i else "") for i in places]
-        return tuple(found)
+        return parameter_names(self.like)
 
     def interval(
         self,
-        state: tuple[Any, ...],
+        state: Tracked,
         level: float = 0.95,
         *,
         plan: Plan | None = None,
         side: str = "both",
+        sampling: Any = None,
     ) -> Interval:
-        """Return estimate and bounds, each in the shape of the parameters.
+        """Return estimate and bounds, each in the shape of the parameters; `about` says what they are about.
 
         Args:
           state: from `update`.
@@ -99,31 +138,146 @@ class Tracker:
           plan: `Plan.from_arrays(E, eta)` of the rounds that were run. Without one, random scaling takes E_m to
             be constant, or to grow no faster than a logarithm; some methods need one.
           side: "both", or the only bound that is finite: "lower" or "upper".
+          sampling: (d, d) covariance of the minimiser of the rows over samples of rows, if rows are reused: the
+            intervals are then about the population. `federation.finish` has it from one message per client.
         """
         found, q = self._measured(state, level, plan, side)
-        around = Interval.around(found.estimate, q * found.scale, side)
+        half = _widened(q * found.scale, self._sampling(sampling), level, side)
+        around = Interval.around(found.estimate, half, side)
         return Interval(*(self._shaped(part) for part in around))
 
+    def estimate(self, state: Tracked, *, plan: Plan | None = None) -> Params:
+        """The estimate alone, in the shape of the parameters."""
+        self.estimator.check_plan(plan)
+        horizon = None if plan is None else Horizon.of(plan)
+        return self._shaped(self.estimator.measure_one(state.states, horizon).estimate)
+
+    def covariance(self, state: Tracked, *, plan: Plan | None = None) -> tuple[np.ndarray, float]:
+        """The covariance of the estimate, (d, d), NaN if withheld, and its least degrees of freedom."""
+        if self.estimator.matrix is None or not self.estimator.standard_error:
+            raise refusal("estimator", "have a covariance", self.estimator.name)
+        _refuse_few(state)
+        found, matrix = joint.measure_in_float64(self.estimator, state.states, plan)
+        df = getattr(found.detail, "df", np.inf)
+        return np.asarray(matrix, np.float64), float(np.min(np.asarray(df)))
+
+    def notes(self, state: Tracked, *, plan: Plan | None = None) -> tuple[str, ...]:
+        """What the method says of the run."""
+        if self.estimator.notes is None:
+            return ()
+        horizon = None if plan is None else Horizon.of(plan)
+        detail = self.estimator.measure_one(state.states, horizon).detail
+        return tuple(self.estimator.notes(jax.tree.map(np.asarray, detail)))
+
+    def about(self, state: Tracked, *, sampling: Any = None) -> tuple[str, ...]:
+        """Return in sentences what an interval of this run is about, and what it leaves out."""
+        if self.rows == "fresh":
+            told = ["about the population, provided that no row was met twice"]
+        elif sampling is None:
+            told = [
+                "about these rows: the minimiser of their mean loss, and not the population that they come from "
+                "(give the sampling variance for that)"
+            ]
+        else:
+            told = ["about the population: the run's own variance, and that of these rows"]
+        if self.estimator.anchor is None:
+            told.append(
+                "holds for plain SGD steps that fall; momentum, Adam and constant steps are outside, unless "
+                'gradients at the server\'s anchor are handed in, one_step(gradients="anchor")'
+            )
+            if int(state.rounds) >= SEEN and float(state.last) > FALLEN * float(state.first):
+                told.append(
+                    f"outside: the steps do not fall, from {float(state.first):.3g} in the first round to "
+                    f"{float(state.last):.3g} in the last"
+                )
+        if self._layered:
+            told.append(
+                "of a network: about this minimum only, which another start need not reach; intervals of "
+                "predictions are by the delta method, and leave out how far the network is from the truth"
+            )
+        return tuple(told)
+
+    @property
+    def _layered(self) -> bool:
+        """Whether the parameters have two matrices or more, as the layers of a network."""
+        return sum(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(self.like)) > 1
+
+    def _sampling(self, given: Any) -> np.ndarray | None:
+        if given is None:
+            return None
+        if self.rows == "fresh":
+            rule = "be None if rows are fresh, since the run is about the population already"
+            raise refusal("sampling", rule, np.shape(given))
+        return np.diagonal(checks.array("sampling", given, (len(self.names),) * 2))
+
     def _measured(
-        self, state: tuple[Any, ...], level: float, plan: Plan | None, side: str
+        self, state: Tracked, level: float, plan: Plan | None, side: str
     ) -> tuple[Measurement, Any]:
         """Return the measurement and its critical values."""
         checks.level(level)
         self.estimator.check_plan(plan)
+        _refuse_few(state)
         horizon = None if plan is None else Horizon.of(plan)
-        found = self.estimator.measure_one(state, horizon)
+        found = self.estimator.measure_one(state.states, horizon)
         return found, np.asarray(self.estimator.law.half(level, side, plan, found.detail))
+
+    def done(
+        self,
+        state: tuple[Any, ...],
+        *,
+        half_width: float | None = None,
+        excludes: float | None = None,
+        level: float = 0.95,
+    ) -> Any:
+        """Return whether every interval is sure enough to stop; a boolean array, also under `jax.jit` and `lax.while_loop`.
+
+        Critical values are computed on the host, which a compiled program calls.
+
+        Args:
+          state: from `update`.
+          half_width: intervals are at most that to either side.
+          excludes: they do not hold this null; for a method that is valid at all looks.
+          level: 0.95, not 95.
+        """
+        checks.level(level)
+        if half_width is None and excludes is None:
+            raise refusal("half_width", "be given, or excludes", None)
+        if half_width is not None:
+            checks.positive("half_width", half_width)
+        estimator = self.estimator
+        if excludes is not None and estimator.valid == "fixed":
+            rule = f"be left out for {estimator.name}, whose intervals hold at one time only"
+            raise refusal("excludes", rule, excludes)
+        estimator.check_plan(None)
+        found = _measured(estimator.measure, state)
+        shape = jax.ShapeDtypeStruct(found.scale.shape, found.scale.dtype)
+
+        def multiplier(detail: Any) -> Any:
+            value = estimator.law.half(level, "both", None, jax.tree.map(np.asarray, detail))
+            return np.broadcast_to(value, shape.shape).astype(shape.dtype)
+
+        q = jax.pure_callback(multiplier, shape, found.detail, vmap_method="sequential")
+        half = q * found.scale
+        sure = jnp.isfinite(found.estimate) & jnp.isfinite(half)
+        if half_width is not None:
+            sure = sure & (half <= half_width)
+        if excludes is not None:
+            sure = sure & (jnp.abs(found.estimate - excludes) > half)
+        return jnp.all(sure)
 
     def function(
         self,
-        state: tuple[Any, ...],
+        state: Tracked,
         g: Callable[[Params], Any],
         level: float = 0.95,
         *,
         plan: Plan | None = None,
         side: str = "both",
+        sampling: Any = None,
     ) -> Interval:
         """Return an interval for a function of the parameters, a contrast or a prediction, by the delta method.
+
+        Of a network it is about this minimum only: `about` says what may be said.
 
         Args:
           state: from `update`.
@@ -131,23 +285,37 @@ class Tracker:
           level: of each component by itself.
           plan: as in `interval`.
           side: as in `interval`.
+          sampling: as in `interval`, for a method with standard errors.
         """
-        found = joint.joint(self.estimator, state, plan)
+        _refuse_few(state)
+        found = joint.joint(self.estimator, state.states, plan)
+        if self._sampling(sampling) is not None:
+            if not self.estimator.standard_error:
+                rule = "be None unless the method has standard errors"
+                raise refusal("sampling", rule, self.estimator.name)
+            found = found._replace(matrix=found.matrix + np.asarray(sampling, np.float64))
         return joint.function(found, lambda x: g(self._shaped(x)), level, side)
 
     def table(
-        self, state: tuple[Any, ...], level: float = 0.95, *, plan: Plan | None = None
+        self,
+        state: Tracked,
+        level: float = 0.95,
+        *,
+        plan: Plan | None = None,
+        sampling: Any = None,
     ) -> str:
-        """Return names, estimates and intervals as text, with the critical value that was used."""
+        """Return names, estimates and intervals as text, with the critical value that was used and what they are about."""
         found, q = self._measured(state, level, plan, "both")
-        center, half = (np.asarray(one) for one in (found.estimate, q * found.scale))
+        half = _widened(q * found.scale, self._sampling(sampling), level, "both")
+        center, half = (np.asarray(one) for one in (found.estimate, half))
         head = ["", "estimate", f"[{(1 - level) / 2:.4g}", f"{(1 + level) / 2:.4g}]"]
         numbers = zip(self.names, center, center - half, center + half, strict=True)
         body = [[name, *(f"{value:.5g}" for value in values)] for name, *values in numbers]
         spread = f"{q.min():.4g}" if np.ptp(q) < 1e-9 else f"{q.min():.4g} to {q.max():.4g}"
         about = f" ({NO_PLAN})" if plan is None and not self.estimator.standard_error else ""
         last = f"{self.estimator.name}: critical value {spread}{about}"
-        return "\n".join([align([head, *body], left=(0,)), last])
+        told = [*self.about(state, sampling=sampling), *self.notes(state, plan=plan)]
+        return "\n".join([align([head, *body], left=(0,)), last, *told])
 
     def _shaped(self, vector: Any) -> Params:
         """Return a flat vector in the pytree's shape, in the vector's precision."""
@@ -158,20 +326,29 @@ class Tracker:
             rule = f"have the shape that the tracker was made for, {_shapes_text(self.like)}"
             raise refusal(argument, rule, _shapes_text(tree))
 
+    def _check_square(self, argument: str, matrix: Any) -> None:
+        shape = (len(self.names),) * 2
+        if np.shape(matrix) != shape:
+            raise refusal(argument, f"have shape {shape}", np.shape(matrix))
+        _check_finite(argument, matrix)
 
-def track(estimator: Estimator, params: Params) -> Tracker:
+
+def track(estimator: Estimator, params: Params, *, rows: str) -> Tracker:
     """Return an estimator for the parameters of your own loop.
 
     Args:
       estimator: such as `random_scaling("diagonal")`, which needs the path alone, or `one_step()`.
       params: the parameters to be trained, any pytree of floating-point arrays.
+      rows: "fresh" if no row is met twice, as in a stream: intervals are about the population. "reused" if the
+        loop goes over the same rows again, as in most training: intervals are then about these rows, and of
+        the population only with the `sampling` variance of one message per client, see `federation.finish`.
 
     Returns:
       A `Tracker`: `init`, `update`, `interval`, `function`, `table`.
 
     Example::
 
-        tracker = jaxlsgd.track(jaxlsgd.random_scaling("diagonal"), params)
+        tracker = jaxlsgd.track(jaxlsgd.random_scaling("diagonal"), params, rows="fresh")
         state = tracker.init(params)
         for m in range(1, 1001):
             params = step(params, eta=0.5 / m**0.505)
@@ -180,6 +357,7 @@ def track(estimator: Estimator, params: Params) -> Tracker:
     """
     if not isinstance(estimator, Estimator):
         raise refusal("estimator", "be an estimator such as random_scaling()", estimator)
+    checks.choice("rows", rows, ROWS)
     if not jax.tree.leaves(params):
         raise refusal("params", "have at least one array", params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -190,13 +368,59 @@ def track(estimator: Estimator, params: Params) -> Tracker:
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), params)
     flat = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], like)
     check_measure(estimator, flat.size, str(flat.dtype))
-    return Tracker(estimator, like)
+    return Tracker(estimator, like, rows)
 
 
 # Compiled, because a loop of your own need not be.
 @functools.partial(jax.jit, static_argnums=0)
-def _update(estimator: Estimator, state: Any, sync: Sync) -> tuple[Any, ...]:
-    return estimator.update(state, sync)
+def _update(estimator: Estimator, state: Tracked, sync: Sync) -> Tracked:
+    size = jnp.asarray(sync.eta * sync.E, jnp.float32)
+    first = jnp.where(state.rounds == 0, size, state.first)
+    return Tracked(estimator.update(state.states, sync), state.rounds + 1, first, size)
+
+
+def parameter_names(params: Params) -> tuple[str, ...]:
+    """Return one name per parameter of a pytree: its path, and its place in the array."""
+    found: list[str] = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        stem = jax.tree_util.keystr(path) or "x"
+        places = np.ndindex(tuple(np.shape(leaf)))
+        found += [stem + (f"[{','.join(map(str, i))}]" if i else "") for i in places]
+    return tuple(found)
+
+
+def _traced(value: Any) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
+
+
+def _check_numbers(eta: Any, E: Any) -> None:
+    if not _traced(eta) and not (np.all(np.isfinite(eta)) and np.all(np.asarray(eta) > 0)):
+        raise refusal("eta", "be a finite number greater than 0", eta)
+    if not _traced(E) and not np.all(np.asarray(E) >= 1):
+        raise refusal("E", "be at least 1", E)
+
+
+def _check_finite(argument: str, tree: Any) -> None:
+    if not _traced(tree):
+        check_finite(argument, tree)
+
+
+def _refuse_few(state: Tracked) -> None:
+    if not _traced(state.rounds) and np.max(np.asarray(state.rounds)) < 2:
+        raise refusal("state", "have at least 2 updates for an interval", int(state.rounds))
+
+
+def _widened(half: Any, sampling: np.ndarray | None, level: float, side: str) -> Any:
+    """Return half-widths with the sampling variance added, as a normal one."""
+    if sampling is None:
+        return half
+    z = ndtri((1 + level) / 2 if side == "both" else level)
+    return np.sqrt(np.asarray(half, np.float64) ** 2 + z**2 * sampling)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _measured(measure: Any, state: Any) -> Measurement:
+    return measure(state, None)
 
 
 def _shapes(tree: Params) -> tuple[Any, ...]:

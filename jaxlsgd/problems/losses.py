@@ -64,6 +64,21 @@ POISSON = Loss(
 )
 
 
+def _likely(xp: ModuleType, z: Any, numbers: Any) -> Any:
+    """Return αeᶻ/(1 + αeᶻ)."""
+    return _sigmoid(xp, z + xp.log(numbers[0]))
+
+
+# numbers (α,): (b + 1/α) log(1 + αeᶻ) − bz, of counts with mean eᶻ and variance eᶻ + αe²ᶻ
+NEGATIVE_BINOMIAL = Loss(
+    lambda xp, z, b, numbers: (
+        (b + 1 / numbers[0]) * xp.logaddexp(z + xp.log(numbers[0]), 0.0) - b * z
+    ),
+    lambda xp, z, b, numbers: (b + 1 / numbers[0]) * _likely(xp, z, numbers) - b,
+    lambda xp, z, b, numbers: (b + 1 / numbers[0]) * _bump(xp, z + xp.log(numbers[0])),
+)
+
+
 def _clipped(xp: ModuleType, z: Any, b: Any, numbers: Any) -> Any:
     return xp.clip(z - b, -numbers[0], numbers[0])
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import importlib
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +22,8 @@ from jaxlsgd.regression import formulas
 FloatArray = NDArray[np.floating[Any]]
 INTERCEPT = "Intercept"
 _NEAR = 1024  # whole numbers within that range are codes already
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*(,\d+)?")
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?($|[T ])|\d\d?[./]\d\d?[./]\d{4}($| )")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,9 @@ class Model:
     formula: str | None
     intercept: bool
     missing: str
+    row_weights: str | None = None
+    offset: str | None = None
+    exposure: str | None = None
 
 
 class Block(NamedTuple):
@@ -41,6 +48,8 @@ class Block(NamedTuple):
     y: FloatArray  # (n,)
     client: NDArray[Any]  # (n,) labels
     dropped: int  # rows left out, as something was missing
+    weight: FloatArray | None = None  # (n,) of the rows
+    offset: FloatArray | None = None  # (n,) of the linear predictor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +63,9 @@ class Design:
     missing: str
     spec: Any = None  # of a formula
     intercept: bool = True
+    row_weights: str | None = None
+    offset: str | None = None
+    exposure: str | None = None
 
     def read(self, frame: Any, first_row: int = 0) -> Block:
         """Return rows as numbers; refuse what is missing, infinite or not a number.
@@ -75,7 +87,65 @@ class Design:
             X = np.stack([*ones, *parts], axis=1) if len(y) else np.zeros((0, len(self.names)))
         else:
             y, X = _evaluated(self.spec, frame)
-        return Block(X, _finite(self, X, y), np.asarray(client), dropped)
+        more = (self.weight_of(frame), self.offset_of(frame))
+        return Block(X, _finite(self, X, y), np.asarray(client), dropped, *more)
+
+    def features(self, frame: Any) -> FloatArray:
+        """Return the columns of new rows, which need no response; NaN in rows in which something is missing."""
+        if self.spec is not None:
+            needed = sorted(map(str, self.spec.rhs.required_variables))
+            for name in needed:
+                _known(frame, "rows", name)
+            whole = ~frame[needed].isna().any(axis=1).to_numpy()
+            X = np.full((len(frame), len(self.names)), np.nan)
+            if whole.any():
+                X[whole] = _right_side(self.spec, frame[whole])
+            return X
+        names = [name for name in self.names if name != INTERCEPT or not self.intercept]
+        for name in names:
+            _known(frame, "rows", name)
+        ones = [np.ones(len(frame))] if self.intercept else []
+        parts = [_numbers(frame[name], f"column {name!r}") for name in names]
+        return np.stack([*ones, *parts], axis=1)
+
+    def weight_of(self, frame: Any) -> FloatArray | None:
+        """Return the weights of rows; refuse those below 0."""
+        if self.row_weights is None:
+            return None
+        column = frame[self.row_weights]
+        return self.checked_weight(_numbers(column, f"row_weights {self.row_weights!r}"))
+
+    def offset_of(self, frame: Any) -> FloatArray | None:
+        """Return what is added to the linear predictor of rows: the offset and the log of the exposure."""
+        offset = exposure = None
+        if self.offset is not None:
+            offset = _numbers(frame[self.offset], f"offset {self.offset!r}")
+        if self.exposure is not None:
+            exposure = _numbers(frame[self.exposure], f"exposure {self.exposure!r}")
+        return self.checked_offset(offset, exposure)
+
+    def checked_weight(self, values: Any) -> FloatArray:
+        """Refuse weights below 0 or without an end."""
+        bad = ~((values >= 0) & (values < np.inf))
+        if bad.any():
+            rule = "be finite and at least 0"
+            raise refusal(f"row_weights {self.row_weights!r}", rule, float(values[bad][0]))
+        return np.asarray(values, np.float64)
+
+    def checked_offset(self, offset: Any, exposure: Any) -> FloatArray | None:
+        """Return offset plus log exposure; None if there is neither."""
+        if exposure is not None:
+            bad = ~((exposure > 0) & (exposure < np.inf))
+            if bad.any():
+                rule = "be finite and greater than 0"
+                raise refusal(f"exposure {self.exposure!r}", rule, float(exposure[bad][0]))
+        if offset is not None and not np.isfinite(offset).all():
+            rule = "be finite in every row"
+            raise refusal(f"offset {self.offset!r}", rule, float(offset[~np.isfinite(offset)][0]))
+        if exposure is None:
+            return None if offset is None else np.asarray(offset, np.float64)
+        logged = np.log(np.asarray(exposure, np.float64))
+        return logged if offset is None else logged + offset
 
 
 def as_frame(table: Any) -> Any:
@@ -83,8 +153,12 @@ def as_frame(table: Any) -> Any:
     pandas = extra("pandas")
     if isinstance(table, pandas.DataFrame):
         return table.rename(columns=str)
+    if hasattr(table, "collect") and not hasattr(table, "to_pandas"):
+        table = table.collect()  # a polars LazyFrame
     if hasattr(table, "to_pandas"):
         return table.to_pandas()
+    if hasattr(table, "__arrow_c_stream__"):
+        return extra("pyarrow").table(table).to_pandas()
     if isinstance(table, Mapping):
         return pandas.DataFrame({name: np.asarray(column) for name, column in table.items()})
     raise refusal("frame", "be a table with named columns, such as a pandas DataFrame", table)
@@ -112,14 +186,17 @@ def design(frame: Any, model: Model) -> Design:
     if model.formula is not None:
         if features is not None:
             raise refusal("features", "be left out with a formula", features)
-        return _from_formula(frame, response, client, model.formula, model.missing)
+        return _from_formula(frame, response, client, model)
     response = _known(frame, "response", response)
     if response == client:
         raise refusal("response", "be another column than client", response)
-    chosen = [name for name in frame.columns if name not in (response, client)]
+    others = _others(frame, model, response)
+    chosen = [name for name in frame.columns if name not in (response, client, *others)]
     if features is not None:
         chosen = [_known(frame, "features", name) for name in features]
         checks.distinct("features", chosen)
+        if response in chosen:
+            raise refusal("features", f"not have the response {response!r} among them", features)
     if not chosen and not model.intercept:
         raise refusal("features", "have a column, or an intercept", chosen)
     for name in chosen:
@@ -127,7 +204,23 @@ def design(frame: Any, model: Model) -> Design:
     names = ((INTERCEPT,) if model.intercept else ()) + tuple(str(name) for name in chosen)
     checks.distinct("features", names)
     columns = (response, *(() if client is None else (client,)), *chosen)
-    return Design(response, client, names, columns, model.missing, None, model.intercept)
+    columns += tuple(name for name in others if name not in columns)
+    more = (model.row_weights, model.offset, model.exposure)
+    return Design(response, client, names, columns, model.missing, None, model.intercept, *more)
+
+
+def _others(frame: Any, model: Model, response: str) -> list[str]:
+    """Return the columns that are weights, offset or exposure."""
+    found = []
+    for argument in ("row_weights", "offset", "exposure"):
+        name = getattr(model, argument)
+        if name is None:
+            continue
+        if _known(frame, argument, name) in (response, model.client):
+            raise refusal(argument, "be another column than response and client", name)
+        _check_numeric(frame[name])
+        found.append(name)
+    return found
 
 
 def _known(frame: Any, argument: str, name: Any) -> str:
@@ -147,9 +240,31 @@ def _check_numeric(column: Any) -> None:
         column.dropna().astype(np.float64)
         return
     levels = column.dropna().unique()
+    raise refusal(f"column {column.name!r}", "be numbers", *_not_numbers(column, levels))
+
+
+def _not_numbers(column: Any, levels: Any) -> tuple[str, str]:
+    """Return what a column has instead of numbers, and what to do about it."""
     name = column.name if str(column.name).isidentifier() else f"`{column.name}`"
+    if _are_dates(column.dtype, levels):
+        hint = (
+            f"; count days, as in (frame[{column.name!r}] - frame[{column.name!r}].min()).dt.days"
+        )
+        return f"dates such as {str(levels[0])[:10]}", hint
+    text = [str(level).strip() for level in levels[:1000]]
+    if text and all(_DECIMAL_COMMA.fullmatch(one) for one in text):
+        return _some(levels), "; if its commas are decimal, give decimal=','"
     hint = f"; as a factor it is C({name}) in a formula" if len(levels) <= 50 else ""
-    raise refusal(f"column {column.name!r}", "be numbers", _some(levels), hint)
+    return _some(levels), hint
+
+
+def _are_dates(kind: Any, levels: Any) -> bool:
+    if getattr(kind, "kind", "") in "Mm" or "date" in str(kind) or "timestamp" in str(kind):
+        return True
+    first = levels[0] if len(levels) else None
+    return isinstance(first, datetime.date) or (
+        isinstance(first, str) and all(_DATE.match(str(one).strip()) for one in levels[:100])
+    )
 
 
 def _numbers(column: Any, what: str) -> FloatArray:
@@ -162,10 +277,10 @@ def _numbers(column: Any, what: str) -> FloatArray:
         return column.astype(str).str.strip().astype(np.float64).to_numpy()
     except (ValueError, TypeError) as error:
         levels = column.dropna().unique()
-        hint = ""
+        shown, hint = _not_numbers(column, levels)
         if len(levels) == 2:
             hint = f"; recode it, as in frame[{column.name!r}] == {max(map(str, levels))!r}"
-        raise refusal(what, "be numbers", _some(levels), hint) from error
+        raise refusal(what, "be numbers", shown, hint) from error
 
 
 def _some(levels: Any) -> str:
@@ -198,10 +313,8 @@ def _finite(design: Design, X: FloatArray, y: FloatArray) -> FloatArray:
     return y
 
 
-def _from_formula(
-    frame: Any, response: str | None, client: str | None, formula: str, missing: str
-) -> Design:
-    formulaic = extra("formulaic")
+def _from_formula(frame: Any, response: str | None, client: str | None, model: Model) -> Design:
+    formulaic, formula, missing = extra("formulaic"), model.formula or "", model.missing
     with _formula_errors(formula):
         needed = formulas.columns_of(formula)  # before formulaic evaluates any of it
         formulas.check_size(formula)
@@ -212,6 +325,7 @@ def _from_formula(
     for name in needed:
         _known(frame, "formula", name)
     columns = (*needed, *([client] if client is not None and client not in needed else []))
+    columns += tuple(one for one in _others(frame, model, "") if one not in columns)
     whole, _ = _complete(frame[list(columns)], missing, 0)
     with _formula_errors(formula), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -225,7 +339,16 @@ def _from_formula(
     if response is not None and response != left[0]:
         raise refusal("response", f"be that of the formula, {left[0]!r}, or be left out", response)
     names = tuple(spec.rhs.column_names)
-    return Design(left[0], client, names, columns, missing, spec, INTERCEPT in names)
+    if left[0] in names:
+        raise refusal("formula", f"not have the response {left[0]!r} on its right", formula)
+    more = (model.row_weights, model.offset, model.exposure)
+    return Design(left[0], client, names, columns, missing, spec, INTERCEPT in names, *more)
+
+
+def _right_side(spec: Any, frame: Any) -> FloatArray:
+    with _formula_errors("formula"), warnings.catch_warnings():
+        warnings.simplefilter("error")  # a level that the fitted rows do not have
+        return np.asarray(spec.rhs.get_model_matrix(frame, context=formulas.CONTEXT), np.float64)
 
 
 def _evaluated(spec: Any, frame: Any) -> tuple[FloatArray, FloatArray]:
@@ -260,6 +383,8 @@ class Columns(NamedTuple):
     codes: NDArray[np.integer[Any]]  # (n,) place of each row's label
     labels: list[str]  # of clients; some may have no row
     dropped: int  # rows left out, as something was missing
+    weight: NDArray[Any] | None = None  # (n,) of the rows
+    offset: NDArray[Any] | None = None  # (n,) of the linear predictor
 
 
 def first_rows(table: Any, model: Model) -> tuple[Design, Block]:
@@ -278,7 +403,8 @@ def first_rows(table: Any, model: Model) -> tuple[Design, Block]:
     labels = np.asarray(found.labels, object)[found.codes]
     if plan.client is not None and arrow.types.is_integer(table.schema.field(plan.client).type):
         labels = np.from_dlpack(whole.column(plan.client))
-    return plan, Block(X.astype(np.float64, copy=False), found.y.astype(np.float64), labels, 0)
+    X, y = X.astype(np.float64, copy=False), found.y.astype(np.float64)
+    return plan, Block(X, y, labels, 0, found.weight, found.offset)
 
 
 def plain_design(schema: Any, model: Model) -> Design | None:
@@ -290,18 +416,23 @@ def plain_design(schema: Any, model: Model) -> Design | None:
     types, names = extra("pyarrow").types, schema.names
     if model.formula is not None or len(set(names)) < len(names):
         return None
-    if response == client or not {response, client, *(features or ())} <= {None, *names}:
+    others = [one for one in (model.row_weights, model.offset, model.exposure) if one is not None]
+    if response == client or not {response, client, *others, *(features or ())} <= {None, *names}:
         return None
-    chosen = [one for one in names if one not in (response, client)]
+    if response in (features or ()) or {response, client} & set(others):
+        return None
+    chosen = [one for one in names if one not in (response, client, *others)]
     chosen = chosen if features is None else list(features)
     named = ((INTERCEPT,) if model.intercept else ()) + tuple(chosen)
     if response is None or not chosen or len(set(named)) < len(named):
         return None
-    kinds = [schema.field(name).type for name in (response, *chosen)]
+    kinds = [schema.field(name).type for name in (response, *chosen, *others)]
     if not all(types.is_integer(one) or types.is_floating(one) for one in kinds):
         return None
     columns = (response, *(() if client is None else (client,)), *chosen)
-    return Design(response, client, named, columns, model.missing, None, model.intercept)
+    columns += tuple(name for name in others if name not in columns)
+    more = (model.row_weights, model.offset, model.exposure)
+    return Design(response, client, named, columns, model.missing, None, model.intercept, *more)
 
 
 def read_block(plan: Design, table: Any, first_row: int = 0) -> Block:
@@ -322,7 +453,8 @@ def read_columns(plan: Design, batch: Any, first_row: int = 0) -> Columns:
         return found
     block = read_block(plan, arrow.Table.from_batches([batch]), first_row)
     codes, labels = extra("pandas").factorize(block.client)
-    return Columns([*block.X.T], block.y, codes, [str(one) for one in labels], block.dropped)
+    labels = [str(one) for one in labels]
+    return Columns([*block.X.T], block.y, codes, labels, block.dropped, block.weight, block.offset)
 
 
 def _plain(arrow: Any, plan: Design, batch: Any) -> Columns | None:
@@ -334,9 +466,17 @@ def _plain(arrow: Any, plan: Design, batch: Any) -> Columns | None:
     names = [name for name in plan.names if name != INTERCEPT or not ones]
     features = [_column_numbers(arrow, batch.column(name)) for name in names]
     who = _clients(arrow, plan, batch)
-    if y is None or who is None or any(column is None for column in features):
+    more = {
+        name: None if name is None else _column_numbers(arrow, batch.column(name))
+        for name in (plan.row_weights, plan.offset, plan.exposure)
+    }
+    gaps = any(name is not None and column is None for name, column in more.items())
+    if y is None or who is None or gaps or any(column is None for column in features):
         return None
-    return Columns([1.0, *features] if ones else features, y, *who, 0)
+    weight = more[plan.row_weights]
+    weight = None if weight is None else plan.checked_weight(weight)
+    offset = plan.checked_offset(more[plan.offset], more[plan.exposure])
+    return Columns([1.0, *features] if ones else features, y, *who, 0, weight, offset)
 
 
 def _column_numbers(arrow: Any, column: Any) -> NDArray[Any] | None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize, special
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
@@ -32,6 +33,9 @@ class Family(NamedTuple):
     most: float = np.inf
     rule: str = ""  # what a response must be
     separable: bool = False  # whether there is no minimum if a plane separates the responses
+    link: str = "identity"  # of the mean, or of the quantile: "identity", "logit" or "log"
+    # (fitted means of a Poisson regression, y, weights) → tuning
+    dispersion: Callable[[FloatArray, FloatArray, FloatArray], tuple[float, ...]] | None = None
 
     def describe(self, tuning: FloatArray, scale: float) -> str:
         """Return the numbers of the loss in words, on the scale of the response."""
@@ -57,16 +61,27 @@ _PLAIN = {
         most=1.0,
         rule="be 0 or 1, or a share between",
         separable=True,
+        link="logit",
     ),
     "poisson": Family(
-        "poisson", losses.POISSON, least=0.0, rule="be a count of at least 0", separable=True
+        "poisson",
+        losses.POISSON,
+        least=0.0,
+        rule="be a count of at least 0",
+        separable=True,
+        link="log",
     ),
 }
-FAMILIES = (*_PLAIN, "huber", "quantile")
+FAMILIES = (*_PLAIN, "huber", "quantile", "negative_binomial")
 
 
 def family_of(
-    name: str, *, tau: float = 0.5, delta: float | None = None, bandwidth: float | None = None
+    name: str,
+    *,
+    tau: float = 0.5,
+    delta: float | None = None,
+    bandwidth: float | None = None,
+    dispersion: float | None = None,
 ) -> Family:
     """Return the family of a name; see `fit_table` for the arguments."""
     checks.choice("family", name, FAMILIES)
@@ -74,8 +89,12 @@ def family_of(
         checks.positive("delta", delta)
     if bandwidth is not None:
         checks.positive("bandwidth", bandwidth)
+    if dispersion is not None:
+        checks.positive("dispersion", dispersion)
     if name == "huber":
         return _huber(delta)
+    if name == "negative_binomial":
+        return _negative_binomial(dispersion)
     if name == "quantile":
         return _quantile(checks.level(tau, "tau"), bandwidth)
     return _PLAIN[name]
@@ -97,6 +116,72 @@ def _quantile(tau: float, bandwidth: float | None) -> Family:
 
     words = "quantile {0:g}, smoothed over a bandwidth of {1:.4g}"
     return Family("quantile", losses.QUANTILE, True, tune, (False, True), words)
+
+
+def _negative_binomial(dispersion: float | None) -> Family:
+    def find(mean: FloatArray, y: FloatArray, weights: FloatArray) -> tuple[float, ...]:
+        return (_dispersion(mean, y, weights) if dispersion is None else dispersion,)
+
+    return Family(
+        "negative_binomial",
+        losses.NEGATIVE_BINOMIAL,
+        words="counts of variance mean + {0:.4g} mean²",
+        least=0.0,
+        rule="be a count of at least 0",
+        separable=True,
+        link="log",
+        dispersion=find,
+    )
+
+
+def _dispersion(mean: FloatArray, y: FloatArray, weights: FloatArray) -> float:
+    """Return the likeliest α of counts with these means and variances mean + α mean²."""
+
+    def loss(log_alpha: float) -> float:
+        r = np.exp(-log_alpha)
+        each = special.gammaln(y + r) - special.gammaln(r)
+        each += r * np.log(r / (r + mean)) + y * np.log(mean / (r + mean))
+        return -float(weights @ each)
+
+    found: Any = optimize.minimize_scalar(loss, bounds=(-14.0, 5.0), method="bounded")
+    return float(np.exp(found.x))
+
+
+def mean_of(link: str, z: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the mean at a linear predictor, and its first two derivatives."""
+    if link == "logit":
+        mean = special.expit(z)
+        slope = mean * special.expit(-z)
+        return mean, slope, slope * (1 - 2 * mean)
+    if link == "log":
+        mean = np.exp(z)
+        return mean, mean, mean
+    return z, np.ones_like(z), np.zeros_like(z)
+
+
+def log_likelihood(family: Family, mean: FloatArray, y: FloatArray) -> FloatArray | None:
+    """Return that of rows for the families that have one without a scale, else None."""
+    if family.name == "logistic":
+        return special.xlogy(y, mean) + special.xlog1py(1 - y, -mean)
+    if family.name == "poisson":
+        return special.xlogy(y, mean) - mean - special.gammaln(y + 1)
+    return None
+
+
+def deviance(family: Family, mean: FloatArray, y: FloatArray, tuning: FloatArray) -> FloatArray:
+    """Return that of rows: twice the loss above its least for a response; for Huber and quantiles, twice the loss."""
+    if family.name == "gaussian":
+        return (y - mean) ** 2
+    if family.name == "logistic":
+        part = special.xlogy(y, mean) + special.xlog1py(1 - y, -mean)
+        return 2 * (special.xlogy(y, y) + special.xlog1py(1 - y, -y) - part)
+    if family.name == "poisson":
+        return 2 * (special.xlogy(y, y / mean) - y + mean)
+    if family.name == "negative_binomial":
+        alpha = tuning[0]
+        joint = (y + 1 / alpha) * np.log((1 + alpha * y) / (1 + alpha * mean))
+        return 2 * (special.xlogy(y, y / mean) - joint)
+    return 2 * family.loss.value(np, mean, y, tuning)
 
 
 def _spread(residuals: FloatArray) -> float:

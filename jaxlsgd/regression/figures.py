@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,6 +103,8 @@ def along(fit: TableFit, name: str, path: Any = None) -> Figure:
       path: where to save it, by its ending; not saved if None.
     """
     checks.choice("name", name, fit.names)
+    if not fit.along:
+        raise refusal("methods", "have one for a path along rounds", ())
     j, found = fit.names.index(name), fit.coefficients()
     rounds = np.array([one.round for one in fit.along])
     estimate = np.array([one.estimate[j] for one in fit.along])

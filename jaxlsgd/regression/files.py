@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import contextlib
+import gzip
 import io
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.regression.design import extra
 
@@ -17,28 +22,88 @@ BLOCK_ROWS = 1 << 17  # of a Parquet file
 _KINDS = "a CSV (.csv, .tsv, .csv.gz) or Parquet (.parquet) file"
 
 
-def read_all(path: str | Path) -> Any:
+class Dialect(NamedTuple):
+    """How a CSV file is written; None for what its first bytes say."""
+
+    encoding: str | None = None
+    separator: str | None = None
+    decimal: str = "."
+
+    @classmethod
+    def of(cls, encoding: Any, separator: Any, decimal: Any) -> Dialect:
+        """Refuse what is no encoding, separator or decimal mark."""
+        if encoding is not None:
+            try:
+                codecs.lookup(encoding)
+            except (LookupError, TypeError):
+                hint = "; known are utf-8, latin-1, cp1252, utf-16 and all others of Python"
+                raise refusal("encoding", "be one that Python has", encoding, hint) from None
+        if separator is not None and not (isinstance(separator, str) and len(separator) == 1):
+            raise refusal("separator", "be one character", separator)
+        checks.choice("decimal", decimal, (".", ","))
+        if separator == decimal:
+            raise refusal("decimal", "differ from the separator", decimal)
+        return cls(encoding, separator, decimal)
+
+    def options(self, csv: Any, path: Path, block: int | None = None) -> dict[str, Any]:
+        """Return the options of Arrow's parser for a file."""
+        start = _start(path)
+        encoding = self.encoding or _encoding_of(start)
+        separator = self.separator or _separator_of(start.decode(encoding, "replace"), path)
+        if separator == self.decimal:
+            hint = "; give separator=';' or what it is"
+            raise refusal("decimal", "differ from the separator", self.decimal, hint)
+        reading = csv.ReadOptions(encoding=encoding, **({"block_size": block} if block else {}))
+        return {
+            "read_options": reading,
+            "parse_options": csv.ParseOptions(delimiter=separator),
+            "convert_options": csv.ConvertOptions(decimal_point=self.decimal),
+        }
+
+
+def _start(path: Path) -> bytes:
+    """Return the first bytes of a file, unpacked."""
+    opened = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix.lower(), open)
+    with opened(path, "rb") as file:
+        return file.read(1 << 16)
+
+
+def _encoding_of(start: bytes) -> str:
+    """Return what the mark at the beginning of a file says; UTF-8 without one."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    return "utf-8"  # Arrow skips its mark
+
+
+def _separator_of(start: str, path: Path) -> str:
+    """Return the separator that the first line has most of; a comma if it has none."""
+    if ".tsv" in path.suffixes:
+        return "\t"
+    line = re.sub(r'"[^"]*"', "", start.partition("\n")[0])
+    return max(",\t;|", key=lambda one: (line.count(one), one == ","))
+
+
+def read_all(path: str | Path, dialect: Dialect = Dialect()) -> Any:  # noqa: B008
     """Read a whole file as a pandas table."""
-    path = _checked(path)
-    with _parsing(path):
+    path = _checked(path, dialect)
+    with _parsing(path, dialect):
         if _is_parquet(path):
             return extra("pyarrow.parquet").read_table(path).to_pandas()
         csv = extra("pyarrow.csv")
-        return csv.read_csv(path, parse_options=_dialect(csv, path)).to_pandas()
+        return csv.read_csv(path, **dialect.options(csv, path)).to_pandas()
 
 
-def blocks(path: str | Path) -> Iterator[Any]:
+def blocks(path: str | Path, dialect: Dialect = Dialect()) -> Iterator[Any]:  # noqa: B008
     """Yield Arrow batches of some rows each, in memory that does not grow with the file."""
-    path = _checked(path)
-    with _parsing(path):
+    path = _checked(path, dialect)
+    with _parsing(path, dialect):
         if _is_parquet(path):
             # With pre_buffer, it would keep all that it has read.
             with extra("pyarrow.parquet").ParquetFile(path, pre_buffer=False) as source:
                 yield from source.iter_batches(BLOCK_ROWS)
             return
         csv = extra("pyarrow.csv")
-        options = csv.ReadOptions(block_size=BLOCK_BYTES)
-        with csv.open_csv(path, read_options=options, parse_options=_dialect(csv, path)) as source:
+        with csv.open_csv(path, **dialect.options(csv, path, BLOCK_BYTES)) as source:
             yield from source
 
 
@@ -64,11 +129,7 @@ def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
 
 
-def _dialect(csv: Any, path: Path) -> Any:
-    return csv.ParseOptions(delimiter="\t" if ".tsv" in path.suffixes else ",")
-
-
-def _checked(path: str | Path) -> Path:
+def _checked(path: str | Path, dialect: Dialect | None = None) -> Path:
     """Refuse what cannot be a table before it is parsed."""
     path = Path(path)
     if path.is_dir():
@@ -78,17 +139,26 @@ def _checked(path: str | Path) -> Path:
     if not start:
         raise refusal("file", "hold a table", f"{path.name}, which is empty")
     zipped = path.suffix.lower() in (".gz", ".bz2")
-    if not _is_parquet(path) and not zipped and b"\0" in start:
+    encoding = (dialect and dialect.encoding) or _encoding_of(start)
+    wide = encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32"))
+    if not _is_parquet(path) and not zipped and not wide and b"\0" in start:
         raise refusal("file", f"be {_KINDS}", f"{path.name}, which is binary")
     return path
 
 
 @contextlib.contextmanager
-def _parsing(path: Path) -> Iterator[None]:
+def _parsing(path: Path, dialect: Dialect) -> Iterator[None]:
     """Turn a parser's errors into one that names the file."""
     arrow = extra("pyarrow")
     try:
         yield
-    except (arrow.ArrowInvalid, arrow.ArrowTypeError, UnicodeDecodeError) as error:
+    except (UnicodeDecodeError, arrow.ArrowInvalid) as error:
+        text = str(error).strip().splitlines()[0]
+        if not isinstance(error, UnicodeDecodeError) and not re.search("utf-?8|codec", text, re.I):
+            raise refusal("file", f"be {_KINDS}", path.name, f" ({text})") from error
+        hint = f" ({text}); is it encoding='latin-1', 'cp1252' or 'utf-16'?"
+        written = dialect.encoding or "UTF-8"
+        raise refusal("file", f"be written in {written}", path.name, hint) from error
+    except arrow.ArrowTypeError as error:
         first = str(error).strip().splitlines()[0]
         raise refusal("file", f"be {_KINDS}", path.name, f" ({first})") from error

@@ -33,12 +33,17 @@ def fit_table(
     features: Sequence[str] | None = None,
     intercept: bool = True,
     missing: str = "refuse",
+    row_weights: str | None = None,
+    offset: str | None = None,
+    exposure: str | None = None,
     ridge: float = 0.0,
     tau: float = 0.5,
     delta: float | None = None,
     bandwidth: float | None = None,
+    dispersion: float | None = None,
     target: str = "population",
     variance: str = "clients",
+    clients: str = "given",
     weights: str = "size",
     level: float = 0.95,
     methods: Sequence[str | Estimator] = ("one_step",),
@@ -48,6 +53,10 @@ def fit_table(
     max_passes: int = 60,
     seed: int = 0,
     stream: bool | None = None,
+    encoding: str | None = None,
+    separator: str | None = None,
+    decimal: str = ".",
+    until: float | None = None,
     progress: Callable[[str], None] | None = None,
     **unknown: NoReturn,
 ) -> TableFit:
@@ -61,23 +70,34 @@ def fit_table(
         Parquet file.
       response: column to explain.
       client: column with the client of each row; None for one client.
-      family: "gaussian", "logistic" (0 and 1, or shares between), "poisson", "huber" or "quantile".
+      family: "gaussian", "logistic" (0 and 1, or shares between), "poisson", "huber", "quantile" or
+        "negative_binomial" (counts that vary more than Poisson's).
       formula: as in "y ~ age + C(ward) + log(dose)", in place of response and features. formulaic evaluates it;
         all but columns, numbers, operators and the functions of `regression.formulas.FUNCTIONS` is refused first.
-      features: columns to explain it by; all but response and client if None.
+      features: columns to explain it by; if None all but response, client, weights, offset and exposure.
       intercept: whether to add one; unused with a formula, which has or omits its own.
       missing: "refuse" or "drop" rows in which something is missing.
+      row_weights: column with the weight of each row, as of a survey or of a mean of several observations; standard
+        errors are robust (HC0 of weighted rows). A weight does not count as several rows.
+      offset: column that is added to the linear predictor, with a coefficient of 1.
+      exposure: column of times or sizes that counts are in proportion to; its logarithm is an offset. For "poisson"
+        and "negative_binomial".
       ridge: λ of ½ λ ‖slopes‖² on standardised columns; intervals are then for the penalised minimiser.
       tau: which quantile, for "quantile".
       delta: where Huber's loss becomes linear, on the scale of the response; 1.345 robust standard deviations
         of the pilot's residuals if None.
       bandwidth: of the smoothed quantile, on the scale of the response; from the pilot if None.
+      dispersion: α of a variance of mean + α mean², for "negative_binomial"; the likeliest, after a Poisson
+        regression, if None.
       target: "population", what the clients' rows were drawn from, or "sample", the minimiser of these rows.
-      variance: of the sample: "clients", each client's own spread, or "pooled", clients' means left in, as
-        heteroskedasticity-robust standard errors of all rows have it.
+      variance: of the sample: "clients", each client's own spread; "HC0" (also "pooled"), clients' means left in, as
+        heteroskedasticity-robust standard errors of all rows have it; "HC1", times n/(n − d); "HC3", each row divided
+        by 1 minus its leverage, for small tables. Quantiles are Student's with n − d degrees of freedom.
+      clients: "given", so that intervals are about the population of these clients, or "sampled" from others, which
+        intervals are then about: cluster-robust, Student's t with as many degrees of freedom as clients less 1.
       weights: of clients: by "size", or "equal".
       level: of the intervals.
-      methods: "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for the sample), or
+      methods: none, as in (), for Newton's steps alone, which exchange d² numbers; or "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for the sample), or
         estimators.
       rows: "reshuffled" in every pass, or "one pass", for which all clients need 100 rows.
       local_steps: E, steps between two exchanges; from the pilot, 5 at most, if None.
@@ -86,10 +106,17 @@ def fit_table(
       seed: of the orders of rows.
       stream: whether to read a file once, block by block; if None, when it is larger than a quarter of the
         memory. Its rows must be in random order.
+      encoding: of a CSV file; if None UTF-8, or what its first bytes say.
+      separator: of a CSV file; if None a comma, tab, semicolon or bar, by its first line.
+      decimal: mark of a CSV file's numbers, "." or ",".
+      until: for a file that is read once, stop as soon as all intervals are at most that to either side, on the
+        scale of the table; the rest is not read. Looked at after every 65,536 rows. Stops by width keep the level of
+        fixed intervals in the limit (Chow and Robbins).
       progress: called with a line of text now and then; with "" at the end.
 
     Returns:
-      A `TableFit`; `print` it, or see `to_frame`, `to_json`, `to_csv`, `to_latex`, `interval`, `function`.
+      A `TableFit`; `print` it, or see `params`, `bse`, `pvalues`, `conf_int`, `ratios`, `predict`, `margins`, `test`,
+      `function`, `interval`, `plot`, `to_frame`, `to_json`, `to_csv`, `to_latex`.
 
     Example::
 
@@ -100,12 +127,16 @@ def fit_table(
     _refuse_unknown(unknown)
     options = check_options(given)
     model = Model(**{field.name: given[field.name] for field in dataclasses.fields(Model)})
+    dialect = files.Dialect.of(encoding, separator, decimal)
     if isinstance(frame, (str, Path)):
         if files.is_large(frame) if stream is None else stream:
-            return fit_stream(frame, model, options, progress)
-        frame = files.read_all(frame)
+            return fit_stream(frame, model, options, progress, dialect)
+        frame = files.read_all(frame, dialect)
     elif stream:
         raise refusal("stream", "be left out for a table in memory", stream)
+    if options.until is not None:
+        rule = "be left out for a table in memory, whose rows are met again and again; it needs stream=True"
+        raise refusal("until", rule, until)
     frame = as_frame(frame)
     plan = design(frame, model)
     return fit_block(plan, plan.read(frame), options, progress)

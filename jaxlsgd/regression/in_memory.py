@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from jaxlsgd.regression import local_sgd
 from jaxlsgd.regression.design import Block, Design
-from jaxlsgd.regression.options import STEPS, Options
-from jaxlsgd.regression.pilot import Moments, Whitened, start_from
+from jaxlsgd.regression.options import STEPS, Options, check_columns
+from jaxlsgd.regression.pilot import Moments, Rule, Whitened, start_from
 from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
-from jaxlsgd.regression.standardise import by_client, remarks, times
+from jaxlsgd.regression.standardise import by_client, check_one_pass, remarks, times
 
 FloatArray = NDArray[np.floating[Any]]
 DIVERGED = (
@@ -21,7 +21,11 @@ DIVERGED = (
 )
 _ONE_PASS_STEPS = 1000
 _READINGS = 10  # of the estimate during a run, about
+_MANY_COLUMNS = (
+    64  # from which on the estimate is read at the end alone: a reading takes d³ operations
+)
 _RETRIES = 3
+_FAR = 2.0  # whitened, per coordinate: curvature about the pilot says nothing at such a distance
 
 
 def fit_block(
@@ -31,14 +35,51 @@ def fit_block(
     progress: Callable[[str], None] | None = None,
 ) -> TableFit:
     """Fit rows that are numbers already."""
+    check_columns(len(plan.names), options)
     rows = by_client(plan, block, options)
+    check_one_pass(rows, options)
     space = start_from(plan, rows, options)
+    if not options.methods:
+        return assemble(
+            plan,
+            options,
+            space,
+            _pilot_alone(space, options),
+            block.dropped,
+            remarks(rows, options, plan.names),
+        )
     run = _Run(space, options, progress or (lambda text: None))
     for retry in range(_RETRIES + 1):
         found = run.go(4.0**-retry)
         if found is not None:
-            return assemble(plan, options, space, found, block.dropped, remarks(rows, options))
+            return assemble(
+                plan, options, space, found, block.dropped, remarks(rows, options, plan.names)
+            )
     raise RuntimeError(DIVERGED)
+
+
+def _pilot_alone(space: Whitened, options: Options) -> Finished:
+    """Return Newton's minimiser of all rows as a finished run of no rounds."""
+    return Finished(
+        readings=[],
+        samples=[sample_covariance(space, space.theta, space.moments, options)],
+        left=np.zeros(len(space.theta)),
+        sizes=space.rows.sizes,
+        along=[],
+        rounds=0,
+        passes=0,
+        rule=Rule(0.0, 1, 0, "none"),
+        share=0.0,
+        slower=1.0,
+    )
+
+
+def _too_many(shape: tuple[int, ...]) -> str:
+    n, d = shape
+    return (
+        f"the run's estimate is far from the pilot's: {n:,} rows are too few for Local SGD's curvature in {d} "
+        "coefficients; methods=() gives Newton's minimiser of these rows, or choose columns"
+    )
 
 
 class _Run:
@@ -53,9 +94,11 @@ class _Run:
         batches = np.maximum(1.0, sizes / self.steps)
         self.rule = space.rule(sizes, batches, self.steps, options)
         self.width = local_sgd.padded(int(np.ceil(sizes.max() / self.steps)))
+        columns = (times(self.rows.X, space.W), self.rows.y, self.rows.weight, self.rows.offset)
         self.data = local_sgd.ClientRows(
-            *local_sgd.pad_by_client(
-                times(self.rows.X, space.W), self.rows.y, sizes, int(sizes.max())
+            *(
+                None if one is None else local_sgd.pad(one, sizes, int(sizes.max()))
+                for one in columns
             )
         )
 
@@ -69,7 +112,8 @@ class _Run:
         data, setting = local_sgd.on_device((self.data, local_sgd.setting(self.space)))
         along: list[Along] = []
         limit = 1 if options.fresh else options.max_passes
-        every = max(1, min(rule.passes, limit) // _READINGS)
+        few = len(self.space.start) > _MANY_COLUMNS
+        every = limit if few else max(1, min(rule.passes, limit) // _READINGS)
         for number in range(1, limit + 1):
             carried, _ = local_sgd.run_pass(
                 options.family.loss,
@@ -93,9 +137,14 @@ class _Run:
                 continue
             if not np.isfinite(first.estimate).all():
                 return None
+            if np.linalg.norm(first.estimate - self.space.start) > _FAR * np.sqrt(
+                len(first.estimate)
+            ):
+                raise RuntimeError(_too_many(self.rows.X.shape))
             found = self._moments(first)
             ours = np.diagonal(self.space.covariance(first.matrix))
-            share = float(np.max(ours / np.diagonal(self._sample(found))))
+            sample = self._sample(first, found)
+            share = float(np.max(ours / np.maximum(np.diagonal(sample), 1e-300)))
             if options.fresh or share <= options.share or number == limit:
                 self.progress("")
                 pairs = zip(options.methods[1:], carried.states[1:], strict=True)
@@ -103,7 +152,7 @@ class _Run:
                 back = self.rows.coordinates.back
                 return Finished(
                     readings=[first, *others],
-                    samples=[self._sample(one) for one in (found, *map(self._moments, others))],
+                    samples=[sample, *(self._sample(one, self._moments(one)) for one in others)],
                     left=back @ np.linalg.solve(found.G, self.rows.p @ found.gradients),
                     sizes=self.rows.sizes,
                     along=along,
@@ -118,7 +167,14 @@ class _Run:
     def _moments(self, reading: MethodReading) -> Moments:
         return self.space.moments_at(self.space.W @ reading.estimate)
 
-    def _sample(self, found: Moments) -> FloatArray:
+    def _sample(self, reading: MethodReading, found: Moments) -> FloatArray:
         """Return the sample's covariance of the coefficients."""
-        half = self.rows.coordinates.back @ np.linalg.inv(found.G)
-        return half @ found.sample(self.rows.p, self.options.variance == "pooled") @ half.T
+        return sample_covariance(self.space, self.space.W @ reading.estimate, found, self.options)
+
+
+def sample_covariance(
+    space: Whitened, theta: FloatArray, found: Moments, options: Options
+) -> FloatArray:
+    """Return the covariance of the coefficients that is due to the sample, on the scale of the table."""
+    half = space.rows.coordinates.back @ np.linalg.inv(found.G)
+    return half @ space.sample(theta, found, options) @ half.T

@@ -28,7 +28,8 @@ from jaxlsgd.regression.pilot import ALPHA, Rule, Whitened
 from jaxlsgd.schedules import Plan
 
 _HIGH = lax.Precision.HIGHEST
-_Batch = tuple[Array, Array, Array]  # A (K, B, d), y (K, B), weights (K, B) or (K, 1)
+# A (K, B, d), y (K, B), weights (K, B) or (K, 1), offsets (K, B) or 0
+_Batch = tuple[Array, Array, Array, Any]
 
 
 class ClientRows(NamedTuple):
@@ -36,6 +37,8 @@ class ClientRows(NamedTuple):
 
     A: Any  # (K, length, d)
     y: Any  # (K, length)
+    weight: Any = None  # (K, length), with mean 1 in every client
+    offset: Any = None  # (K, length)
 
 
 class Setting(NamedTuple):
@@ -59,6 +62,8 @@ class Batches(NamedTuple):
     A: Any  # (steps, K, B, d)
     y: Any  # (steps, K, B)
     weight: Any  # (K,) of each row in the mean of its step
+    row_weight: Any = None  # (steps, K, B), with mean 1 in every client
+    offset: Any = None  # (steps, K, B)
 
 
 class Carried(NamedTuple):
@@ -119,7 +124,10 @@ def run_pass(
     def take(step: Any) -> _Batch:
         index, weight = step
         who = jnp.arange(index.shape[0])[:, None]
-        return rows.A[who, index], rows.y[who, index], weight
+        if rows.weight is not None:
+            weight = weight * rows.weight[who, index]
+        offset = 0.0 if rows.offset is None else rows.offset[who, index]
+        return rows.A[who, index], rows.y[who, index], weight, offset
 
     return _rounds(loss, methods, setting, take, tuple(order), eta, carried)
 
@@ -139,11 +147,13 @@ def run_batches(
     With `outside` the states of the methods stay as they are. Averages, gradients, Hessians and sums of gradients
     of each round are returned instead, for `Hosted`; None stands for what no method needs.
     """
-    A, y, weight = batches
+    A, y, weight, row_weight, offset = batches
     rounds = eta.shape[0]
 
     def take(step: Any) -> _Batch:
-        return A[step[0]], y[step[0]], weight[:, None]
+        (i,) = step
+        each = weight[:, None] if row_weight is None else weight[:, None] * row_weight[i]
+        return A[i], y[i], each, 0.0 if offset is None else offset[i]
 
     steps = jnp.arange(A.shape[0]).reshape(rounds, -1)
     return _rounds(loss, methods, setting, take, (steps,), eta, carried, outside)
@@ -168,14 +178,15 @@ def _rounds(
         return jnp.einsum("kbd,kd->kb", A, x, precision=_HIGH)
 
     def gradients(x: Any, batch: _Batch) -> Any:
-        A, y, weight = batch  # x (K, d)
-        slope = weight * loss.first(jnp, predictors(x, A), y, setting.tuning)
+        A, y, weight, offset = batch  # x (K, d)
+        slope = weight * loss.first(jnp, predictors(x, A) + offset, y, setting.tuning)
         penalty = jnp.matmul(x, setting.penalty, precision=_HIGH)
         return jnp.einsum("kb,kbd->kd", slope, A, precision=_HIGH) + penalty
 
     def curvature(x: Any, batch: _Batch) -> Any:
-        A, y, weight = batch
-        bend = p[:, None] * weight * loss.second(jnp, predictors(x, A), y, setting.tuning)
+        A, y, weight, offset = batch
+        bend = loss.second(jnp, predictors(x, A) + offset, y, setting.tuning)
+        bend = p[:, None] * weight * bend
         flat = A.reshape(-1, A.shape[-1])
         scaled = bend.reshape(-1, 1) * flat
         return jnp.matmul(scaled.T, flat, precision=_HIGH) + setting.penalty
@@ -209,16 +220,13 @@ def _rounds(
     return lax.scan(one_round, carried, (steps, eta, ahead))
 
 
-def pad_by_client(
-    A: Any, y: Any, sizes: NDArray[np.int64], longest: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Pad rows that are sorted by client, (n, d) and (n,), to (K, length, d) and (K, length)."""
-    shape = (len(sizes), padded(longest))
-    rows, targets = np.zeros((*shape, A.shape[1]), np.float32), np.zeros(shape, np.float32)
+def pad(values: Any, sizes: NDArray[np.int64], longest: int) -> NDArray[np.float32]:
+    """Pad what is sorted by client, (n, …), to (K, length, …) with zeros."""
+    found = np.zeros((len(sizes), padded(longest), *values.shape[1:]), np.float32)
     ends = np.cumsum(sizes)
     for k, (end, n) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
-        rows[k, :n], targets[k, :n] = A[end - n : end], y[end - n : end]
-    return rows, targets
+        found[k, :n] = values[end - n : end]
+    return found
 
 
 def reshuffled(
@@ -251,7 +259,9 @@ def dealt(
     steps: int,
     width: int,
 ) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """Do as `reshuffled` for rows that are not sorted by client: return which row each step takes.
+    """Return which row each step takes, each once, for rows that are not sorted by client.
+
+    Clients with fewer rows than steps stand still in the others.
 
     Args:
       rng: of the orders.
@@ -270,10 +280,11 @@ def dealt(
         own = by_client[end - n : end]
         if n == 0:
             continue
-        if n < steps:
-            times = -(-steps // n)
-            index[:, k, 0] = np.concatenate([rng.permutation(own) for _ in range(times)])[:steps]
-            weight[k] = 1.0
+        if (
+            n < steps
+        ):  # each row once all the same, so that the spread of rounds is that of the sample
+            index[rng.choice(steps, n, replace=False), k, 0] = own
+            weight[k] = steps / n
             continue
         each = n // steps
         mixed = rng.permutation(own)

@@ -20,13 +20,17 @@ CHOICES = {
     "missing": ("refuse", "drop"),
     "target": ("population", "sample"),
     "rows": ("reshuffled", "one pass"),
-    "variance": ("clients", "pooled"),
+    "variance": ("clients", "pooled", "HC0", "HC1", "HC3"),
+    "clients": ("given", "sampled"),
     "weights": ("size", "equal"),
 }
 METHODS = {
     method.name: method
     for method in (one_step(), plug_in("finite"), random_scaling(critical="schedule"))
 }
+NEWTON = "newton"  # what the table of a fit without methods is called
+MOST_COLUMNS = 1000  # d: a run of 20 passes has 2,000 rounds, and needs two per column
+MOST_FOR_NEWTON = 10_000
 STEPS = 100  # per pass: that many batches of every client
 
 
@@ -38,6 +42,7 @@ class Options:
     target: str
     rows: str
     variance: str
+    clients: str
     weights: str
     ridge: float
     level: float
@@ -46,11 +51,17 @@ class Options:
     share: float
     max_passes: int
     seed: int
+    until: float | None
 
     @property
     def fresh(self) -> bool:
         """Whether each row is met once, so that the noise of the run is that of the sample."""
         return self.rows == "one pass"
+
+    @property
+    def first(self) -> str:
+        """The name of the first method."""
+        return self.methods[0].name if self.methods else NEWTON
 
 
 def check_options(given: Mapping[str, Any]) -> Options:
@@ -62,14 +73,27 @@ def check_options(given: Mapping[str, Any]) -> Options:
     if given["rows"] == "one pass" and given["target"] == "sample":
         rule = "be reshuffled for the sample: one pass estimates the population, not the minimiser of these rows"
         raise refusal("rows", rule, given["rows"])
-    if given["rows"] == "one pass" and given["variance"] == "pooled":
+    if given["rows"] == "one pass" and given["variance"] != "clients":
         rule = "be clients in one pass, whose spread is the run's own"
         raise refusal("variance", rule, given["variance"])
-    listed = checks.sequence("methods", list(given["methods"]), "method")
+    if given["clients"] == "sampled":
+        _check_sampled(given)
+    if given["exposure"] is not None and given["family"] not in ("poisson", "negative_binomial"):
+        rule = "be left out unless the family is poisson or negative_binomial"
+        raise refusal("exposure", rule, given["exposure"])
+    listed = list(given["methods"])
+    if listed:
+        checks.sequence("methods", listed, "method")
+    elif given["target"] == "sample" or given["rows"] == "one pass":
+        rule = (
+            "have one for these rows alone, or for one pass: Newton's steps have no error of a run"
+        )
+        raise refusal("methods", rule, listed)
     methods = tuple(_method(one) for one in listed)
     checks.distinct("methods", [method.name for method in methods])
     family = family_of(
-        given["family"], tau=given["tau"], delta=given["delta"], bandwidth=given["bandwidth"]
+        given["family"],
+        **{name: given[name] for name in ("tau", "delta", "bandwidth", "dispersion")},
     )
     checked = {
         "family": family,
@@ -79,6 +103,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
         "share": checks.level(given["share"], "share"),
         "max_passes": checks.count("max_passes", given["max_passes"]),
         "seed": checks.count("seed", given["seed"], 0),
+        "until": None if given["until"] is None else checks.positive("until", given["until"]),
     }
     fields = [field.name for field in dataclasses.fields(Options)]
     found = Options(**{name: checked.get(name, given[name]) for name in fields})
@@ -90,6 +115,21 @@ def check_options(given: Mapping[str, Any]) -> Options:
             )
             raise refusal("methods", rule, method.name)
     return found
+
+
+def _check_sampled(given: Mapping[str, Any]) -> None:
+    """Refuse what has no meaning if the clients are a sample of others."""
+    if given["target"] == "sample":
+        rule = "be given for the sample: its minimiser is that of these clients"
+        raise refusal("clients", rule, "sampled")
+    if given["rows"] == "one pass":
+        rule = "be given in one pass, which does not come back to a client's rows"
+        raise refusal("clients", rule, "sampled")
+    if given["variance"] != "clients":
+        rule = "be left out with clients='sampled', whose variance is between clients"
+        raise refusal("variance", rule, given["variance"])
+    if given["client"] is None:
+        raise refusal("client", "be a column with clients='sampled'", None)
 
 
 def _method(given: str | Estimator) -> Estimator:
@@ -108,3 +148,15 @@ def check_methods(methods: Sequence[Estimator], dim: int) -> None:
             rule = "be for the coefficients and not for contrasts; see TableFit.function"
             raise refusal("methods", rule, method.name)
         check_measure(method, dim, "float32")
+
+
+def check_columns(dim: int, options: Options) -> None:
+    """Refuse more columns than a run with d² numbers per method and round can be made with."""
+    if dim > MOST_COLUMNS and options.methods:
+        what = f"{dim:,} with methods {', '.join(one.name for one in options.methods)}"
+        hint = "; methods=() stops at Newton's steps, which allow 10,000, or choose columns"
+        rule = f"be at most {MOST_COLUMNS:,} for a run, which needs rounds in proportion"
+        raise refusal("columns", rule, what, hint)
+    if dim > MOST_FOR_NEWTON:
+        rule = f"be at most {MOST_FOR_NEWTON:,}: Hessians of d² numbers are inverted"
+        raise refusal("columns", rule, dim, "; choose columns")

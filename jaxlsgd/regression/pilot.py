@@ -7,7 +7,8 @@ The rule takes the largest first step η_1 that keeps three bounds, with E local
     drift       ½(E − 1) · mean η_m · |Σ_k p_k H_k (ḡ_k − ḡ)| ≤ 0.05 standard errors of the sample,
 
 in whitened coordinates, with batches of B_k rows. E is the largest, 5 at most, for which drift is not what
-bounds η_1, or for which the start is forgotten all the same. As many passes are made as bring the variance of the
+bounds η_1, or for which the start is forgotten all the same; and smaller with so many columns that there would be
+fewer than four rounds per column. As many passes are made as bring the variance of the
 run below a share of the sample's.
 """
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.problems.solution import newton
 from jaxlsgd.regression.design import Design
-from jaxlsgd.regression.families import Family
+from jaxlsgd.regression.families import Family, family_of
 from jaxlsgd.regression.options import Options, check_methods
 from jaxlsgd.regression.standardise import Rows, across, along, gram, times
 
@@ -32,6 +33,9 @@ ALPHA = 0.505  # the paper's
 LOCAL_STEPS = 5
 _PILOT = 20_000  # rows
 _DRIFT = 0.05  # of a standard error
+_ROUNDS_PER_COLUMN = (
+    4  # at least, if E allows: the one-step of 350 coefficients from 540 rounds is far off
+)
 _FORGOTTEN = 10.0  # Σ γ_m: what is left of the start is e^(−10)
 _NEWTON = 60
 _FLOOR = 1e-10  # of Ĝ's eigenvalues over the largest
@@ -48,6 +52,12 @@ class Objective(NamedTuple):
         """Return f' and f'' of rows, without the ridge."""
         loss = self.family.loss
         return loss.first(np, z, y, self.tuning), loss.second(np, z, y, self.tuning)
+
+
+def predictors(X: FloatArray, theta: FloatArray, offset: FloatArray | None) -> FloatArray:
+    """Return Xθ plus the offset."""
+    z = along(X, theta)
+    return z if offset is None else z + offset
 
 
 class Moments(NamedTuple):
@@ -97,7 +107,31 @@ class Whitened:
     def moments_at(self, theta: FloatArray) -> Moments:
         """Return the moments of the rows at θ."""
         rows = self.rows
-        return moments(self.objective, rows.X, rows.y, rows.client, rows.p, theta)
+        given = (rows.X, rows.y, rows.client, rows.p, theta, rows.weight, rows.offset)
+        return moments(self.objective, *given)
+
+    def sample(self, theta: FloatArray, found: Moments, options: Options) -> FloatArray:
+        """Return the covariance of the mean gradient at θ that is due to the sample, by the variance of the options.
+
+        With clients that are sampled it is Σ u_k u_kᵀ of u_k = p_k ḡ_k, times K/(K − 1) · (n − 1)/(n − d). HC1
+        multiplies HC0 by n/(n − d); HC3 divides the gradient of each row by 1 minus its leverage.
+        """
+        rows = self.rows
+        n, d = rows.X.shape
+        K = len(rows.p)
+        if options.clients == "sampled":
+            each = rows.p[:, None] * found.gradients
+            return each.T @ each * (K / (K - 1) * (n - 1) / max(n - d, 1))
+        if options.variance != "HC3":
+            factor = n / max(n - d, 1) if options.variance == "HC1" else 1.0
+            return factor * found.sample(rows.p, options.variance != "clients")
+        first, second = self.objective.derivatives(rows.predictors(theta), rows.y)
+        half = scipy.linalg.solve_triangular(
+            np.linalg.cholesky(found.G), rows.X.T, lower=True, check_finite=False
+        )
+        leverage = rows.shares * second * np.einsum("ij,ij->j", half, half)
+        scaled = (rows.shares * first / np.maximum(1 - leverage, 1e-8))[:, None] * rows.X
+        return gram(scaled, scaled)
 
     def rule(
         self, sizes: NDArray[np.int64], batches: FloatArray, steps: int, options: Options
@@ -105,7 +139,8 @@ class Whitened:
         """Return steps and length for clients of these sizes, with these batches in each of the steps."""
         rows = self.rows
         A = times(rows.X, self.W)
-        _, second = self.objective.derivatives(along(rows.X, self.theta), rows.y)
+        _, second = self.objective.derivatives(rows.predictors(self.theta), rows.y)
+        second = second if rows.weight is None else second * rows.weight
         root = second * np.sqrt(np.einsum("ij,ij->i", A, A))
         A *= root[:, None]
         ends = np.cumsum(rows.sizes) - rows.sizes
@@ -139,14 +174,16 @@ def start_from(plan: Design, rows: Rows, options: Options) -> Whitened:
     check_methods(options.methods, len(plan.names))
     ridge = options.ridge * rows.coordinates.slopes
     rng = np.random.default_rng([options.seed, 1])
-    size, n = _PILOT, len(rows.y)
+    size, n = _PILOT if options.methods else len(rows.y), len(rows.y)
     while True:
         chosen = slice(None) if n <= size else np.sort(rng.choice(n, size, replace=False))
         X, y, client = rows.X[chosen], rows.y[chosen], rows.client[chosen]
         weights = (rows.p / np.maximum(np.bincount(client, minlength=len(rows.p)), 1))[client]
-        objective = _tuned(options.family, X, y, weights, ridge, rows)
+        weights = weights if rows.weight is None else weights * rows.weight[chosen]
+        offset = None if rows.offset is None else rows.offset[chosen]
         try:
-            theta, exchanges = minimise(objective, X, y, weights, plan.names)
+            objective = _tuned(options.family, X, y, weights, ridge, rows, plan.names, offset)
+            theta, exchanges = minimise(objective, X, y, weights, plan.names, offset)
             return Whitened(rows, objective, theta, exchanges)
         except ValueError:
             # What separates some rows need not separate all.
@@ -162,7 +199,14 @@ def _tuned(
     weights: FloatArray,
     ridge: FloatArray,
     rows: Rows,
+    names: tuple[str, ...],
+    offset: FloatArray | None,
 ) -> Objective:
+    if family.dispersion is not None:
+        counts = Objective(family_of("poisson"), np.zeros(1), ridge)
+        theta, _ = minimise(counts, X, y, weights, names, offset)
+        mean = np.exp(predictors(X, theta, offset))
+        return Objective(family, np.asarray(family.dispersion(mean, y, weights)), ridge)
     if family.tune is None:
         return Objective(family, np.zeros(1), ridge)
     root = np.sqrt(weights)
@@ -184,12 +228,13 @@ def minimise(
     y: FloatArray,
     row_weights: FloatArray,
     names: tuple[str, ...],
+    offset: FloatArray | None = None,
 ) -> tuple[FloatArray, int]:
     """Minimise over weighted rows; return θ̂ and how many exchanges of d² numbers it took."""
     family, tuning, ridge = objective
 
     def at(theta: FloatArray) -> _Point:
-        z = along(X, theta)
+        z = predictors(X, theta, offset)
         with np.errstate(over="ignore", invalid="ignore"):  # of a step that will be halved
             value = row_weights @ family.loss.value(np, z, y, tuning)
             first, second = objective.derivatives(z, y)
@@ -210,18 +255,23 @@ def minimise(
         if point.gradient @ step < 1e-12 * (1 + abs(value)):
             theta = theta - step
             break
-    _check_separated(objective, X, y, theta, names)
+    _check_separated(objective, X, y, theta, names, offset)
     return theta, count
 
 
 def _check_separated(
-    objective: Objective, X: FloatArray, y: FloatArray, theta: FloatArray, names: tuple[str, ...]
+    objective: Objective,
+    X: FloatArray,
+    y: FloatArray,
+    theta: FloatArray,
+    names: tuple[str, ...],
+    offset: FloatArray | None,
 ) -> None:
     """Refuse responses that a combination of columns separates, so that no minimum exists."""
     if not objective.family.separable or objective.ridge.any():
         return
     # Then f'' has vanished in some direction: fitted means run off to an end of their range.
-    _, second = objective.derivatives(along(X, theta), y)
+    _, second = objective.derivatives(predictors(X, theta, offset), y)
     H = gram(second[:, None] * X, X) / len(X)
     values = scipy.linalg.eigh(H, gram(X, X) / len(X), eigvals_only=True)
     if values[0] > 1e-6 * max(np.mean(second), 1e-4):
@@ -244,10 +294,14 @@ def moments(
     client: NDArray[np.int64],
     p: FloatArray,
     theta: FloatArray,
+    weight: FloatArray | None = None,
+    offset: FloatArray | None = None,
 ) -> Moments:
-    """Return Hessians and gradients by client at θ; rows must be sorted by client."""
+    """Return Hessians and gradients by client at θ; rows must be sorted by client, weights have mean 1 in each."""
     ridge = objective.ridge
-    first, second = objective.derivatives(along(X, theta), y)
+    first, second = objective.derivatives(predictors(X, theta, offset), y)
+    if weight is not None:
+        first, second = weight * first, weight * second
     ends = np.searchsorted(client, np.arange(len(p) + 1))
     d = X.shape[1]
     H, raw, S = (np.zeros((len(p), d, d)) for _ in range(3))
@@ -310,6 +364,9 @@ def choose_rule(
     pull = np.abs(back @ np.einsum("k,kij,kj->i", p, found.hessians, center))
     drift = float(np.max(pull / np.sqrt(np.maximum(sample, 1e-300))))
     candidates = range(LOCAL_STEPS, 0, -1) if local_steps is None else [local_steps]
+    if local_steps is None:
+        most = max(1, passes * steps // (_ROUNDS_PER_COLUMN * len(back)))
+        candidates = [E for E in candidates if E <= most]
     chosen = None
     for E in candidates:
         rounds = max(1, passes * steps // E)

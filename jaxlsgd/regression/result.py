@@ -15,10 +15,14 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import SIDES, Estimator, Interval
 from jaxlsgd.inference import joint
-from jaxlsgd.regression import figures, text
+from jaxlsgd.inference.joint import JointTest
+from jaxlsgd.regression import after_fit, dependence, figures, text
+from jaxlsgd.regression.after_fit import Details, Named
 from jaxlsgd.regression.design import Design, extra
-from jaxlsgd.regression.options import Options
+from jaxlsgd.regression.families import Family
+from jaxlsgd.regression.options import NEWTON, Options
 from jaxlsgd.regression.pilot import Rule, Whitened
+from jaxlsgd.regression.standardise import times
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.floating[Any]]
@@ -110,8 +114,9 @@ class Coefficients:
     estimate: FloatArray  # (d,)
     covariance: FloatArray  # (d, d), for intervals
     run_covariance: FloatArray  # (d, d) the part of it that is due to the run
-    reading: MethodReading
-    from_run: bool  # whether the law is the method's, or normal
+    reading: MethodReading | None  # None if Newton's steps alone were made
+    from_run: bool  # whether the law is the method's, or Student's
+    freedom: int = 10**9  # degrees of freedom of Student's law
 
     @property
     def std_error(self) -> FloatArray:
@@ -130,17 +135,18 @@ class Coefficients:
         """Return the half-width of an interval in standard errors."""
         checks.level(level)
         checks.choice("side", side, SIDES)
-        if self.from_run:
+        if self.from_run and self.reading is not None:
             return self.reading.multiplier(level, side)
         if side != "both" and level <= 0.5:
             raise refusal("level", "be above 0.5 for an interval with one bound", level)
-        return float(scipy.special.ndtri((1 + level) / 2 if side == "both" else level))
+        below = (1 + level) / 2 if side == "both" else level
+        return float(scipy.special.stdtrit(self.freedom, below))
 
     def p_values(self, statistic: FloatArray) -> FloatArray:
         """Return two-sided p-values."""
-        if self.from_run:
+        if self.from_run and self.reading is not None:
             return self.reading.tail(statistic)
-        return 2 * scipy.special.ndtr(-np.abs(statistic))
+        return 2 * scipy.special.stdtr(self.freedom, -np.abs(statistic))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +179,9 @@ class TableFit:
     communication: Communication
     warnings: tuple[str, ...]
     along: tuple[Along, ...]
+    plan: Design  # which columns were read, for new rows
+    family: Family
+    details: Details
 
     def coefficients(self, method: str | None = None) -> Coefficients:
         """Return the coefficients by a method; by the first if None."""
@@ -206,7 +215,7 @@ class TableFit:
         level: float | None = None,
         side: str = "both",
     ) -> Interval:
-        """Interval for a function of the coefficients, by the delta method.
+        """Return the interval of a function of the coefficients, by the delta method.
 
         Args:
           g: `{name: coefficient} → number or vector`, differentiable by JAX.
@@ -224,8 +233,142 @@ class TableFit:
         )
         found = joint.Joint(estimate, covariance, one.multiplier, None, one_sided=one.multiplier)
         level = self.level if level is None else level
-        named = lambda x: g(dict(zip(self.names, x, strict=True)))  # noqa: E731
+        named = lambda x: g(Named(zip(self.names, x, strict=True)))  # noqa: E731
         return joint.function(found, named, level, side)
+
+    def ratios(self, method: str | None = None, level: float | None = None) -> Any:
+        """Return odds ratios (logistic) or rate ratios (poisson, negative_binomial) as a pandas table.
+
+        They are exp of the coefficients; the ends of their intervals are exp of the ends.
+
+        Args:
+          method: its name; the first if None.
+          level: that of the fit if None.
+        """
+        return after_fit.ratios(self, method, level)
+
+    def predict(
+        self,
+        rows: Any,
+        method: str | None = None,
+        level: float | None = None,
+        scale: str = "response",
+        interval: str = "mean",
+    ) -> Any:
+        """Return the mean of new rows with its standard error and interval, in a table of the kind of `rows`.
+
+        Intervals are made for the linear predictor, and their ends transformed, so that those of shares stay
+        between 0 and 1. A row in which something is missing has NaN.
+
+        Args:
+          rows: a table with the columns that explain, and those of offset and exposure; no response is needed.
+          method: its name; the first if None.
+          level: that of the fit if None.
+          scale: "response", or "linear" for the linear predictor.
+          interval: for the "mean" of such rows, or (gaussian) for one new "row", with the residuals' variance
+            added.
+
+        Example::
+
+            result.predict({"age": [40, 60], "dose": [1.0, 1.0]})
+        """
+        return after_fit.predict(self, rows, method, level, scale, interval)
+
+    def margins(self, method: str | None = None, level: float | None = None) -> Any:
+        """Return average marginal effects as a pandas table, by the delta method.
+
+        The effect of a column is the mean over the fitted rows of ∂ mean/∂ column, all other columns of the design
+        held: a square or an interaction in a formula counts as a column of its own. In a stream the rows are the
+        first ones of the file.
+
+        Args:
+          method: its name; the first if None.
+          level: that of the fit if None.
+        """
+        return after_fit.margins(self, method, level)
+
+    def test(
+        self,
+        hypotheses: Any,
+        null: Any = 0.0,
+        method: str | None = None,
+        level: float | None = None,
+    ) -> JointTest:
+        """Test by Wald that several coefficients, or combinations of them, have given values at once.
+
+        Args:
+          hypotheses: names of coefficients, terms of a formula such as "C(ward)", and combinations such as
+            {"age": 1, "dose": -1}; one of them or a list.
+          null: the values; one number for all, or one for each.
+          method: its name; the first if None.
+          level: 1 − the size of the test; that of the fit if None.
+
+        Returns:
+          A `JointTest` with the statistic W, about χ² of as many degrees of freedom as there are hypotheses, and
+          its p-value (by Hotelling's law, with the degrees of freedom of the variance).
+        """
+        return after_fit.wald_test(self, hypotheses, null, method, level)
+
+    # The names of statsmodels, for the first method.
+
+    def _series(self, values: Any) -> Any:
+        return extra("pandas").Series(values, index=list(self.names))
+
+    @property
+    def params(self) -> Any:
+        """Coefficients, as a pandas series."""
+        return self._series(self.coefficients().estimate)
+
+    @property
+    def bse(self) -> Any:
+        """Standard errors, as a pandas series."""
+        return self._series(self.coefficients().std_error)
+
+    @property
+    def tvalues(self) -> Any:
+        """Coefficients over standard errors, as a pandas series."""
+        return self.params / self.bse
+
+    @property
+    def pvalues(self) -> Any:
+        """Two-sided p-values, as a pandas series."""
+        one = self.coefficients()
+        return self._series(one.p_values(one.estimate / one.std_error))
+
+    @property
+    def nobs(self) -> int:
+        """Rows that were fitted."""
+        return sum(self.sizes.values())
+
+    @property
+    def deviance(self) -> float:
+        """Deviance of the fitted rows; of the first ones in a stream."""
+        return self.details.deviance
+
+    @property
+    def null_deviance(self) -> float:
+        """Deviance of the intercept alone."""
+        return self.details.null_deviance
+
+    @property
+    def pseudo_r2(self) -> float:
+        """1 − log-likelihood over that of the intercept alone (McFadden); 1 − a ratio of deviances without one."""
+        return self.details.pseudo_r2
+
+    def cov_params(self) -> Any:
+        """Return the covariance matrix of the coefficients as a pandas table."""
+        names = list(self.names)
+        return extra("pandas").DataFrame(self.coefficients().covariance, names, names)
+
+    def conf_int(self, alpha: float | None = None) -> Any:
+        """Return the intervals as a pandas table with columns 0 and 1, at level 1 − alpha."""
+        level = None if alpha is None else 1 - checks.level(alpha, "alpha")
+        _, lower, upper = self.interval(level=level)
+        return extra("pandas").DataFrame({0: lower, 1: upper}, index=list(self.names))
+
+    def summary(self) -> str:
+        """Return what `print` shows."""
+        return str(self)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per method and coefficient, as in a printed table."""
@@ -249,9 +392,12 @@ class TableFit:
                 found.append({**row, "level": self.level, "run_error": float(run[j])})
         return found
 
-    def to_frame(self) -> Any:
-        """Return a pandas table, indexed by method and coefficient."""
-        return extra("pandas").DataFrame(self.rows()).set_index(["method", "coefficient"])
+    def to_frame(self, kind: str = "pandas") -> Any:
+        """Return a table by method and coefficient: of "pandas" (as its index), "polars" or "arrow"."""
+        rows = self.rows()
+        columns = {key: [row[key] for row in rows] for key in rows[0]}
+        found = after_fit.as_kind(columns, kind)
+        return found.set_index(["method", "coefficient"]) if kind == "pandas" else found
 
     def to_json(self) -> str:
         """Return everything but the path, as JSON."""
@@ -287,6 +433,7 @@ def assemble(
     found: Finished,
     dropped: int,
     remarks: list[str],
+    part: bool = False,
 ) -> TableFit:
     """Make the result of a run.
 
@@ -297,13 +444,29 @@ def assemble(
       found: the run.
       dropped: rows left out.
       remarks: on the table, in words.
+      part: whether `space` has the first rows of a stream, and not all.
     """
     rows, rule = space.rows, found.rule
-    methods = {
-        one.method.name: _coefficients(space, options, one, sample)
-        for one, sample in zip(found.readings, found.samples, strict=True)
-    }
+    freedom = (
+        len(rows.p) - 1
+        if options.clients == "sampled"
+        else int(found.sizes.sum()) - len(plan.names)
+    )
+    if found.readings:
+        methods = {
+            one.method.name: _coefficients(space, options, one, sample, max(freedom, 1))
+            for one, sample in zip(found.readings, found.samples, strict=True)
+        }
+    else:
+        estimate, none = rows.coordinates.coefficients(space.theta), np.zeros_like(found.samples[0])
+        alone = Coefficients(NEWTON, estimate, found.samples[0], none, None, False, max(freedom, 1))
+        methods = {NEWTON: alone}
     first = next(iter(methods.values()))
+    theta = space.W @ found.readings[0].estimate if found.readings else space.theta
+    about_rows = after_fit.details(plan, options, space, theta, part)
+    if not part and options.target == "population":
+        influence = _influence(space, theta)
+        remarks = [*remarks, *dependence.remarks(space, influence, first, plan.names, options)]
     about = {
         "response": plan.response,
         "client": plan.client,
@@ -312,7 +475,12 @@ def assemble(
         "target": options.target,
         "rows": options.rows,
         "variance": options.variance,
+        "clients": options.clients,
+        "freedom": first.freedom,
         "weights": options.weights,
+        "row_weights": plan.row_weights,
+        "offset": plan.offset,
+        "exposure": plan.exposure,
         "ridge": options.ridge,
         "share": options.share,
     }
@@ -320,12 +488,31 @@ def assemble(
     warnings = (*_run_warnings(options, found, first), *remarks)
     along, sizes = tuple(found.along), dict(zip(rows.labels, found.sizes.tolist(), strict=True))
     return TableFit(
-        plan.names, methods, about, sizes, dropped, options.level, used, warnings, along
+        plan.names,
+        methods,
+        about,
+        sizes,
+        dropped,
+        options.level,
+        used,
+        warnings,
+        along,
+        plan,
+        options.family,
+        about_rows,
     )
 
 
+def _influence(space: Whitened, theta: FloatArray) -> FloatArray:
+    """Return (n, d) how much each row moves each coefficient, on the scale of the table, up to its sign."""
+    rows = space.rows
+    first, _ = space.objective.derivatives(rows.predictors(theta), rows.y)
+    half = rows.coordinates.back @ space.W
+    return times((rows.shares * first)[:, None] * rows.X, (half @ space.W.T).T)
+
+
 def _coefficients(
-    space: Whitened, options: Options, reading: MethodReading, sample: FloatArray
+    space: Whitened, options: Options, reading: MethodReading, sample: FloatArray, freedom: int
 ) -> Coefficients:
     """Return estimate and covariance of the table's coefficients.
 
@@ -336,7 +523,7 @@ def _coefficients(
     from_run = options.fresh or options.target == "sample"
     total = ours if from_run else ours + sample
     estimate = space.coefficients(reading.estimate)
-    return Coefficients(reading.method.name, estimate, total, ours, reading, from_run)
+    return Coefficients(reading.method.name, estimate, total, ours, reading, from_run, freedom)
 
 
 def _run_warnings(options: Options, found: Finished, first: Coefficients) -> list[str]:

@@ -17,11 +17,14 @@ from jaxlsgd.regression.options import STEPS, Options
 
 FloatArray = NDArray[np.floating[Any]]
 _CONSTANT = 1e-10  # standard deviation over largest size of a column that is refused as constant
-_COLLINEAR = 1e-11  # eigenvalue of the correlations
+_COLLINEAR = 1e-10  # eigenvalue of the correlations
+_NEARLY = 1e-6  # the same of columns that are mentioned
+_SMALL = "; variance='HC3' is made for small tables"
 # Products over many rows and few columns are made in pieces of so many multiplications, which OpenBLAS makes in one
 # thread. Its threads wait for one another by spinning: while compilers and readers of files use the cores as well,
 # that takes longer than the product.
 _ONE_THREAD = 1 << 18
+_FEWEST = 256  # rows of a piece
 
 
 def gram(A: FloatArray, B: FloatArray) -> FloatArray:
@@ -51,7 +54,8 @@ def across(X: FloatArray, v: FloatArray) -> FloatArray:
 
 
 def _pieces(n: int, each: int) -> Iterator[slice]:
-    size = max(1, _ONE_THREAD // each)
+    # Pieces of few rows would be sums of outer products, 30 times slower than a product of matrices.
+    size = max(_FEWEST, _ONE_THREAD // each)
     return (slice(begin, begin + size) for begin in range(0, n, size))
 
 
@@ -117,18 +121,24 @@ def coordinates(
 
 def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
     """Refuse columns that are combinations of one another, and name them."""
-    if len(X_s) < X_s.shape[1]:
+    if len(X_s) <= X_s.shape[1]:
         what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
         raise refusal("frame", "have more rows than coefficients", what)
+    share, involved = _least_eigenvalue(X_s, names)
+    if share > _COLLINEAR:
+        return
+    hint = "; leave one of them out, or give a ridge"
+    raise refusal("columns", "not determine one another", " and ".join(involved), hint)
+
+
+def _least_eigenvalue(X_s: FloatArray, names: tuple[str, ...]) -> tuple[float, list[str]]:
+    """Return the least eigenvalue of the correlations over the largest, and the columns that are in its vector."""
     products = gram(X_s, X_s) / len(X_s)
     root = np.sqrt(np.diagonal(products))
     values, vectors = np.linalg.eigh(products / np.outer(root, root))
-    if values[0] > _COLLINEAR * values[-1]:
-        return
     share = np.abs(vectors[:, 0])
     involved = [names[j] for j in np.flatnonzero(share > 1e-3 * share.max())]
-    hint = "; leave one of them out, or give a ridge"
-    raise refusal("columns", "not determine one another", " and ".join(involved), hint)
+    return max(float(values[0] / values[-1]), 0.0), involved
 
 
 class Rows(NamedTuple):
@@ -141,6 +151,20 @@ class Rows(NamedTuple):
     sizes: NDArray[np.int64]  # (K,)
     p: FloatArray  # (K,)
     coordinates: Coordinates
+    weight: FloatArray | None = None  # (n,) with mean 1 in every client
+    offset: FloatArray | None = None  # (n,) of the linear predictor
+    total: float = 0.0  # sum of the weights of all rows, as they were given
+
+    def predictors(self, theta: FloatArray) -> FloatArray:
+        """Return Xθ plus the offset."""
+        z = along(self.X, theta)
+        return z if self.offset is None else z + self.offset
+
+    @property
+    def shares(self) -> FloatArray:
+        """Weights of rows in the mean over all clients; they sum to 1."""
+        each = (self.p / self.sizes)[self.client]
+        return each if self.weight is None else each * self.weight
 
 
 def by_client(plan: Design, block: Block, options: Options) -> Rows:
@@ -148,6 +172,10 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
     if not len(block.y):
         raise refusal("frame", "have rows in which nothing is missing", "none")
     options.family.check_range(plan.response, block.y)
+    block = _weighted(block, plan)
+    if options.family.scaled and block.offset is not None:
+        # These losses depend on the difference of response and predictor alone.
+        block = block._replace(y=block.y - block.offset, offset=None)
     if block.y.min() == block.y.max():
         what = f"{block.y[0]:g} in all {len(block.y):,} rows"
         raise refusal(f"response {plan.response!r}", "vary", what)
@@ -156,19 +184,57 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
     few = np.uint16 if len(labels) < 1 << 16 else np.int64
     order = np.argsort(client.astype(few), kind="stable")
     sizes = np.bincount(client)
-    p = sizes / sizes.sum() if options.weights == "size" else np.full(len(sizes), 1 / len(sizes))
+    sums = sizes if block.weight is None else np.bincount(client, block.weight)
+    p = sums / sums.sum() if options.weights == "size" else np.full(len(sizes), 1 / len(sizes))
+    if options.clients == "sampled" and len(sizes) < 2:
+        raise refusal("client", "have two values or more with clients='sampled'", labels[0])
     where = plan.names.index(INTERCEPT) if plan.intercept else None
     frame = coordinates(block.X, block.y, plan.names, where, options.family.scaled)
     X = frame.features(block.X[order])
     if not options.ridge:
         _check_rank(X, plan.names)
-    least = int(sizes.min())
+    y = frame.response(block.y[order])
+    weight = None if block.weight is None else (block.weight * (sizes / sums)[client])[order]
+    offset = None if block.offset is None else block.offset[order]
+    total = float(sums.sum())
+    return Rows(
+        X,
+        y,
+        client[order],
+        tuple(map(str, labels)),
+        sizes,
+        p,
+        frame,
+        weight=weight,
+        offset=offset,
+        total=total,
+    )
+
+
+def _weighted(block: Block, plan: Design) -> Block:
+    """Leave out rows of weight 0."""
+    if block.weight is None or block.weight.all():
+        return block
+    kept = block.weight > 0
+    if not kept.any():
+        raise refusal(f"row_weights {plan.row_weights!r}", "not all be 0", 0.0)
+    offset = None if block.offset is None else block.offset[kept]
+    return block._replace(
+        X=block.X[kept],
+        y=block.y[kept],
+        client=block.client[kept],
+        weight=block.weight[kept],
+        offset=offset,
+    )
+
+
+def check_one_pass(rows: Rows, options: Options) -> None:
+    """Refuse one pass over a table in memory with clients of too few rows."""
+    least = int(rows.sizes.min())
     if options.fresh and least < STEPS:
         rule = f"be reshuffled unless every client has {STEPS} rows"
-        name = str(labels[sizes.argmin()])
+        name = rows.labels[int(rows.sizes.argmin())]
         raise refusal("rows", rule, f"{options.rows!r}, and {least} of client {name!r}")
-    y = frame.response(block.y[order])
-    return Rows(X, y, client[order], tuple(map(str, labels)), sizes, p, frame)
 
 
 def _comparable(labels: NDArray[Any]) -> NDArray[Any]:
@@ -176,7 +242,19 @@ def _comparable(labels: NDArray[Any]) -> NDArray[Any]:
     return labels.astype(str) if labels.dtype.kind == "O" else labels
 
 
-def remarks(rows: Rows, options: Options) -> list[str]:
+def _near_collinear(X_s: FloatArray, names: tuple[str, ...]) -> list[str]:
+    """Say which columns almost determine one another."""
+    found = _least_eigenvalue(X_s, names)
+    if found[0] > _NEARLY:
+        return []
+    share, involved = found
+    return [
+        f"{' and '.join(involved)} almost determine one another (1 − r about {share:.1g}): their coefficients "
+        "are known far less well than combinations of them; leave one out"
+    ]
+
+
+def remarks(rows: Rows, options: Options, names: tuple[str, ...]) -> list[str]:
     """Return remarks on the table that bear on the intervals."""
     notes = []
     n, d = rows.X.shape
@@ -189,7 +267,14 @@ def remarks(rows: Rows, options: Options) -> list[str]:
             "spread is taken from its square, so that standard errors are a little too large"
         )
     if n < 10 * d:
-        notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short")
+        more = "" if options.variance == "HC3" or options.clients == "sampled" else _SMALL
+        notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short{more}")
+    if options.clients == "sampled" and len(rows.sizes) < 10:
+        notes.append(
+            f"{len(rows.sizes)} clients are few to stand for others: their intervals are long, and may still be short"
+        )
+    if not options.ridge:
+        notes += _near_collinear(rows.X, names)
     if options.family.separable and options.family.most == 1:
         events = int(min(rows.y.sum(), n - rows.y.sum()))
         if events < 10 * d:

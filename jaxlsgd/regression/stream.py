@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.regression import files, local_sgd, pilot
 from jaxlsgd.regression.design import (
+    Block,
     Columns,
     Design,
     Model,
@@ -34,7 +35,7 @@ from jaxlsgd.regression.design import (
 )
 from jaxlsgd.regression.in_memory import DIVERGED, fit_block
 from jaxlsgd.regression.local_sgd import Hosted, on_host
-from jaxlsgd.regression.options import Options
+from jaxlsgd.regression.options import STEPS, Options
 from jaxlsgd.regression.pilot import Whitened, start_from
 from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
 from jaxlsgd.regression.standardise import by_client, remarks, times
@@ -55,7 +56,11 @@ _SHUFFLE = "; shuffle its rows, or read it whole with stream=False"
 
 
 def fit_stream(
-    path: str | Path, model: Model, options: Options, progress: Callable[[str], None] | None
+    path: str | Path,
+    model: Model,
+    options: Options,
+    progress: Callable[[str], None] | None,
+    dialect: files.Dialect = files.Dialect(),  # noqa: B008
 ) -> TableFit:
     """Fit a file in one pass.
 
@@ -64,16 +69,23 @@ def fit_stream(
       model: the columns.
       options: of the fit.
       progress: called with a line of text after every chunk, or None.
+      dialect: of a CSV file.
     """
     if options.target == "sample":
         raise refusal("target", "be population for a file that is read once", options.target)
+    for name, plain in (("variance", "clients"), ("clients", "given")):
+        if getattr(options, name) != plain:
+            rule = f"be {plain} for a file that is read once"
+            raise refusal(name, rule, getattr(options, name), "; or give stream=False")
+    if not options.methods:
+        raise refusal("methods", "have one for a file that is read once", ())
     options = dataclasses.replace(options, rows="one pass")
     path = Path(path)
-    source = _ahead(files.blocks(path), _BLOCKS_AHEAD)
+    source = _ahead(files.blocks(path, dialect), _BLOCKS_AHEAD)
     first = _pilot_blocks(source)
     table = extra("pyarrow").Table.from_batches(first).slice(0, PILOT_ROWS)
     if table.num_rows < PILOT_ROWS:
-        return fit_block(*first_rows(table, model), options, progress)
+        return _fit_whole(*first_rows(table, model), options, progress)
     compiling = threading.Thread(target=_compiler(table, model, options))
     compiling.start()
     plan, block = first_rows(table, model)
@@ -85,12 +97,28 @@ def fit_stream(
         stream = _Stream(plan, space, options, total, 4.0**-retry, progress or (lambda text: None))
         found = stream.go(blocks, compiling)
         if found is not None:
-            notes, chunks = remarks(rows, options), stream.chunks
+            notes, chunks = remarks(rows, options, plan.names), stream.chunks
+            if stream.stopped:
+                notes.append(
+                    f"stopped when all intervals were at most {options.until:g} to either side, after "
+                    f"{int(found.sizes.sum()):,} of about {total:,} rows"
+                )
+            elif options.until is not None:
+                notes.append(f"not all intervals are at most {options.until:g} to either side")
             if chunks.stub:
                 notes.append(f"the last {chunks.stub:,} rows of the file were too few for a chunk")
-            return assemble(plan, options, space, found, chunks.dropped, notes)
-        blocks = files.blocks(path)
+            return assemble(plan, options, space, found, chunks.dropped, notes, part=True)
+        blocks = files.blocks(path, dialect)
     raise RuntimeError(DIVERGED)
+
+
+def _fit_whole(
+    plan: Design, block: Block, options: Options, progress: Callable[[str], None] | None
+) -> TableFit:
+    """Fit a file that was read to its end by the pilot: in one pass if its clients have rows enough for one."""
+    if len(block.y) and np.unique(block.client.astype(str), return_counts=True)[1].min() < STEPS:
+        options = dataclasses.replace(options, rows="reshuffled")
+    return fit_block(plan, block, options, progress)
 
 
 def _ahead(source: Iterator[Any], count: int) -> Iterator[Any]:
@@ -134,7 +162,9 @@ class _Stream:
         share = space.rows.sizes / space.rows.sizes.sum()
         sizes = np.maximum(1, (share * total).astype(np.int64))
         chunks = max(1, total // CHUNK)
-        batches = np.maximum(1.0, share * CHUNK / CHUNK_STEPS)
+        batches = (
+            share * CHUNK / CHUNK_STEPS
+        )  # below 1 for a client that stands still in some steps
         rule = space.rule(sizes, batches, chunks * CHUNK_STEPS, options)
         self.rule = rule._replace(eta=rule.eta * slower)
         shape = _Shape.of(share, CHUNK, CHUNK_STEPS, rule.E)
@@ -147,6 +177,7 @@ class _Stream:
         self.met = np.zeros(len(share), np.int64)
         self.running: collections.deque[tuple[Any, Any, Any]] = collections.deque()
         self.rounds = 0
+        self.stopped = False
         self.along: list[Along] = []
 
     def go(self, blocks: Iterator[Any], compiling: threading.Thread) -> Finished | None:
@@ -165,6 +196,9 @@ class _Stream:
             if number == due:
                 due *= 2
                 self.along.append(Along.at(self.space, self._read()[0], self.rounds))
+            if self.options.until is not None and number >= _FIRST_READING and self._is_sure():
+                self.stopped = True
+                break
         self.progress("")
         readings = self._read()
         if not np.isfinite(readings[0].estimate).all():
@@ -185,6 +219,13 @@ class _Stream:
             slower=self.slower,
         )
 
+    def _is_sure(self) -> bool:
+        """Return whether all intervals of the first method are short enough, on the scale of the table."""
+        reading, goal = self._read()[0], self.options.until
+        error = Along.at(self.space, reading, self.rounds).run_error
+        half = reading.multiplier(self.options.level) * error
+        return goal is not None and bool(np.all(np.isfinite(half)) and np.all(half <= goal))
+
     def _read(self) -> list[MethodReading]:
         while self.running:
             self._finish()
@@ -194,9 +235,9 @@ class _Stream:
         return [read(method, state, plan) for method, state in pairs]
 
     def _run(self, chunk: _Chunk) -> None:
-        setting, sizes = self.setting, chunk.sizes
+        setting, sizes, sums = self.setting, chunk.sizes, chunk.sums
         if self.options.weights == "size":
-            setting = setting._replace(weights=(sizes / sizes.sum()).astype(np.float32))
+            setting = setting._replace(weights=(sums / sums.sum()).astype(np.float32))
         rounds = len(chunk.batches.A) // self.rule.E
         eta = local_sgd.etas(self.rule, self.rounds, rounds)
         self.carried, results = local_sgd.run_batches(
@@ -228,6 +269,7 @@ class _Chunk(NamedTuple):
 
     batches: local_sgd.Batches
     sizes: NDArray[np.int64]  # (K,) rows of clients
+    sums: NDArray[Any]  # (K,) of their weights
 
 
 class _Shape(NamedTuple):
@@ -306,7 +348,14 @@ class _Chunks:
             if unit != 1.0:
                 values, center = values / unit, center / unit
             np.subtract(values, center, out=row[room], dtype=np.float64, casting="same_kind")
-        filled.y[room] = frame.response(columns.y[taken])
+        y, offset = columns.y[taken], columns.offset
+        if offset is not None and self.space.objective.family.scaled:
+            y = y - offset[taken]
+        elif offset is not None:
+            filled.offset[room] = offset[taken]
+        if columns.weight is not None:
+            filled.weight[room] = columns.weight[taken]
+        filled.y[room] = frame.response(y)
         filled.place[room] = place[taken]
         filled.count += count
         return count
@@ -335,7 +384,15 @@ class _Chunks:
         if room is None or room.shape[2] != width:
             room = np.empty((*index.shape, A.shape[1]), np.float32)
         np.take(A, index, axis=0, mode="clip", out=room)
-        return _Chunk(local_sgd.Batches(room, np.take(y, index, mode="clip"), weight), sizes)
+        place, sums, each, offset = filled.place[:n], sizes, None, None
+        if self.plan.row_weights is not None:
+            sums = np.bincount(place, filled.weight[:n], minlength=len(sizes))
+            scaled = filled.weight[:n] * (sizes / np.maximum(sums, 1e-300))[place]
+            each = np.take(np.append(scaled, 0).astype(np.float32), index, mode="clip")
+        if self.space.rows.offset is not None:
+            offset = np.take(np.append(filled.offset[:n], np.float32(0)), index, mode="clip")
+        batches = local_sgd.Batches(room, np.take(y, index, mode="clip"), weight, each, offset)
+        return _Chunk(batches, sizes, sums)
 
     def _whitened(self, X: FloatArray) -> FloatArray:
         """Return whitened rows, (n + 1, d); the last, of zeros, is for padding."""
@@ -364,7 +421,9 @@ class _Filled:
     def __init__(self, rows: int, d: int, kind: Any) -> None:
         self.X = np.empty((d, rows), np.float32)  # means taken off
         self.y = np.empty(rows, np.float32)
-        self.place = np.empty(rows, kind)  # of each row's client
+        self.place: NDArray[Any] = np.empty(rows, kind)  # of each row's client
+        self.weight = np.ones(rows)
+        self.offset = np.zeros(rows, np.float32)
         self.count = 0
 
 
@@ -384,7 +443,12 @@ def _compiler(table: Any, model: Model, options: Options) -> Callable[[], Any] |
     E = pilot.LOCAL_STEPS if options.local_steps is None else options.local_steps
     shape = _Shape.of(counts / counts.sum(), CHUNK, CHUNK_STEPS, E)
     each = (shape.rounds * E, len(counts), shape.width)
-    batches = local_sgd.Batches(_floats(*each, d), _floats(*each), _floats(len(counts)))
+    weight = None if plan.row_weights is None else _floats(*each)
+    shifts = (plan.offset or plan.exposure) and not options.family.scaled
+    offset = _floats(*each) if shifts else None
+    batches = local_sgd.Batches(
+        _floats(*each, d), _floats(*each), _floats(len(counts)), weight, offset
+    )
     setting = local_sgd.Setting(
         _floats(len(counts)), _floats(len(options.family.in_units)), _floats(d, d)
     )

@@ -32,7 +32,20 @@ def _head(fit: TableFit) -> list[str]:
         f"weighted {'by size' if about['weights'] == 'size' else 'equally'}{dropped}",
     ]
     lines += [f"Loss: {about['loss']}"] if about["loss"] else []
-    return [*lines, _target(fit), _exchanged(fit)]
+    columns = (("row_weights", "rows weighted by"), ("offset", "offset"), ("exposure", "exposure"))
+    used = [f"{words} {about[key]}" for key, words in columns if about[key]]
+    lines += [f"With {', '.join(used)}"] if used else []
+    return [*lines, _target(fit), _exchanged(fit), _goodness(fit)]
+
+
+def _goodness(fit: TableFit) -> str:
+    found = fit.details
+    name = "R²" if fit.family.name == "gaussian" else "pseudo-R²"
+    of = f" (of the first {found.first_rows:,} rows)" if found.first_rows else ""
+    return (
+        f"Deviance {found.deviance:.5g}, of the intercept alone {found.null_deviance:.5g}; "
+        f"{name} {found.pseudo_r2:.4g}{of}"
+    )
 
 
 def _target(fit: TableFit) -> str:
@@ -42,8 +55,11 @@ def _target(fit: TableFit) -> str:
         what += _RUNS_ONLY
     else:
         how = "clients are given, their rows are drawn"
-        if about["variance"] == "pooled":
-            how = "rows are drawn from all clients at once"
+        if about["clients"] == "sampled":
+            how = f"clients are a sample of others, t with {about['freedom']} degrees of freedom"
+        elif about["variance"] != "clients":
+            name = "" if about["variance"] == "pooled" else f", {about['variance']}"
+            how = f"rows are drawn from all clients at once{name}"
         what += f"about the population that the rows were drawn from ({how})"
     if about["ridge"]:
         what += (
@@ -54,6 +70,8 @@ def _target(fit: TableFit) -> str:
 
 def _exchanged(fit: TableFit) -> str:
     used = fit.communication
+    if not used.rounds:
+        return f"Newton's steps alone: {plural(used.pilot, 'exchange')} of d² numbers"
     passes = "one pass" if used.passes == 1 else f"{used.passes} passes"
     return (
         f"Local SGD: {passes}, {plural(used.rounds, 'round')} of {plural(used.local_steps, 'local step')} "
@@ -62,6 +80,8 @@ def _exchanged(fit: TableFit) -> str:
 
 
 def _added(one: Coefficients) -> str:
+    if one.reading is None:
+        return "Standard errors are the sample's."
     if one.from_run:
         return "Standard errors are the run's own."
     return f"The run adds at most {100 * float(np.max(one.added)):.2g} % to a standard error."

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jaxlsgd.analysis import failures
+from jaxlsgd.analysis import looks as looks_analysis
 from jaxlsgd.analysis.measures import LOCAL_SGD, summarise
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core import checks
@@ -633,3 +636,88 @@ def _draw_tradeoff(axis: Axes, rows: Sequence[Row], looks: dict[str, style.Look]
     style.plain_log(axis.yaxis)
     axis.tick_params(labelbottom=True)
     axis.set_xlabel("Numbers sent per client / Local SGD's under C1")
+
+
+@style.styled
+def bands(cell: CellRows, methods: Sequence[str], coordinate: int = 0, run: int = 0) -> Figure:
+    """Draw the estimate of one run at its looks in the bands of several methods.
+
+    Args:
+      cell: rows with several saved rounds.
+      methods: whose bands to draw; the first is the source of the estimate.
+      coordinate: which coordinate.
+      run: which replication.
+    """
+    figure, axes = style.grid(1, 1, wide=1.3)
+    axis, steps = axes[0][0], cell.steps_at
+    looks = style.method_looks(methods)
+    for name in methods:
+        rows = cell.methods[name]
+        half = rows.half_width[:, 0, run, coordinate]
+        center, seen = rows.estimate[:, run, coordinate], np.isfinite(half)
+        x = np.asarray(steps)[seen]
+        for sign in (-1, 1):
+            y = (center + sign * half)[seen]
+            axis.plot(x, y, color=looks[name].color, linewidth=1.0)
+        low, high = (center - half)[seen], (center + half)[seen]
+        axis.fill_between(
+            x, low, high, color=looks[name].color, alpha=0.15, linewidth=0, label=cell.labels[name]
+        )
+    first = cell.methods[methods[0]]
+    shown = np.isfinite(first.half_width[:, 0, run, coordinate])
+    estimate = first.estimate[shown, run, coordinate]
+    axis.plot(np.asarray(steps)[shown], estimate, color="0.2", linewidth=1.0, label="estimate")
+    truth = cell.truth[methods[0]]
+    if truth is not None:
+        axis.axhline(float(truth[coordinate]), color="0.5", linestyle=":", label="truth")
+    axis.set_xscale("log")
+    style.plain_log(axis.xaxis)
+    axis.set_xlabel("Observations per client")
+    axis.set_ylabel(cell.coordinates[methods[0]][coordinate])
+    axis.set_title(_title(cell.problem, cell.schedule, what="one run"))
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+@style.styled
+def wrong_so_far(cell: CellRows, methods: Sequence[str]) -> Figure:
+    """Draw the share of runs that were wrong at some look so far, mean over coordinates, with 1.96 standard errors."""
+    figure, axes = style.grid(1, 1, wide=1.3)
+    axis, looks = axes[0][0], style.method_looks(methods)
+    for name in methods:
+        share, error = looks_analysis.wrong_so_far(cell, name)
+        x, color = np.asarray(cell.steps_at), looks[name].color
+        axis.plot(x, 100 * share, color=color, label=cell.labels[name])
+        axis.fill_between(
+            x,
+            100 * (share - 1.96 * error),
+            100 * (share + 1.96 * error),
+            color=color,
+            alpha=0.2,
+            linewidth=0,
+        )
+    axis.axhline(100 * (1 - cell.levels[0]), color="0.5", linestyle=":", linewidth=1)
+    axis.set_xscale("log")
+    style.plain_log(axis.xaxis)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("Observations per client")
+    axis.set_ylabel("Runs wrong so far (%)")
+    axis.set_title(_title(cell.problem, cell.schedule, what=f"{len(cell.steps_at)} looks"))
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+def save_looks(
+    cell: CellRows, directory: Path, methods: Sequence[str] = (), banded: Sequence[str] = ()
+) -> list[Path]:
+    """Draw one run in its bands and the share of runs that were wrong so far; return the files.
+
+    Args:
+      cell: rows with several saved rounds.
+      directory: where to write `bands` and `wrong_so_far`.
+      methods: which to draw; all of the cell if empty.
+      banded: those whose bands to draw; the same if empty.
+    """
+    names = list(methods) or list(cell.methods)
+    first = style.save(bands(cell, list(banded) or names), Path(directory) / "bands")
+    return first + style.save(wrong_so_far(cell, names), Path(directory) / "wrong_so_far")

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxlsgd.algorithms import local_sgd
 from jaxlsgd.analysis import verdict
+from jaxlsgd.analysis.looks import Until
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import (
     Algorithm,
@@ -23,7 +24,7 @@ from jaxlsgd.core.algorithm import (
 )
 from jaxlsgd.core.causes import MOST_GROWTH, Cause, causes
 from jaxlsgd.core.checks import blaming, refusal
-from jaxlsgd.core.estimator import Accumulator, Estimator, Measurement, Sync
+from jaxlsgd.core.estimator import Accumulator, Anchored, Estimator, Measurement, Sync
 from jaxlsgd.core.problem import Problem, flatten, has_curvature
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.engine import probe
@@ -129,6 +130,7 @@ def _parameters(problem: Problem, method: Estimator, estimate: np.ndarray) -> np
 
 
 DTYPES = ("float32", "float64")
+LOOKS = 50  # of a run that may stop, unless they are given
 LOCAL_SGD = local_sgd()
 # The shortest that keeps its level, which judges the others, and the best one around ȳ.
 METHODS = (one_step(), plug_in("finite"))
@@ -147,6 +149,8 @@ class Cell:
       dtype: "float32" or "float64".
       algorithm: the federated algorithm. Anything but Local SGD is outside the theory: intervals are
         then measured, not promised.
+      looks: observations per client at the looks of a method that is valid at known looks; those of the saved
+        rounds if None.
     """
 
     problem: Problem
@@ -156,6 +160,7 @@ class Cell:
     save_at: tuple[int, ...] | None = None
     dtype: str = "float32"
     algorithm: Algorithm = LOCAL_SGD
+    looks: tuple[int, ...] | None = None
     layout: Layout = dataclasses.field(init=False)
     _whole: dict[tuple[int, ...], Whole] = dataclasses.field(init=False, default_factory=dict)
 
@@ -185,9 +190,30 @@ class Cell:
     def _rooms(self) -> tuple[int, ...]:
         return loop_for("cpu", self.problem, self.algorithm).rooms
 
+    @property
+    def clocks(self) -> tuple[int, ...]:
+        """Observations per client at the looks."""
+        return self.looks or tuple(int(self.plan.ends[m - 1]) for m in self.layout.save_at)
+
+    @functools.cached_property
+    def _with_looks(self) -> dict[str, Estimator]:
+        return {method.name: method.at_looks(self.clocks) for method in self.methods}
+
+    def with_looks(self, method: Estimator) -> Estimator:
+        """Return a method of the cell with the law of the cell's looks."""
+        return self._with_looks[method.name]
+
+    def check_until(self, until: float | Until | None) -> Until | None:
+        """Return the rule for stopping; refuse one that does not suit the methods."""
+        if until is None:
+            return None
+        rule = Until.of(until)
+        rule.chosen(self.methods, self.levels)
+        return rule
+
     def check_plan(self) -> None:
         """Refuse a plan that does not suit a method, or its law at a level."""
-        for method in self.methods:
+        for method in self._with_looks.values():
             method.check_plan(self.plan, self.levels)
 
     def laid_out(self, rooms: tuple[int, ...]) -> Layout:
@@ -269,6 +295,17 @@ class Cell:
         return found | {judge.name: verdict.IS_JUDGE}
 
 
+def saved_rounds(plan: Plan, save_at: Any, until: Any) -> tuple[int, ...] | None:
+    """Return the rounds to read; with a rule for stopping, unless they are given, 50 from 2 % of the plan on."""
+    if save_at is not None:
+        return as_tuple(save_at)
+    if until is None or not isinstance(plan, Plan):
+        return None
+    steps = np.geomspace(0.02 * plan.num_steps, plan.num_steps, LOOKS)
+    rounds = np.searchsorted(plan.ends, steps - 1e-9) + 1
+    return tuple(np.unique(np.minimum(rounds, plan.num_rounds)).tolist())
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """Return a sequence as a tuple, and a single value as a tuple of one."""
     return tuple(value) if isinstance(value, Iterable) else (value,)
@@ -283,7 +320,7 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
     if len(set(names)) < len(names):
         raise refusal("methods", "have distinct names", names, "; give one a name=...")
     for method in methods:
-        if method.needs_hessian and not has_curvature(problem):
+        if (method.needs_hessian or method.anchor) and not has_curvature(problem):
             rule = "need no second derivative, which this loss does not have (random_scaling() needs none)"
             raise refusal("methods", rule, method.name)
         for part in method.accumulators:
@@ -318,8 +355,10 @@ def _check_statistic(
     def sync(*replications: int) -> Sync:
         x, number = abstract(dim, *replications), abstract()
         square = abstract(dim, dim, *replications)
-        parts = (gradient, x), (hessian, square), (gradient_sum, x)
-        return Sync(x, number, number, *(given if needed else None for needed, given in parts))
+        asked = (gradient, x), (hessian, square), (gradient_sum, x)
+        anchored = None if part.anchor is None else Anchored(x, observations=None)
+        found: list[Any] = [given if wanted else None for wanted, given in asked]
+        return Sync(x, number, number, *found, anchored=anchored)
 
     where = f"methods ({method})"
     with jax.enable_x64(dtype == "float64"):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.analysis import verdict
+from jaxlsgd.analysis.looks import Until
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
@@ -24,7 +25,7 @@ from jaxlsgd.core.random import check_key
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.inference import joint
-from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple
+from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple, saved_rounds
 from jaxlsgd.runs.simulate import SavedRound, read_cells
 from jaxlsgd.schedules import Plan
 
@@ -48,6 +49,19 @@ class Fit:
     rows: dict[str, MethodRows]
     details: dict[str, Any]  # by method, `Measurement.detail` after the last round
     states: dict[str, Any]  # by method, of its statistics after the last round
+    until: Until | None = None  # the rule for stopping, if there was one
+    budget: Plan | None = None  # the plan that the run could have used, if it had one
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether the run was sure enough before the end of its plan, or there."""
+        if self.until is None:
+            return False
+        name = self.until.chosen(self.cell.methods, self.cell.levels).name
+        _, lower, upper = self.interval(name, self.until.level)
+        estimate = self.rows[name].estimate[-1, 0]
+        names = self._method(name).coordinates(self.cell.problem)
+        return bool(self.until.met(estimate, (upper - lower) / 2, names))
 
     @property
     def save_at(self) -> tuple[int, ...]:
@@ -198,7 +212,8 @@ class Fit:
         return verdict.verdicts(self.cell.with_rows(self.rows), notes, withheld)
 
     def _method(self, name: str) -> Estimator:
-        return next(m for m in self.cell.methods if m.name == self._known(name))
+        found = next(m for m in self.cell.methods if m.name == self._known(name))
+        return self.cell.with_looks(found)
 
     def _known(self, method: str) -> str:
         if method not in self.rows:
@@ -223,6 +238,7 @@ def fit(
     dtype: str = "float32",
     algorithm: Algorithm = LOCAL_SGD,
     replication: int = 0,
+    until: float | Until | None = None,
     progress: Progress = None,
 ) -> Fit:
     """Run Local SGD, or another algorithm, once; return the estimate with its intervals and tests.
@@ -237,6 +253,8 @@ def fit(
       dtype: "float32" or "float64".
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
       replication: which replication of `simulate` under the same key this is.
+      until: a half-width, or an `Until`: the run ends at the first look at which the intervals are sure enough. The
+        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the plan on.
       progress: as for `simulate`.
 
     Returns:
@@ -253,25 +271,42 @@ def fit(
     """
     key = check_key(key)
     checks.count("replication", replication, 0)
-    save = None if save_at is None else as_tuple(save_at)
+    save = saved_rounds(plan, save_at, until)
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
     cell.check_plan()
+    rule = cell.check_until(until)
     events = read_cells(key, [cell], replication, 1, shared_draws=False)
-    readings, done = [], 0
+    readings, saved, done = [], [], 0
     with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as show:
         for event in events:
             if isinstance(event, SavedRound):
                 readings.append(event)
+                saved.append(event.rows(cell))
+                if rule is not None and _is_sure(rule, cell, saved[-1]):
+                    break
             elif show is not None:
                 done += event.steps
                 show(min(1.0, done / cell.layout.steps))
-    saved = [reading.rows(cell) for reading in readings]
     rows = {name: MethodRows.stacked([one[name] for one in saved]) for name in saved[0]}
     details = {
         name: jax.tree.map(lambda leaf: leaf[0], measured.detail)
         for name, measured in readings[-1].found.items()
     }
-    return Fit(cell, rows, details, _only(cell, readings[-1].states))
+    states = _only(cell, readings[-1].states)
+    if rule is None:
+        return Fit(cell, rows, details, states)
+    rounds = cell.layout.save_at[: len(readings)]
+    ran = dataclasses.replace(cell, plan=plan.prefix(rounds[-1]), save_at=rounds, looks=cell.clocks)
+    return Fit(ran, rows, details, states, rule, plan)
+
+
+def _is_sure(rule: Until, cell: Cell, rows: dict[str, MethodRows]) -> bool:
+    """Return whether the only replication is sure enough at a look."""
+    method = rule.chosen(cell.methods, cell.levels)
+    found = rows[method.name]
+    j = 0 if rule.level is None else cell.levels.index(rule.level)
+    names = method.coordinates(cell.problem)
+    return bool(rule.met(found.estimate[0], found.half_width[j, 0], names))
 
 
 def _only(cell: Cell, states: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
@@ -311,6 +346,13 @@ def _head(result: Fit) -> list[str]:
         f"{plan.name}, T = {plural(plan.num_rounds, 'round')}, "
         f"{plural(plan.num_steps, 'observation')} per client",
     ]
+    if result.budget is not None:
+        of = f"of {plural(result.budget.num_steps, 'observation')} per client"
+        lines.append(
+            f"Stopped when it was sure enough, {of}."
+            if result.stopped
+            else f"Not sure enough at the end {of}."
+        )
     if cell.problem.about:
         lines.append(f"Intervals are {cell.problem.about}.")
     if not cell.algorithm.within_theory:

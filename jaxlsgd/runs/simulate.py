@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxlsgd.analysis.looks import Until
 from jaxlsgd.core import checks, identity
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
@@ -25,7 +27,16 @@ from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.engine.lanes import run_side_by_side
 from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.engine.tile import Advanced, run_tile
-from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, Growth, as_tuple, growths, method_rows
+from jaxlsgd.runs.cell import (
+    LOCAL_SGD,
+    METHODS,
+    Cell,
+    Growth,
+    as_tuple,
+    growths,
+    method_rows,
+    saved_rounds,
+)
 from jaxlsgd.schedules import Plan
 
 Device = Any  # jax.Device is a value to type checkers
@@ -48,7 +59,9 @@ class SavedRound(NamedTuple):
     def rows(self, cell: Cell) -> dict[str, MethodRows]:
         """Return the rows of every method, computed in float64 on the host."""
         return {
-            m.name: method_rows(m, self.found[m.name], self.plan, cell.levels, self.growth[m.name])
+            m.name: method_rows(
+                cell.with_looks(m), self.found[m.name], self.plan, cell.levels, self.growth[m.name]
+            )
             for m in cell.methods
         }
 
@@ -127,10 +140,13 @@ def _tile_events(
         cell = cells[event.cell]
         plan = cell.plan.prefix(cell.layout.save_at[event.save])
         horizon = Horizon.of(plan, dtype)
-        found = {
-            m.name: statistics.measure(program, data, event.statistics, m, horizon) for m in methods
-        }
-        found = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+        # Methods that differ in their law alone share a measurement.
+        made: dict[Any, Measurement] = {}
+        for m in methods:
+            if (what := (m.measure, m.accumulators)) not in made:
+                one = statistics.measure(program, data, event.statistics, m, horizon)
+                made[what] = jax.tree.map(lambda x: np.asarray(x, np.float64), one)
+        found = {m.name: made[m.measure, m.accumulators] for m in methods}
         states = {m.name: statistics.states_of(program, event.statistics, m) for m in methods}
         growth = growths(problem, dtype, methods, found)
         yield SavedRound(event.cell, event.save, plan, found, states, growth)
@@ -241,6 +257,7 @@ def simulate(
     tile_size: int | None = None,
     devices: int | Sequence[Device] | None = None,
     mesh: Mesh | None = None,
+    until: float | Until | None = None,
     progress: Progress = None,
 ) -> CellRows:
     """Run many independent replications of Local SGD with online inference.
@@ -264,6 +281,9 @@ def simulate(
       mesh: devices to run on instead, with axes "replications" (devices run tiles of their own; the same bits)
         and "clients" (devices share the clients of a tile, with one sum per round; another order of that
         sum, see `client_rounds`). It may span all processes, which then all get all rows.
+      until: a half-width, or an `Until`: when a run would stop, see `looks.summarise_stops`. All looks of all
+        runs are computed, which costs what the whole plan does, so that any other rule can be tried on the rows. The
+        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the plan on.
       progress: None shows it in a terminal or notebook, True everywhere, False nowhere; a function is
         called with the finished share, from 0 to 1. The rows are the same.
 
@@ -277,9 +297,10 @@ def simulate(
         print(measures.coverage_table(result))
     """
     key = check_key(key)
-    save = None if save_at is None else as_tuple(save_at)
+    save = saved_rounds(plan, save_at, until)
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
     cell.check_plan()
+    rule = cell.check_until(until)
     checks.count("replications", replications, 1, checks.MOST_REPLICATIONS)
     _check_rows(cell, replications)
     if mesh is not None and devices is not None:
@@ -287,6 +308,12 @@ def simulate(
     places, shards = machine.chosen(devices), 1
     if mesh is not None:
         mesh = sharded.check_mesh(mesh, problem.num_clients, algorithm)
+        anchored = [method.name for method in cell.methods if method.anchor is not None]
+        if anchored and mesh.shape[sharded.CLIENTS] > 1:
+            rule = (
+                f"spread replications and not clients for a method with an anchor ({anchored[0]})"
+            )
+            raise checks.refusal("mesh", rule, dict(mesh.shape))
         places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
     if tile_size is None:
         platform = places[0].platform
@@ -304,7 +331,7 @@ def simulate(
     rows = {
         name: MethodRows.joined([part[name] for part in parts], replications) for name in parts[0]
     }
-    return cell.with_rows(rows)
+    return dataclasses.replace(cell.with_rows(rows), until=rule)
 
 
 def _check_rows(cell: Cell, replications: int) -> None:

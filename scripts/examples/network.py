@@ -39,7 +39,7 @@ def draw(key: Any) -> tuple[Any, Any]:
     return x, jnp.sin(2 * x[:, 0]) + 0.3 * jax.random.normal(of_y, (16,))
 
 
-def train(seed: int, steps: int) -> tuple[jaxlsgd.Interval, Any]:
+def train(seed: int, steps: int) -> tuple[jaxlsgd.Interval, tuple[str, ...]]:
     """A run from one start; random scaling sees the path alone, so no Hessian is needed."""
     keys = jax.random.split(jax.random.key(seed), 3)
     params = {
@@ -48,7 +48,7 @@ def train(seed: int, steps: int) -> tuple[jaxlsgd.Interval, Any]:
         "out": 0.5 * jax.random.normal(keys[2], (4, 1)),
         "level": jnp.zeros(1),
     }
-    tracker = jaxlsgd.track(jaxlsgd.random_scaling(), params)
+    tracker = jaxlsgd.track(jaxlsgd.random_scaling(), params, rows="fresh")
 
     @jax.jit
     def run(params: Any) -> tuple[Any, Any]:
@@ -65,17 +65,19 @@ def train(seed: int, steps: int) -> tuple[jaxlsgd.Interval, Any]:
 
         return jax.lax.scan(step, (params, tracker.init(params)), jnp.arange(steps))[0]
 
-    params, state = run(params)
-    return tracker.function(state, lambda p: predict(p, AT)[0, 0]), params
+    _, state = run(params)
+    return tracker.function(state, lambda p: predict(p, AT)[0, 0]), tracker.about(state)
 
 
 def main(steps: int = 20_000) -> list[jaxlsgd.Interval]:
     """Prints the interval of one prediction, from three starts."""
-    found = [train(seed, steps)[0] for seed in (1, 2, 3)]
+    runs = [train(seed, steps) for seed in (1, 2, 3)]
+    found = [one for one, _ in runs]
     for seed, one in enumerate(found, start=1):
         print(f"start {seed}: f(0.5) = {one.estimate:.3f} [{one.lower:.3f}, {one.upper:.3f}]")
     centres = np.array([float(one.estimate) for one in found])
     print(f"between starts: {np.ptp(centres):.3f}, which none of the intervals includes")
+    print(*runs[0][1], sep="\n")
     print(f"the curve behind the rows, for comparison: {np.sin(1.0):.3f}")
     return found
 

@@ -47,7 +47,7 @@ def main(rounds: int = 600) -> dict[str, jaxlsgd.Interval]:
     clients = [Client(seed) for seed in range(3)]
     x = np.zeros(3)
     trackers = {
-        method.name: jaxlsgd.track(method, x)
+        method.name: jaxlsgd.track(method, x, rows="fresh")
         for method in (jaxlsgd.one_step(), jaxlsgd.random_scaling(critical="schedule"))
     }
     states = {name: tracker.init(x) for name, tracker in trackers.items()}

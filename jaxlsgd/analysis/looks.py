@@ -1,0 +1,260 @@
+"""What happens to people who look at every saved round, and to those who stop: measures from rows alone.
+
+A look is a saved round. Until a method has an interval it has said nothing, so that it cannot be wrong; a run that
+diverged is wrong from there on. Start reading at `summarise_looks` and `summarise_stops`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxlsgd.analysis.moments import Row, share
+from jaxlsgd.core import checks
+from jaxlsgd.core.causes import DIVERGED
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import Shown, Table, align, percent
+from jaxlsgd.core.rows import CellRows
+
+if TYPE_CHECKING:
+    from jaxlsgd.core.estimator import Estimator
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+_END = ("", "_mcse", "_low", "_high")
+
+
+@dataclasses.dataclass(frozen=True)
+class Until:
+    """When a run is sure enough to stop: at the first look at which all that is given holds, for every coordinate.
+
+    Args:
+      half_width: intervals are at most that to either side.
+      excludes: intervals do not hold this null.
+      method: whose intervals; the first of a run if None.
+      coordinates: names of those that count; all if empty.
+      level: of the intervals; the first of a run if None.
+    """
+
+    half_width: float | None = None
+    excludes: float | None = None
+    method: str | None = None
+    coordinates: tuple[str, ...] = ()
+    level: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.half_width is None and self.excludes is None:
+            raise refusal("until", "have a half_width or a null that it excludes", "neither")
+        if self.half_width is not None:
+            checks.positive("half_width", self.half_width)
+        if self.excludes is not None:
+            checks.number("excludes", self.excludes)
+
+    @classmethod
+    def of(cls, given: float | Until) -> Until:
+        """Return a rule as it is, and a number as the rule of that half-width."""
+        return given if isinstance(given, Until) else cls(half_width=given)
+
+    def chosen(self, methods: Sequence[Estimator], levels: Sequence[float]) -> Estimator:
+        """Return the method whose intervals count; refuse a rule that does not suit the run."""
+        name = methods[0].name if self.method is None else self.method
+        checks.choice("until.method", name, [method.name for method in methods])
+        if self.level is not None and self.level not in levels:
+            raise refusal("until.level", f"be one of {tuple(levels)}", self.level)
+        method = next(method for method in methods if method.name == name)
+        if self.excludes is not None and method.valid == "fixed":
+            rule = (
+                f"have no null for {name}, whose intervals hold at one time only: looked at often enough, they "
+                'exclude the truth; one_step(valid="always", best_at=...) may be looked at'
+            )
+            raise refusal("until", rule, self.excludes)
+        return method
+
+    def met(self, estimate: Any, half: Any, names: Sequence[str], xp: Any = np) -> Any:
+        """Return whether intervals (..., coordinates) are sure enough, (...)."""
+        for name in self.coordinates:
+            checks.choice("until.coordinates", name, names)
+        place = [i for i, name in enumerate(names) if name in (self.coordinates or names)]
+        estimate, half = estimate[..., np.array(place)], half[..., np.array(place)]
+        sure = xp.isfinite(estimate) & xp.isfinite(half)
+        if self.half_width is not None:
+            sure = sure & (half <= self.half_width)
+        if self.excludes is not None:
+            sure = sure & (xp.abs(estimate - self.excludes) > half)
+        return xp.all(sure, -1)
+
+
+def wrong(cell: CellRows, method: str) -> BoolArray:
+    """Return which intervals miss the truth, (saves, levels, replications, coordinates)."""
+    rows, truth = cell.methods[method], _truth(cell, method)
+    with np.errstate(invalid="ignore"):
+        missed = np.abs(rows.estimate[:, None] - truth) > rows.half_width
+    lost = np.isin(rows.cause, DIVERGED)
+    return missed | lost[:, None, :, None]
+
+
+def _truth(cell: CellRows, method: str) -> FloatArray:
+    truth = cell.truth[method]
+    if truth is None:
+        raise refusal("cell", "have a known truth", f"{cell.problem} without")
+    return np.asarray(truth)
+
+
+def wrong_so_far(cell: CellRows, method: str, level: float | None = None) -> tuple[Any, Any]:
+    """Return the share of runs that were wrong at some look up to each, and its standard error, (saves,) each.
+
+    Shares are means over coordinates, whose errors within a run are not independent.
+    """
+    j = _level(cell, level)
+    so_far = np.maximum.accumulate(wrong(cell, method)[:, j], 0).mean(-1)
+    return so_far.mean(1), so_far.std(1, ddof=1) / np.sqrt(so_far.shape[1])
+
+
+def _level(cell: CellRows, level: float | None) -> int:
+    if level is None:
+        return 0
+    if level not in cell.levels:
+        raise refusal("level", f"be one of {cell.levels}", level)
+    return cell.levels.index(level)
+
+
+def summarise_looks(cell: CellRows) -> list[Row]:
+    """Return how often intervals hold at all looks, one row per method, level and coordinate.
+
+    - `held`, the share of runs whose intervals hold the truth at every look, with its Monte-Carlo standard error
+      `held_mcse` and Wilson limits; and `coverage_last`, the usual coverage at the last look, all runs counted;
+    - `first_wrong`, the median number of observations at the first wrong look, of the runs that were wrong;
+    - `first_look`, the median number of observations at the first look with an interval;
+    - `looks` and `replications`.
+    """
+    steps = np.asarray(cell.steps_at)
+    found = []
+    for name in cell.methods:
+        bad = wrong(cell, name)
+        n = bad.shape[2]
+        finite = np.isfinite(cell.methods[name].half_width).all((1, 3))
+        begun = steps[np.argmax(finite, 0)][finite.any(0)]
+        for j, level in enumerate(cell.levels):
+            for k, coordinate in enumerate(cell.coordinates[name]):
+                own = bad[:, j, :, k]
+                ever, first = own.any(0), steps[np.argmax(own, 0)]
+                row = _where(cell, name, level) | {"coordinate": coordinate, "looks": len(steps)}
+                row |= _share("held", n - ever.sum(), n)
+                row |= _share("coverage_last", n - own[-1].sum(), n)
+                row["first_wrong"] = float(np.median(first[ever])) if ever.any() else None
+                row["first_look"] = float(np.median(begun)) if len(begun) else None
+                found.append(row | {"replications": n})
+    return found
+
+
+def _where(cell: CellRows, method: str, level: float) -> Row:
+    where = ("problem", "algorithm", "schedule", "num_steps")
+    return {key: getattr(cell, key) for key in where} | {"method": method, "level": level}
+
+
+def _share(name: str, hits: Any, n: int) -> Row:
+    columns = share(name, np.asarray(hits, float), np.asarray(n))
+    return {key: None if np.isnan(x) else float(x) for key, x in columns.items()}
+
+
+def stops(cell: CellRows, method: str, until: float | Until) -> tuple[NDArray[np.int64], BoolArray]:
+    """Return at which look each run stops, and whether it does; one that does not is read at its last look."""
+    rule, rows = Until.of(until), cell.methods[method]
+    half = rows.half_width[:, _level(cell, rule.level)]
+    sure = rule.met(rows.estimate, half, cell.coordinates[method])
+    sure &= ~np.isin(rows.cause, DIVERGED)
+    stopped = sure.any(0)
+    return np.where(stopped, np.argmax(sure, 0), len(sure) - 1), stopped
+
+
+def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[Row]:
+    """Return what stopping does, one row per method and coordinate: each method by its own intervals.
+
+    - `coverage_stop`, how often the interval at the stop holds the truth, with `_mcse`, `_low` and `_high`; runs that
+      do not stop within the plan are read at its end, and those without an interval there count as misses;
+    - `stopped`, the share of runs that do stop, with the same ends;
+    - `stop_mean` with `stop_mean_mcse`, `stop_25`, `stop_50` and `stop_75`: observations per client at the stop;
+    - `observations_saved` and `sent_saved`, shares of those of the whole plan, on average.
+
+    Rows hold every look, so that any rule can be tried on them afterwards; a simulation computes all looks.
+
+    Args:
+      cell: the rows of a cell.
+      until: the rule, or a half-width; that of the simulation if None.
+    """
+    rule = Until.of(cell.until if until is None and cell.until is not None else until)  # type: ignore[arg-type]
+    steps, found = np.asarray(cell.steps_at, np.float64), []
+    names = [name for name in cell.methods if rule.method in (None, name)]
+    for name in names:
+        at, stopped = stops(cell, name, rule)
+        n, runs = len(at), np.arange(len(at))
+        rows, j = cell.methods[name], _level(cell, rule.level)
+        missed = wrong(cell, name)[at, j, runs] | ~np.isfinite(rows.half_width[at, j, runs])
+        when = steps[at]
+        quarters = np.quantile(when, (0.25, 0.5, 0.75))
+        row = _where(cell, name, cell.levels[j]) | _share("stopped", stopped.sum(), n)
+        row |= {"stop_mean": float(when.mean())}
+        row["stop_mean_mcse"] = float(when.std(ddof=1) / np.sqrt(n)) if n > 1 else None
+        row |= dict(zip(("stop_25", "stop_50", "stop_75"), map(float, quarters), strict=True))
+        row["observations_saved"] = float(1 - when.mean() / steps[-1])
+        sent = np.asarray(cell.numbers_sent.get(name, ()), np.float64)
+        row["sent_saved"] = float(1 - sent[at].mean() / sent[-1]) if len(sent) else None
+        for k, coordinate in enumerate(cell.coordinates[name]):
+            own = _share("coverage_stop", n - missed[:, k].sum(), n)
+            found.append(row | {"coordinate": coordinate, "replications": n} | own)
+    return found
+
+
+def looks_table(
+    cells: CellRows | Sequence[CellRows], until: float | Until | None = None, *, all: bool = False
+) -> Shown:
+    """Return a table of how often intervals hold at every look and, with a rule, at the stop.
+
+    Args:
+      cells: one cell, or several.
+      until: a rule, or a half-width; that of the simulation if None, if it has one.
+      all: whether to show all coordinates, not only the first of each method.
+    """
+    cells = [cells] if isinstance(cells, CellRows) else list(cells)
+    where = ("problem", "schedule", "num_steps", "method", "level", "coordinate")
+    header = ["problem", "schedule", "steps", "method", "level", "coordinate", "looks"]
+    header += ["held at every look %", "at the last %", "first wrong at"]
+    stopping = until is not None or any(cell.until is not None for cell in cells)
+    header += ["stopped %", "stop at (quartiles)", "coverage at the stop %", "saved %"] * stopping
+    lines = []
+    for cell in cells:
+        rule = cell.until if until is None else until
+        stopped = {
+            (row["method"], row["level"], row["coordinate"]): row
+            for row in ([] if rule is None else summarise_stops(cell, rule))
+        }
+        for row in summarise_looks(cell):
+            if not all and row["coordinate"] != cell.coordinates[row["method"]][0]:
+                continue
+            line = [str(row[key]) for key in where] + [str(row["looks"])]
+            line += [
+                percent(*(row[kind + end] for end in _END)) for kind in ("held", "coverage_last")
+            ]
+            line.append("-" if row["first_wrong"] is None else f"{row['first_wrong']:,.0f}")
+            if stopping:
+                line += _stop_texts(stopped.get((row["method"], row["level"], row["coordinate"])))
+            lines.append(line)
+    left, notes = (0, 1, 3, 5), ["Monte-Carlo standard errors in parentheses."]
+    if stopping:
+        notes.append(
+            "Runs that do not stop are read at the end of the plan, which is their budget. All looks were computed."
+        )
+    text = "\n".join([align([header, *lines], left), "", *notes])
+    return Shown.of(text, Table("", header, lines, left, notes).html())
+
+
+def _stop_texts(row: Row | None) -> list[str]:
+    if row is None:
+        return ["-"] * 4
+    quarters = " / ".join(f"{row[key]:,.0f}" for key in ("stop_25", "stop_50", "stop_75"))
+    shares = [percent(*(row[kind + end] for end in _END)) for kind in ("stopped", "coverage_stop")]
+    return [shares[0], quarters, shares[1], f"{100 * row['observations_saved']:.0f}"]

@@ -1,0 +1,330 @@
+"""Do the clients agree? From final messages alone: nobody fits by itself, so small or separated clients are no obstacle.
+
+With s_k, S_k, H_k, n_k of the final messages, moved to x̂, and Σ_k = S_k/n_k, B = G⁻¹, M = Σ p_k² Σ_k: if all clients have
+one minimum, s_k = ε_k − H_k B Σ_l p_l ε_l with independent ε_k of covariance Σ_k, so that
+
+    C_kl = Cov(s_k, s_l) = [k = l] Σ_k − H_k B p_l Σ_l − p_k Σ_k Bᵀ H_l + H_k B M Bᵀ H_l.
+
+*Overall*: T = Σ_k n_k s_kᵀ W⁻¹ s_k with W the mean of S_k over all rows. Its mean and variance follow from C; T over its mean
+is compared with F(f, ν), f = 2 mean²/variance, which is (K − 1) d if all S_k are alike, and ν from the noise of the S_k.
+No S_k or H_k is inverted.
+
+*Per coefficient*: client k's own one-step estimate is x̂ − L_k s_k with L_k = (H_k + λ_k G)⁻¹ and λ_k = d/n_k, which keeps a
+client with few rows near x̂. Its squares are tested as T is, with L_k W L_kᵀ in place of W. Divided by what λ_k takes away it
+estimates the client's minimum, with variance (L_k Σ_k L_kᵀ)_jj: from these come τ² by Paule and Mandel (1982), and the interval
+for the minimum of a client that is not among these (Higgins, Thompson and Spiegelhalter 2009), with K − 2 degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import align
+from jaxlsgd.federation.client import FinalMessage
+
+FloatArray = NDArray[np.floating[Any]]
+PAIRS = (
+    200  # clients up to which all pairs count in the variance of T; beyond, pairs add less than 1/K
+)
+
+
+class Stacked(NamedTuple):
+    """Final messages of all clients as arrays."""
+
+    names: tuple[str, ...]
+    n: FloatArray  # (K,) rows
+    p: FloatArray  # (K,) weights
+    score: FloatArray  # (K, d)
+    covariance: FloatArray  # (K, d, d)
+    hessian: FloatArray  # (K, d, d)
+
+    @property
+    def G(self) -> FloatArray:
+        """The mean Hessian."""
+        return np.tensordot(self.p, self.hessian, 1)
+
+    @property
+    def mean_score(self) -> FloatArray:
+        """The mean score."""
+        return self.p @ self.score
+
+    @property
+    def noise(self) -> FloatArray:
+        """Covariance of the mean score: Σ p_k² S_k/n_k."""
+        return np.tensordot(self.p**2 / self.n, self.covariance, 1)
+
+    def moved(self, step: FloatArray) -> Stacked:
+        """Return the messages as they would be at x + step, to first order."""
+        return self._replace(score=self.score + self.hessian @ step)
+
+
+def stack(messages: Mapping[str, FinalMessage], weights: Mapping[str, float] | None) -> Stacked:
+    """Return final messages as arrays; weights p_k sum to 1, and are numbers of rows if None."""
+    parts = list(messages.values())
+    n = np.array([one.examples for one in parts], np.float64)
+    arrays = [
+        np.stack([np.asarray(one[i], np.float64) for one in parts]) for i in range(1, len(parts[0]))
+    ]
+    p = client_weights({name: one.examples for name, one in messages.items()}, weights)
+    return Stacked(tuple(messages), n, p, *arrays)
+
+
+def client_weights(examples: Mapping[str, int], weights: Mapping[str, float] | None) -> FloatArray:
+    """Return weights of these clients that sum to 1: those given, or their numbers of rows."""
+    if weights is not None:
+        for name in examples:
+            if name not in weights:
+                raise refusal("weights", f"have a weight of client {name!r}", sorted(weights))
+    chosen = [examples[name] if weights is None else weights[name] for name in examples]
+    found = np.array(
+        [checks.positive(f"weights[{name!r}]", w) for name, w in zip(examples, chosen, strict=True)]
+    )
+    return found / found.sum()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Agreement:
+    """Whether the minima of clients differ, by how much, whose, and what to expect of a new client."""
+
+    names: tuple[str, ...]  # of coefficients
+    clients: tuple[str, ...]
+    statistic: float  # T over its mean
+    df: tuple[float, float]
+    p_value: float  # all coefficients at once
+    p_values: FloatArray  # (d,) by coefficient
+    tau2: FloatArray  # (d,) variance of the minima between clients
+    mean: FloatArray  # (d,) of the minima
+    new_client: tuple[
+        FloatArray, FloatArray
+    ]  # (d,) bounds of the minimum of a client that is not among these
+    level: float
+    estimates: FloatArray  # (K, d) each client's own one-step estimate
+    errors: FloatArray  # (K, d) their standard errors
+    client_p_values: FloatArray  # (K,) each client against all, times the number of clients
+
+    @property
+    def stands_out(self) -> tuple[str, ...]:
+        """The clients that differ from all at once, at 5 % in all comparisons together."""
+        order = np.argsort(self.client_p_values)
+        return tuple(self.clients[k] for k in order if self.client_p_values[k] < 0.05)
+
+    @property
+    def verdict(self) -> str:
+        """What to conclude, in words."""
+        if self.p_value >= 0.05:
+            return f"no sign that clients differ (p = {self.p_value:.2g})"
+        who = ", ".join(self.stands_out[:5])
+        which = f"; {who} stands out" if who else "; no single client stands out"
+        return f"clients differ (p = {self.p_value:.2g}){which}"
+
+    def __str__(self) -> str:
+        level = f"{100 * self.level:g} %"
+        head = ["", "p", "between clients", f"new client, {level}", ""]
+        low, high = self.new_client
+        body = [
+            [name, f"{p:.3g}", f"{np.sqrt(t):.4g}", f"[{a:.4g}", f"{b:.4g}]"]
+            for name, p, t, a, b in zip(
+                self.names, self.p_values, self.tau2, low, high, strict=True
+            )
+        ]
+        f, nu = self.df
+        last = f"{len(self.clients)} clients, F = {self.statistic:.4g} with {f:.4g} and {nu:.4g} degrees of freedom: {self.verdict}"
+        return "\n".join([align([head, *body], left=(0,)), last])
+
+
+def agree(
+    messages: Mapping[str, FinalMessage],
+    *,
+    estimate: Sequence[float] | FloatArray | None = None,
+    weights: Mapping[str, float] | None = None,
+    names: Sequence[str] | None = None,
+    level: float = 0.95,
+) -> Agreement:
+    """Test whether clients have one minimum, and describe how their minima differ.
+
+    Args:
+      messages: final messages by client, all evaluated at one place.
+      estimate: that place, (d,); estimates are differences from it if None.
+      weights: p_k by client; their numbers of rows if None.
+      names: of coefficients.
+      level: of the interval for a new client.
+    """
+    checks.level(level)
+    if len(messages) < 2:
+        raise refusal("messages", "be of at least 2 clients", len(messages))
+    data = stack(messages, weights)
+    at = np.zeros(data.score.shape[1]) if estimate is None else np.asarray(estimate, np.float64)
+    step = -np.linalg.solve(data.G, data.mean_score)
+    return _agree(data.moved(step), at + step, names, level)
+
+
+def _agree(data: Stacked, x: FloatArray, names: Sequence[str] | None, level: float) -> Agreement:
+    (K, d), n = data.score.shape, data.n
+    pooled = np.tensordot(n / n.sum(), data.covariance, 1)
+    root = np.linalg.inv(np.linalg.cholesky(pooled))
+    C = _own_covariance(data)
+    white = n[:, None, None] * (root @ C @ root.T)
+    T = n * np.sum((data.score @ root.T) ** 2, 1)
+    means, squares = np.trace(white, axis1=1, axis2=2), np.sum(white**2, (1, 2))
+    mean, spread = means.sum(), 2 * (squares.sum() + _between(data, root))
+    S = root @ data.covariance @ root.T
+    own = np.maximum(2 * np.sum(S**2, (1, 2)) / np.maximum(n - 1, 1), 1e-300)
+    f, nu = 2 * mean**2 / spread, 2 * mean**2 / own.sum()
+    each = stats.f.sf(T / means, means**2 / squares, 2 * means**2 / own)
+    estimates, variances = _own_estimates(data, x)
+    columns = [_coefficient(estimates[:, j], variances[:, j], level) for j in range(d)]
+    tau2, center, low, high = (np.array(one) for one in zip(*columns, strict=True))
+    return Agreement(
+        names=tuple(names) if names is not None else tuple(f"x[{j}]" for j in range(d)),
+        clients=data.names,
+        statistic=float(T.sum() / mean),
+        df=(float(f), float(nu)),
+        p_value=float(stats.f.sf(T.sum() / mean, f, nu)),
+        p_values=_coefficient_tests(data, C, pooled),
+        tau2=tau2,
+        mean=center,
+        new_client=(low, high),
+        level=level,
+        estimates=estimates,
+        errors=np.sqrt(variances),
+        client_p_values=np.minimum(K * each, 1.0),
+    )
+
+
+def _own_covariance(data: Stacked) -> FloatArray:
+    """C_kk, (K, d, d)."""
+    B = np.linalg.inv(data.G)
+    sigma = data.covariance / data.n[:, None, None]
+    HB = data.hessian @ B
+    cross = data.p[:, None, None] * (HB @ sigma)
+    return sigma - cross - cross.transpose(0, 2, 1) + HB @ data.noise @ HB.transpose(0, 2, 1)
+
+
+def _between(data: Stacked, root: FloatArray) -> float:
+    """Σ over pairs k ≠ l of |√(n_k n_l) W^−½ C_kl W^−½|²."""
+    if len(data.n) > PAIRS:
+        return 0.0
+    B = np.linalg.inv(data.G)
+    sigma = data.covariance / data.n[:, None, None]
+    scale = np.sqrt(data.n)[:, None, None]
+    left = scale * (root @ data.hessian @ B)  # √n_k W^−½ H_k B
+    right = scale * data.p[:, None, None] * (sigma @ root.T)  # p_l Σ_l W^−½ √n_l
+    cross = np.einsum("kij,ljm->klim", left, right)
+    both = np.einsum("kij,jm,lnm->klin", left, data.noise, left)
+    C = both - cross - cross.transpose(1, 0, 3, 2)
+    off = ~np.eye(len(data.n), dtype=bool)
+    return float(np.sum(C[off] ** 2))
+
+
+def _own_estimates(data: Stacked, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return each client's one-step estimate and its variances, (K, d)."""
+    L = _pulled_inverse(data)
+    kept = np.diagonal(L @ data.hessian, axis1=1, axis2=2)
+    kept = np.maximum(kept, 1e-6)
+    move = -np.einsum("kij,kj->ki", L, data.score) / kept
+    sigma = data.covariance / data.n[:, None, None]
+    variance = np.einsum("kij,kjm,kim->ki", L, sigma, L) / kept**2
+    return x + move, np.maximum(variance, 1e-300)
+
+
+def _pulled_inverse(data: Stacked) -> FloatArray:
+    """L_k, (K, d, d)."""
+    pull = data.score.shape[1] / data.n
+    return np.linalg.inv(data.hessian + pull[:, None, None] * data.G)
+
+
+def _coefficient_tests(data: Stacked, C: FloatArray, pooled: FloatArray) -> FloatArray:
+    """Return p-values by coefficient, (d,)."""
+    K, n, L = len(data.n), data.n, _pulled_inverse(data)
+
+    def variances(middle: FloatArray) -> FloatArray:
+        return np.diagonal(L @ middle @ L.transpose(0, 2, 1), axis1=1, axis2=2)
+
+    usual = variances(pooled[None]) / n[:, None]
+    T = np.sum(np.einsum("kij,kj->ki", L, data.score) ** 2 / usual, 0)
+    due = variances(C) / usual
+    own = (variances(data.covariance) / n[:, None] / usual) ** 2 / np.maximum(n - 1, 1)[:, None]
+    mean = due.sum(0)
+    # Of clients that are alike, K − 1 are free.
+    f = mean**2 / np.sum(due**2, 0) * (K - 1) / K
+    return stats.f.sf(T / mean, f, mean**2 / own.sum(0))
+
+
+def _coefficient(y: FloatArray, v: FloatArray, level: float) -> tuple[float, float, float, float]:
+    """Return τ², mean, and the bounds for a new client."""
+    K = len(y)
+    tau2 = paule_mandel(y, v)
+    w = 1 / (v + tau2)
+    center = float(np.average(y, weights=w))
+    if K < 3:
+        return tau2, center, -np.inf, np.inf
+    # Hartung and Knapp's variance of the mean, but not below the plain one.
+    mean_variance = max(float(np.sum(w * (y - center) ** 2)) / (K - 1), 1.0) / w.sum()
+    half = float(stats.t.isf((1 - level) / 2, K - 2)) * np.sqrt(tau2 + mean_variance)
+    return tau2, center, center - half, center + half
+
+
+def paule_mandel(y: FloatArray, v: FloatArray) -> float:
+    """Return τ² with Σ (y_k − ȳ)²/(v_k + τ²) = K − 1, ȳ weighted likewise; 0 if there is none above 0."""
+
+    def excess(tau2: float) -> float:
+        w = 1 / (v + tau2)
+        return float(np.sum(w * (y - np.average(y, weights=w)) ** 2)) - (len(y) - 1)
+
+    if excess(0.0) <= 0:
+        return 0.0
+    high = float(np.var(y, ddof=1)) + float(np.max(v))
+    while excess(high) > 0:
+        high *= 2
+    low = 0.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def jackknife(data: Stacked) -> FloatArray:
+    """Return the covariance of x̂ over samples of clients, by leaving out one after the other.
+
+    x̂ without client k is, to first order, x̂ + (G − p_k H_k)⁻¹ p_k s_k. This is the cluster-robust covariance with its
+    small-sample correction for K (CR3). `data` is at x̂, where Σ p_k s_k = 0.
+    """
+    G, K = data.G, len(data.n)
+    rest = G - data.p[:, None, None] * data.hessian
+    for k, name in enumerate(data.names):
+        if np.linalg.eigvalsh(rest[k])[0] <= 1e-9 * np.trace(G) / len(G):
+            rule = "have every coefficient in at least two clients if clients are sampled"
+            raise refusal("messages", rule, f"some that {name} alone informs")
+    moves = np.linalg.solve(rest, (data.p[:, None] * data.score)[..., None])[..., 0]
+    return (K - 1) / K * moves.T @ moves
+
+
+def constant_within_clients(data: Stacked) -> tuple[tuple[int, int], ...]:
+    """Return pairs of columns that are multiples of each other within every client, with multiples that differ.
+
+    A column that is constant within clients is a multiple of the intercept there. Hessians show it: the two by two
+    part of such a pair is singular.
+    """
+    H, d = data.hessian, data.score.shape[1]
+    tolerance = 1e-10
+    found = []
+    for i in range(d):
+        for j in range(i + 1, d):
+            a, b, c = H[:, i, i], H[:, j, j], H[:, i, j]
+            if np.any(a * b - c**2 > tolerance * a * b):
+                continue
+            first = i if np.all(a > 0) else j if np.all(b > 0) else None
+            if first is None:
+                continue
+            ratio = c / H[:, first, first]
+            if np.ptp(ratio) > 1e-6 * np.max(np.abs(ratio), initial=0):
+                found.append((i, j))
+    return tuple(found)

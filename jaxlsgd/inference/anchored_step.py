@@ -1,0 +1,307 @@
+"""What the sums at anchors say: the next anchor, the estimate and its covariance.
+
+With G_b the mean Hessian at anchor b, D_b the mean of H(a_b) − H(a_{b−1}), and L the last bin, Δ_b = Σ_{c>b} D_c carries
+a Hessian from anchor b to the last one. Bins with ‖Δ_b‖ < ½ ‖G_L‖ count. With ḡ_b = Σh/ΣE and
+
+    Ĝ = the mean of all G_b + Δ_b, by observations       Ḡ_b = Ĝ − ½ Δ_b  (the trapezoid between the two anchors)
+    w_b = 1/(1 + C_b + Φ_b)                              t_b = ΣE,  A = Σ_b w_b t_b Ḡ_b
+
+where C_b and Φ_b are the squares, in variances of bin b, of what curvature and the noise of Ĝ do to it,
+
+    x̂ = A⁻¹ Σ_b w_b t_b (Ḡ_b a_b − ḡ_b)
+    V = A⁻¹ [Σ_b w_b² Σ_{m∈b} r_m r_mᵀ] A⁻ᵀ n/(n − 1) + the noise of Ĝ times Σ_b w_b t_b (a_b − x̂),   r_m = h_m − E_m Ḡ_b (a_b − x̂).
+
+V is too large on average, because Ĝ⁻¹ is not linear in Ĝ: that is removed to first order. Student's t has the degrees of
+freedom of V, from the noise of Ĝ and of the sum of squares, by Satterthwaite.
+
+The next anchor is x̂ of the bins so far, with the step damped by 1/(1 + θ), θ being half the relative change of the
+Hessian over the step as the last move shows it; or the optimiser's own average, as long as Hessians are few.
+An interval is withheld unless the curvature that is left at the last anchor is below half a standard error, the last
+two bins agree in their curvature, and there are five degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxlsgd.core.problem import Array
+
+CARRY = 0.5  # a bin counts if its Hessian changed by less than this share up to the last anchor
+ENOUGH = 10.0  # observations per parameter in the Hessians before they make an anchor
+LEFT = 0.5  # standard errors of curvature that may be left at the last anchor
+ARRIVED = 0.5  # least weight of the bin before the last
+LEAST_DF = 5.0
+TINY = 1e-30
+
+
+class Bins(NamedTuple):
+    """Sums over the rounds of a bin; of several bins with a leading axis, the last one last."""
+
+    a: Array  # (d,) anchor
+    move: Array  # (d,) from the anchor before
+    h: Array  # (d,) Σ h
+    Eh: Array  # (d,) Σ E h
+    hh: Array  # (d, d) Σ h hᵀ
+    H: Array  # (2, d, d) Σ H at the anchor, in two groups
+    D: Array  # (d, d) Σ of their differences from those at the anchor before
+
+
+class Counts(NamedTuple):
+    """What the rounds of a bin have in common for all replications."""
+
+    n: Array  # () rounds
+    E: Array  # () Σ E
+    EE: Array  # () Σ E²
+    seen: Array  # (2,) observations of `Bins.H`, of all clients
+
+
+class Reading(NamedTuple):
+    """What all bins say together."""
+
+    estimate: Array  # (d,)
+    V: Array  # (d, d)
+    df: Array  # (d,)
+    withheld: Array  # () bool
+    left: Array  # () curvature that is left at the last anchor, in standard errors
+    weight: Array  # () of the bin before the last
+    used: Array  # () Σ w t over Σ t
+    gap: Array  # () the last bin against those before, F(d, rounds − d) if they agree
+    rounds: Array  # () in effect
+
+
+class _Fit(NamedTuple):
+    """What the bins are made of, seen from the last anchor."""
+
+    fine: Array  # (B,)
+    r: Array  # (B, d) a_b − x̂
+    G: Array
+    inverse: Array
+    dG: Array  # (2B, d, d) the squares of these add up to Ĝ's variance
+    effective: Array  # () Hessians in effect
+    seen: Array  # () observations in Ĝ
+    D: Array  # (d, d) of the last bin
+    known: Array  # () whether it is known
+    gradient: Array  # (B, d) ḡ
+    between: Array  # (B, d, d) Ḡ
+    weight: Array  # (B,) w
+    Ai: Array  # (d, d) (Σ w t Ḡ)⁻¹
+    y: Array  # (d,) x̂ − a_L
+    proper: Array  # () bool
+
+
+def next_anchor(bins: Bins, counts: Counts, path: Array) -> Array:
+    """Return the anchor that follows the last bin; `path` is the optimiser's own average."""
+    f = _fit(bins, counts)
+    a, move = bins.a[-1], bins.move[-1]
+    x = a + f.y / (1 + _bend(f, f.y, move))
+    newton = f.proper & (f.seen >= ENOUGH * a.shape[0]) & jnp.all(jnp.isfinite(x))
+    return jnp.where(newton, x, jnp.where(f.fine[-1], path, a - move))
+
+
+def read(bins: Bins, counts: Counts) -> Reading:
+    """Return the estimate of all bins, its covariance, and whether both can be trusted."""
+    f = _fit(bins, counts)
+    u, t = f.weight, jnp.where(f.fine, counts.E, 0)
+    ut = u * t
+    total = jnp.sum(ut)
+    due = times(f.between, f.r)  # the gradients that the bins should have
+    residual = _residual_squares(bins, counts, due, f.fine)
+    n = _over(total**2, jnp.sum(u**2 * counts.EE))
+    M = jnp.sum((u**2)[:, None, None] * residual, 0) / jnp.maximum(1 - 1 / jnp.maximum(n, 1), 0.1)
+    Ai = f.Ai
+    V = _mm(_mm(Ai, M), Ai.T)
+    v = jnp.diagonal(V)
+    correction = jnp.sum(ut[:, None] * f.r, 0)
+    z = times(_mm(Ai, f.dG), correction)  # (2B, d) the error of Ĝ times the correction
+    noise = jnp.sum(z[:, :, None] * z[:, None, :], 0)
+    P = _mm(total * Ai, f.dG)  # relative errors of Ĝ
+    PV = _mm(P, V)
+    up = 2 * jnp.einsum("nij,nji->i", P, PV) + jnp.einsum("nij,nij->i", P, PV)
+    spread = 4 * jnp.sum(jnp.diagonal(PV, axis1=1, axis2=2) ** 2, 0) + 2 * v**2 / jnp.maximum(n, 1)
+    shrink = _over(v, v + up)
+    variance = shrink * v + jnp.diagonal(noise)
+    lost = _over(2 * jnp.diagonal(noise) ** 2, jnp.maximum(f.effective - 1, 1))
+    df = _over(2 * variance**2, shrink**2 * spread + lost)
+    scale = jnp.sqrt(shrink)
+    V = scale[:, None] * V * scale[None, :] + noise
+    se = jnp.sqrt(jnp.maximum(variance, 0))
+    left = _left(f, bins.move[-1], se)
+    before = jnp.where(counts.E[-2] > 0, u[-2], 1.0)
+    x = bins.a[-1] + f.y
+    good = f.proper & jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(V)) & jnp.all(se > 0)
+    good = good & (left < LEFT) & (before >= ARRIVED) & jnp.all(df > LEAST_DF)
+    used = _over(total, jnp.sum(counts.E))
+    gap = _gap(f, M, u, t, due, n)
+    return Reading(x, V, jnp.clip(df, 3, 1e6), ~good, left, before, used, gap, n)
+
+
+def _fit(bins: Bins, counts: Counts) -> _Fit:
+    d, total = bins.a.shape[-1], jnp.sum(counts.seen, -1)
+    finite = jnp.all(jnp.isfinite(bins.h), -1) & jnp.all(jnp.isfinite(bins.hh), (-1, -2))
+    fine = (counts.E > 0) & finite & jnp.all(jnp.isfinite(bins.a), -1)
+    known = jnp.all(jnp.isfinite(bins.D), (-1, -2)) & (total > 0)
+    D = jnp.where(known[:, None, None], bins.D / jnp.maximum(total, 1)[:, None, None], 0)
+    delta = _later(D)
+    whole = _later(jnp.where((counts.E > 0) & ~known, 1.0, 0.0)) == 0
+    H = bins.H / jnp.maximum(counts.seen, 1)[..., None, None]
+    w = jnp.where(fine[:, None] & jnp.all(jnp.isfinite(H), (-1, -2)), counts.seen, 0)
+    H = jnp.where((w > 0)[..., None, None], H, 0)
+    own = jnp.sum(w[-1][:, None, None] * H[-1], 0) / jnp.maximum(jnp.sum(w[-1]), 1)
+    near = fine & whole & (_size(delta) < CARRY * _size(own))
+    w = (w * near[:, None]).reshape(-1)
+    share = _over(w, jnp.sum(w))
+    H = (H + delta[:, None]).reshape(-1, d, d)
+    H = jnp.where((w > 0)[:, None, None], H, 0)
+    G = jnp.sum(share[:, None, None] * H, 0)
+    G = (G + G.T) / 2
+    inverse, pivot = _inverse(G)
+    proper = fine[-1] & (pivot > 1e-6 * jnp.trace(G) / d)
+    identity = jnp.eye(d, dtype=G.dtype)
+    G, inverse = jnp.where(proper, G, identity), jnp.where(proper, inverse, identity)
+    effective = _over(1.0, jnp.sum(share**2))
+    few = jnp.sqrt(jnp.maximum(1 - 1 / jnp.maximum(effective, 1), 0.1))
+    dG = jnp.where((w > 0)[:, None, None], (share / few)[:, None, None] * (H - G), 0)
+
+    def kept(x: Array) -> Array:
+        return jnp.where(fine.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
+
+    a, t = kept(bins.a - bins.a[-1]), kept(counts.E)
+    g = kept(bins.h) / jnp.maximum(t, 1)[:, None]
+    between = G - 0.5 * delta
+    square = _residual_squares(bins, counts, g, fine)[-1]
+    spread = d * (counts.E[-1] - _over(counts.EE[-1], counts.E[-1]))
+    sigma = jnp.maximum(_over(jnp.sum(inverse * square), spread), TINY)
+    y, u, Ai = -times(inverse, g[-1]), near * 1.0, inverse
+    relative = _mm(inverse, dG)
+    noise = jnp.sum(relative * relative.mT)  # of Ĝ, as a share of it
+    last = jnp.arange(len(t)) == len(t) - 1
+    for _ in range(2):
+        r = a - y
+        c = 0.5 * times(delta, r)
+        bent = jnp.sum(c * times(inverse, c), -1)
+        noisy = noise * jnp.sum(r * times(G, r), -1) / d**2
+        u = jnp.where(last, fine, near / (1 + t * (bent + noisy) / sigma))
+        A = jnp.where(proper, jnp.sum((u * t)[:, None, None] * between, 0), identity)
+        Ai = _inverse(A)[0]
+        y = times(Ai, jnp.sum((u * t)[:, None] * (times(between, a) - g), 0))
+    return _Fit(
+        fine,
+        a - y,
+        G,
+        inverse,
+        dG,
+        effective,
+        jnp.sum(w),
+        D[-1],
+        known[-1],
+        g,
+        between,
+        u,
+        Ai,
+        y,
+        proper,
+    )
+
+
+def _later(x: Array) -> Array:
+    """Sum over later bins."""
+    return jnp.cumsum(x[::-1], 0)[::-1] - x
+
+
+def _residual_squares(bins: Bins, counts: Counts, gradient: Array, fine: Array) -> Array:
+    """(B, d, d) Σ (h − E g)(h − E g)ᵀ over the rounds of each bin."""
+    cross = bins.Eh[:, :, None] * gradient[:, None, :]
+    square = counts.EE[:, None, None] * (gradient[:, :, None] * gradient[:, None, :])
+    return jnp.where(fine[:, None, None], bins.hh - cross - cross.mT + square, 0)
+
+
+def _bend(f: _Fit, step: Array, move: Array) -> Array:
+    """Half the relative change of the Hessian over a step, as the last move shows it; 1 if it shows nothing."""
+    relative = _mm(f.inverse, f.D)
+    size = jnp.sqrt(jnp.maximum(jnp.sum(relative * relative.T), 0))
+    length = _norm(f.G, move)
+    found = 0.5 * size * _over(_norm(f.G, step), length)
+    return jnp.where(f.known & (length > 0), found, 1.0)
+
+
+def _left(f: _Fit, move: Array, se: Array) -> Array:
+    """What curvature does between the last anchor and x̂, in standard errors, as the last move shows it."""
+    step, length = f.r[-1], _norm(f.G, move)
+    bent = 0.5 * times(_mm(f.inverse, f.D), step) * _over(_norm(f.G, step), length)
+    found = jnp.max(jnp.abs(bent) / jnp.maximum(se, TINY))
+    return jnp.where(f.known & (length > 0), found, jnp.inf)
+
+
+def _gap(f: _Fit, M: Array, u: Array, t: Array, due: Array, n: Array) -> Array:
+    """The zero of the last bin against that of the bins before it: F(d, n − d) if they agree."""
+    d = f.y.shape[0]
+    e = (u * t).at[-1].set(0)
+    rest = jnp.sum(e)
+    off = f.gradient - due
+    gap = _over(jnp.sum(e[:, None] * off, 0), rest) - off[-1]
+    size = _over(1.0, t[-1]) + _over(jnp.sum(u * e), rest**2)
+    S = _over(M, jnp.sum(u**2 * t)) * size
+    z = times(f.dG, _over(jnp.sum(e[:, None] * f.r, 0), rest) - f.r[-1])
+    S = S + jnp.sum(z[:, :, None] * z[:, None, :], 0)
+    usable = f.proper & (rest > 0) & jnp.all(jnp.isfinite(S))
+    S = jnp.where(usable, S, jnp.eye(d, dtype=S.dtype))
+    q = jnp.sum(gap * times(_inverse(S)[0], gap))
+    found = q * jnp.maximum(n - d, 1) / (d * jnp.maximum(n - 1, 1))
+    return jnp.where(usable, jnp.maximum(found, 0), 0)
+
+
+def _over(x: Any, y: Any) -> Any:
+    return x / jnp.maximum(y, TINY)
+
+
+def _norm(G: Array, v: Array) -> Array:
+    return jnp.sqrt(jnp.maximum(jnp.sum(v * times(G, v)), 0))
+
+
+def _size(x: Array) -> Array:
+    return jnp.sqrt(jnp.sum(x**2, (-1, -2)))
+
+
+# Under vmap, a sum over an axis, a product of matrices and a factorisation are not vectorised over replications on a
+# CPU; those of few columns are written out.
+_FEW = 8
+
+
+def times(M: Array, v: Array) -> Array:
+    """Return M v, (..., n, d) by (..., d)."""
+    d = v.shape[-1]
+    if d > _FEW:
+        return jnp.sum(M * v[..., None, :], -1)
+    return sum((M[..., j] * v[..., None, j] for j in range(1, d)), M[..., 0] * v[..., None, 0])
+
+
+def _mm(A: Array, B: Array) -> Array:
+    d = B.shape[-2]
+    if d > _FEW:
+        return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
+    term = lambda j: A[..., :, j, None] * B[..., None, j, :]  # noqa: E731
+    return sum((term(j) for j in range(1, d)), term(0))
+
+
+def _inverse(S: Array) -> tuple[Array, Array]:
+    """Return the inverse of a symmetric matrix, and its least pivot, which is positive if the matrix is definite."""
+    d = S.shape[-1]
+    if d > _FEW:
+        L = jnp.linalg.cholesky(S)
+        root = lax.linalg.triangular_solve(L, jnp.eye(d, dtype=S.dtype), left_side=True, lower=True)
+        pivot = jnp.min(jnp.diagonal(L)) ** 2
+        return _mm(root.T, root), jnp.where(jnp.isnan(pivot), -jnp.inf, pivot)
+    # Sweep out one coordinate after the other, which leaves −S⁻¹.
+    pivots = []
+    for k in range(d):
+        pivots.append(S[k, k])
+        row = S[k] / S[k, k]
+        at = jnp.arange(d) == k
+        swept = S - S[:, k, None] * row[None, :]
+        swept = jnp.where(at[:, None], row[None, :], jnp.where(at[None, :], row[:, None], swept))
+        S = jnp.where(at[:, None] & at[None, :], -1 / S[k, k], swept)
+    return -S, functools.reduce(jnp.minimum, pivots)

@@ -1,0 +1,238 @@
+"""The anchored one-step: against an oracle, in the engine, and where increments fail."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import anchored_oracle
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_helpers import numpy_draws, paper_plan
+
+import jaxlsgd
+from jaxlsgd import Anchored, Problem, Sync, algorithms, one_step, problems, schedules, simulate
+from jaxlsgd.core.estimator import BLOCK_STEPS
+from jaxlsgd.engine.draws import replication_keys
+from jaxlsgd.inference import anchored_rounds
+from jaxlsgd.schedules import Plan
+
+METHOD = one_step(gradients="anchor")
+PLANS = {
+    "E = 3": np.full(200, 3),
+    "E grows": np.ceil(np.arange(1, 101) ** 0.5).astype(int),
+    "E = 50": np.full(14, 50),
+}
+
+
+def read(state: Any) -> Any:
+    return METHOD.measure_one(state, None)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_stream_agrees_with_the_oracle(name: str):
+    E, K, d = PLANS[name], 4, 3
+    eta = 1.0 * np.arange(1, len(E) + 1) ** -0.505 / E
+    rounds = anchored_oracle.make_rounds(E, K, d)
+    chosen = anchored_rounds.hessian_rounds(E, K, d)
+    bins, seen = anchored_oracle.run(rounds, eta, np.zeros(d), chosen)
+    assert len(bins) > 3
+    with jax.enable_x64(True):
+        state, update = METHOD.init(jnp.zeros(d)), jax.jit(METHOD.update)
+        places = []
+        for m, one in enumerate(seen):
+            here, before = one.hessians or (None, None)
+            given = Anchored(one.h, here, before, one.observations)
+            places.append(np.asarray(METHOD.anchors(state)[0]))
+            state = update(state, Sync(one.x, int(E[m]), eta[m], anchored=given))
+        found = read(state)
+    # Every round of a bin was evaluated at its anchor.
+    expected = [b.a for b in bins for _ in b.rounds]
+    chex.assert_trees_all_close(np.array(places), np.array(expected), rtol=1e-9, atol=1e-12)
+    right = anchored_oracle.read(bins)
+    chex.assert_trees_all_close(np.asarray(found.estimate), right.estimate, rtol=1e-9)
+    assert bool(found.detail.withheld) == right.withheld
+    chex.assert_trees_all_close(np.asarray(found.detail.df), np.clip(right.df, 3, 1e6), rtol=1e-7)
+    if not right.withheld:
+        chex.assert_trees_all_close(np.asarray(found.scale), right.scale, rtol=1e-8)
+
+
+def test_blocks_roll_where_a_loop_of_ones_own_does():
+    update = jax.jit(METHOD.update)
+    for E in PLANS.values():
+        state, starts = METHOD.init(jnp.zeros(3)), []
+        for E_m in E:
+            now = int(state[0].clock.bin)
+            sync = Sync(
+                jnp.zeros(3), int(E_m), 0.1, anchored=Anchored(jnp.ones(3), observations=None)
+            )
+            state = update(state, sync)
+            if int(state[0].clock.bin) > now:
+                starts.append(int(state[0].clock.start) // BLOCK_STEPS)
+        assert anchored_rounds.roll_before(E, E / 1.0, 3).tolist() == starts
+
+
+@functools.cache
+def unlike(num_clients: int = 4) -> Problem:
+    """Linear clients whose covariances and optima both differ: drift within a round moves the increments."""
+    scales, optima = np.sqrt([1.0, 2.0, 4.0, 8.0]), np.array([[1.0, 0], [-1, 1], [0, -1], [1, 1]])
+    weights = scales**2 / (scales**2).sum()
+
+    def observe(draws: Any, client: Any) -> Any:
+        a = client["scale"] * draws.normal[:2]
+        return a, jnp.sum(a * client["optimum"]) + draws.normal[2]
+
+    def loss(x: Any, observation: Any) -> Any:
+        return 0.5 * (jnp.sum(observation[0] * x) - observation[1]) ** 2
+
+    return Problem(
+        init=np.zeros(2),
+        loss=loss,
+        num_clients=num_clients,
+        draws=jaxlsgd.Draws(normal=3),
+        observe=observe,
+        clients={"scale": scales, "optimum": optima},
+        truth=weights @ optima,
+    )
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [None, algorithms.scaffold(), algorithms.client_dropout(0.4), algorithms.stragglers(0.5)],
+    ids=lambda given: "local_sgd" if given is None else given.name,
+)
+def test_the_engine_agrees_with_plain_rounds(algorithm: Any):
+    """The same statistic from the same draws, by blocks and by rounds on paper."""
+    problem, plan = unlike(), schedules.constant(7).plan(schedules.power_decay(0.2), num_steps=420)
+    key = jax.random.key(3)
+    options = {} if algorithm is None else {"algorithm": algorithm}
+    cell = simulate(
+        key, problem, plan, replications=1, methods=[METHOD], dtype="float64", **options
+    )
+    rows = cell.methods[METHOD.name]
+    with jax.enable_x64(True):
+        found = read(_by_rounds(problem, plan, key, algorithm))
+    assert not bool(found.detail.withheld)
+    chex.assert_trees_all_close(rows.estimate[-1, 0], np.asarray(found.estimate), rtol=1e-7)
+    chex.assert_trees_all_close(rows.scale[-1, 0], np.asarray(found.scale), rtol=1e-6)
+
+
+def _by_rounds(problem: Problem, plan: Plan, key: Any, algorithm: Any) -> Any:
+    """The statistics of replication 0, by rounds on paper."""
+    drawn = numpy_draws(key, [0], plan.num_steps, range(problem.num_clients), problem.draws).normal
+    clients = jax.tree.map(jnp.asarray, problem.clients)
+    one = lambda z, client: problem.observe(jaxlsgd.Draws(normal=z), client)  # noqa: E731
+    observe = jax.vmap(jax.vmap(one, (0, 0)), (0, None))
+    observations = observe(jnp.asarray(drawn[..., 0], float), clients)
+    rounds = algorithms.plain_rounds(problem.loss, problem.weights, algorithm)
+    own = replication_keys(key, jnp.zeros(1, jnp.uint32))[0]
+    begun = () if algorithm is None or not algorithm.random else (own,)
+    state, statistics = rounds.init(jnp.zeros(2), *begun), METHOD.init(jnp.zeros(2))
+    update, first = jax.jit(METHOD.update), 0
+    chosen = anchored_rounds.hessian_rounds(plan.E, problem.num_clients, problem.dim)
+    for m, E in enumerate(plan.E.tolist()):
+        seen = jax.tree.map(lambda x, i=first, E=E: x[i : i + E], observations)
+        anchors = METHOD.anchors(statistics)
+        state, sync = rounds.round(state, seen, plan.eta[m], anchors, hessians=bool(chosen[m]))
+        statistics, first = update(statistics, sync), first + E
+    return statistics
+
+
+def test_some_clients_take_part():
+    """Coverage with 2 of 4 unlike clients in a round, in which the choice is noise of its own."""
+    cell = simulate(
+        jax.random.key(1),
+        unlike(),
+        schedules.constant(5).plan(schedules.power_decay(0.1), num_steps=1500),
+        replications=200,
+        methods=[METHOD],
+        algorithm=algorithms.participation(2),
+    )
+    assert_covers(cell)
+
+
+def assert_covers(cell: Any, level: float = 0.95) -> None:
+    """Within 4 standard errors of the level: a false alarm in 16,000."""
+    rows = cell.methods[METHOD.name]
+    given = np.isfinite(rows.half_width[-1, 0]).all(-1)
+    assert given.mean() > 0.97
+    off = np.abs(rows.estimate[-1] - cell.truth[METHOD.name])
+    hits = (off <= rows.half_width[-1, 0])[given].mean(1)
+    assert abs(hits.mean() - level) < 4 * hits.std() / np.sqrt(len(hits))
+    assert (off / rows.scale[-1])[given].max() < 10
+
+
+@pytest.mark.for_users
+@pytest.mark.parametrize(
+    ("algorithm", "E", "step"),
+    [
+        (None, 50, 0.02),
+        (algorithms.server_adam(), 20, 0.05),
+        (algorithms.local_momentum(), 20, 0.02),
+    ],
+    ids=["constant steps", "FedAdam", "momentum"],
+)
+def test_any_optimiser_will_do(algorithm: Any, E: int, step: float):
+    """Constant steps and unlike clients, where increments cover 2 to 50 %."""
+    plan = schedules.constant(E).plan(schedules.constant_step(step * E), num_steps=4000)
+    options = {} if algorithm is None else {"algorithm": algorithm}
+    old = one_step()
+    cell = simulate(
+        jax.random.key(2), unlike(), plan, replications=300, methods=[METHOD, old], **options
+    )
+    assert_covers(cell)
+    rows = cell.methods[old.name]
+    off = np.abs(rows.estimate[-1] - cell.truth[old.name]) <= rows.half_width[-1, 0]
+    assert off.mean() < 0.9
+
+
+def test_a_path_that_has_not_arrived_is_no_matter_for_a_quadratic_loss():
+    """Steps so small that the optimiser is far away at the end: Newton's method has arrived all the same."""
+    plan = schedules.constant(20).plan(schedules.power_decay(0.001), num_steps=2000)
+    cell = simulate(
+        jax.random.key(4), problems.linear(3, 5), plan, replications=100, methods=[METHOD]
+    )
+    assert_covers(cell)
+
+
+def test_it_is_withheld_and_says_why():
+    """Logistic regression from far away, with steps too small, in few observations."""
+    plan = schedules.constant(5).plan(schedules.power_decay(0.01), num_steps=200)
+    problem = problems.logistic(3, 1, center=[4.0, -4.0, 4.0])
+    found = jaxlsgd.fit(jax.random.key(0), problem, plan, methods=[METHOD])
+    rows = found.rows[METHOD.name]
+    assert np.isinf(rows.half_width).all() or not np.isfinite(rows.half_width).any()
+    assert "withheld" in str(found) or "no interval" in str(found)
+
+
+def test_numbers_sent_count_anchors_and_hessians():
+    """Under P(1/2) at t_T = 5,000 less than a third of what Local SGD sends after every step."""
+    schedule = schedules.paper("P(1/2)").with_warmup(0.05)
+    plan = schedule.plan(schedules.power_decay(0.5), num_steps=5000)
+    for d in (5, 50):
+        problem = problems.linear(d, 10)
+        chosen = np.count_nonzero(anchored_rounds.hessian_rounds(plan.E, 10, d))
+        begins = np.cumsum(plan.E) - plan.E
+        late = np.count_nonzero(begins >= anchored_rounds.first_edge(d))
+        sent = (plan.num_rounds + late) * d + chosen * d * (d + 1)
+        assert jaxlsgd.numbers_sent(problem, plan, METHOD) == sent
+        assert sent <= 5000 * d / 3
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="gradients: must be one of increments, anchor"):
+        one_step(gradients="both")
+    with pytest.raises(ValueError, match="hessian_every: must be 1"):
+        one_step(gradients="anchor", hessian_every=3)
+    state = METHOD.init(jnp.zeros(2))
+    with pytest.raises(ValueError, match="sync: must have the sum of the gradients at the anchor"):
+        METHOD.update(state, Sync(jnp.zeros(2), 1, 0.1))
+    with pytest.raises(ValueError, match="estimator: must have an anchor"):
+        one_step().anchors(one_step().init(jnp.zeros(2)))
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("clients",))
+    plan = paper_plan("C5", num_rounds=5)
+    with pytest.raises(ValueError, match="mesh: must spread replications and not clients"):
+        simulate(jax.random.key(0), unlike(), plan, replications=2, methods=[METHOD], mesh=mesh)

@@ -1,0 +1,238 @@
+"""Looking at every round and stopping: laws against published tables and Brownian motion, and the way to users."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import ndtri
+
+import jaxlsgd
+from jaxlsgd import looks, problems, schedules
+from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.inference.laws import sequential
+from jaxlsgd.inference.one_step import AnchoredDetail, first_look, looks_law, one_step
+from jaxlsgd.runs.cell import Cell
+
+# Jennison and Turnbull (2000), tables 2.1 and 2.3, two-sided 5 %.
+POCOCK = {2: 2.178, 5: 2.413, 10: 2.555}
+OBRIEN_FLEMING = {2: 1.977, 5: 2.040, 10: 2.087}
+Z = float(-ndtri(0.025))
+
+
+@pytest.mark.parametrize("count", [2, 5, 10])
+def test_constants_are_those_of_published_tables(count: int) -> None:
+    clocks = range(1, count + 1)
+    assert round(sequential.looks_value(0.95, clocks), 3) == POCOCK[count]
+    late = sequential.looks_value(0.95, clocks, "obrien_fleming")
+    assert abs(late - OBRIEN_FLEMING[count]) <= 0.00051
+
+
+def test_constant_for_many_looks_does_not_depend_on_the_unit_of_the_clock() -> None:
+    assert sequential.looks_value(0.95, np.geomspace(0.05, 1, 50)) == pytest.approx(2.79, abs=0.005)
+    assert sequential.looks_value(0.95, [3.0, 5.0]) == pytest.approx(
+        sequential.looks_value(0.95, [300, 500]), abs=1e-8
+    )
+    assert sequential.looks_value(0.975, [7.0], sides=1) == pytest.approx(Z)
+
+
+def test_robbins_is_shortest_where_it_is_told_to_be() -> None:
+    u = sequential.best_ratio(0.95)
+    q = sequential.robbins(0.95, u)
+    assert (round(u, 2), round(float(q), 3)) == (8.21, 3.035)
+    # For one t, ρ² is the free number.
+    assert all(sequential.robbins(0.95, u * f) > q for f in (0.8, 1.25))
+
+
+@pytest.mark.parametrize("u", [0.3, 8.2, 100.0])
+def test_p_values_and_intervals_agree(u: float) -> None:
+    assert sequential.robbins_p(sequential.robbins(0.99, u), u) == pytest.approx(0.01, rel=1e-6)
+    one = sequential.robbins_one_sided(0.95, u)
+    assert sequential.robbins_p(one, u, 1) == pytest.approx(0.05, rel=1e-6)
+    assert one < sequential.robbins(0.95, u)
+
+
+def test_p_value_at_a_look_is_the_level_whose_band_reaches_it() -> None:
+    clocks = (1, 2, 4, 7)
+    for shape in sequential.SHAPES:
+        c = sequential.looks_value(0.9, clocks, shape)
+        z = c * float(sequential.shape_of(2, clocks, shape))
+        assert sequential.looks_p(z, clocks, 2, shape) == pytest.approx(0.1, abs=1e-6)
+
+
+@pytest.mark.parametrize("clocks", [(), (1, 1), (0, 1), (2, 1), range(1, 1002)])
+def test_impossible_looks_are_refused(clocks: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="looks: must be"):
+        sequential.looks_value(0.95, clocks)
+
+
+RUNS, CLOCKS = 20_000, np.unique(np.geomspace(50, 1000, 60).astype(int))
+
+
+@pytest.fixture(scope="module")
+def brownian() -> np.ndarray:
+    """B(t)/√t at the looks, (looks, runs)."""
+    steps = np.sqrt(np.diff(CLOCKS, prepend=0))[:, None]
+    B = np.cumsum(steps * np.random.default_rng(7).standard_normal((len(CLOCKS), RUNS)), 0)
+    return B / np.sqrt(CLOCKS)[:, None]
+
+
+def _held(z: np.ndarray, q: np.ndarray | float) -> float:
+    return float((np.abs(z) <= np.reshape(q, (-1, 1))).all(0).mean())
+
+
+def test_laws_hold_on_brownian_motion_and_the_fixed_one_does_not(brownian: np.ndarray) -> None:
+    error = 4 * np.sqrt(0.05 * 0.95 / RUNS)  # three comparisons at 4 standard errors: 2e-4
+    for shape in sequential.SHAPES:
+        q = sequential.looks_value(0.95, CLOCKS, shape) * sequential.shape_of(CLOCKS, CLOCKS, shape)
+        assert abs(_held(brownian, q) - 0.95) < error
+    always = sequential.robbins(0.95, sequential.best_ratio() * CLOCKS / 500)
+    assert _held(brownian, always) > 0.95 - error
+    # The planted bug: the multiplier of one look.
+    assert _held(brownian, Z) < 0.8
+    p = sequential.robbins_p(brownian, sequential.best_ratio() * CLOCKS[:, None] / 500)
+    assert (p.min(0) <= 0.05).mean() < 0.05 + error
+
+
+def _detail(t: float, df: float = 1e6) -> AnchoredDetail:
+    rest = [np.zeros(2), np.zeros(2), *np.zeros(7)]
+    return AnchoredDetail(np.full(2, df), *rest, clock=np.asarray(t))
+
+
+def test_method_has_the_law_with_students_t_of_the_same_tail() -> None:
+    law = one_step(gradients="anchor", valid="always", best_at=1000).law
+    assert law.multiplier(0.95, None, _detail(1000)) == pytest.approx(3.035, abs=1e-3)
+    few = law.multiplier(0.95, None, _detail(1000, 20.0))
+    assert np.all(few > 3.3)
+    for df in (1e6, 20.0):
+        detail = _detail(700, df)
+        q = law.half(0.9, "both", None, detail)
+        assert law.tail(q, None, detail) == pytest.approx(0.1, rel=1e-3)
+    assert np.all(
+        law.half(0.95, "lower", None, _detail(700)) < law.half(0.95, "both", None, _detail(700))
+    )
+
+
+def test_before_the_first_look_there_is_no_interval_and_no_evidence() -> None:
+    early = _detail(first_look(2) - 1)
+    for method in (
+        one_step(gradients="anchor", valid="always", best_at=1000),
+        one_step(gradients="anchor", valid="looks", looks=(100, 500, 1000)),
+    ):
+        assert np.all(np.isinf(method.law.multiplier(0.95, None, early)))
+        assert np.all(method.law.tail(np.full(2, 9.0), None, early) == 1)
+    # A look without an interval costs nothing.
+    two = looks_law("pocock", (500, 1000)).multiplier(0.95, None, _detail(500))
+    assert np.allclose(method.law.multiplier(0.95, None, _detail(500)), two)
+
+
+def test_looks_are_those_of_the_saved_rounds() -> None:
+    plan = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=1000)
+    method = one_step(gradients="anchor", valid="looks")
+    cell = Cell(problems.linear(2, 2), plan, (method,), save_at=(100, 150))
+    law = cell.with_looks(method).law
+    wanted = sequential.looks_value(0.95, (500, 750, 1000))
+    assert law.multiplier(0.95, plan, _detail(750)) == pytest.approx(wanted, rel=1e-4)
+    with pytest.raises(ValueError, match="looks: must be given in a loop of your own"):
+        method.law.multiplier(0.95, None, _detail(500))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"valid": "always"}, "best_at: must be given"),
+        ({"valid": "never"}, "valid: must be one of"),
+        ({"best_at": 10}, "best_at: must be left out"),
+        ({"looks": (1, 2)}, "looks: must be left out"),
+        ({"shape": "obrien_fleming"}, "shape: must be left out"),
+        ({"valid": "looks", "center": "average"}, "valid: must be fixed around the average"),
+    ],
+)
+def test_options_that_do_not_suit_are_refused(given: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        one_step(gradients="anchor", **given)
+
+
+def _cell() -> CellRows:
+    """Three looks of four runs, truth 0: held, wrong at the second, no interval at first, diverged at last."""
+    estimate = np.array([[0.1, 0.1, 9, 0.1], [0.1, 0.9, 0.1, 0.1], [0.1, 0.1, 0.1, np.nan]])[
+        ..., None
+    ]
+    half = np.array([[1, 1, np.inf, 1], [0.5, 0.5, 0.5, 0.5], [0.2, 0.2, 0.2, 0.2]])[
+        :, None, :, None
+    ]
+    rows = MethodRows(estimate, half[:, 0] / 2, half, np.zeros((3, 4), bool))
+    return CellRows(
+        problem="p", algorithm="local_sgd", schedule="C1", num_steps=40, num_rounds=40,
+        save_at=(10, 20, 40), steps_at=(10, 20, 40), levels=(0.95,), coordinates={"m": ("x",)},
+        truth={"m": np.zeros(1)}, standard_error={"m": True}, labels={"m": "m"}, judge="",
+        methods={"m": rows}, numbers_sent={"m": (1.0, 2.0, 4.0)}, sent_under_c1=(1, 2, 4),
+    )  # fmt: skip
+
+
+def test_measures_of_looks_from_rows() -> None:
+    (row,) = looks.summarise_looks(_cell())
+    assert (row["held"], row["coverage_last"], row["first_wrong"]) == (0.5, 0.75, 30.0)
+    assert row["held_mcse"] == pytest.approx(0.25)
+    share, error = looks.wrong_so_far(_cell(), "m")
+    assert share.tolist() == [0, 0.25, 0.5] and error[0] == 0
+    assert "50 (25)" in str(looks.looks_table(_cell()))
+
+
+def test_measures_of_stops_from_rows() -> None:
+    (row,) = looks.summarise_stops(_cell(), 0.5)
+    assert (row["stopped"], row["stop_50"], row["coverage_stop"]) == (1.0, 20.0, 0.75)
+    assert row["observations_saved"] == row["sent_saved"] == 0.5
+    (row,) = looks.summarise_stops(_cell(), looks.Until(excludes=0.0))
+    assert (row["stopped"], row["coverage_stop"]) == (0.25, 0.5)
+    assert "coverage at the stop" in str(looks.looks_table(_cell(), 0.5))
+
+
+PLAN = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=700)
+PROBLEM = problems.linear(2, 2)
+ALWAYS = one_step(gradients="anchor", valid="always", best_at=500)
+
+
+def test_one_run_stops_where_a_loop_of_ones_own_would() -> None:
+    whole = jaxlsgd.fit(
+        jax.random.key(0),
+        PROBLEM,
+        PLAN,
+        methods=[ALWAYS],
+        save_at=[60, 70, 90, 110],
+        progress=False,
+    )
+    widths = whole.rows[ALWAYS.name].half_width[:, 0, 0].max(-1)
+    goal = float(widths[2]) * 1.0001
+    first = int(np.argmax(widths <= goal))
+    found = jaxlsgd.fit(
+        jax.random.key(0),
+        PROBLEM,
+        PLAN,
+        methods=[ALWAYS],
+        save_at=[60, 70, 90, 110],
+        until=goal,
+        progress=False,
+    )
+    assert (
+        found.stopped and found.cell.plan.num_rounds == (60, 70, 90, 110)[first] < PLAN.num_rounds
+    )
+    same = whole.rows[ALWAYS.name].half_width[first]
+    assert np.array_equal(found.rows[ALWAYS.name].half_width[-1], same)
+    assert "Stopped when it was sure enough" in str(found)
+    tracker = jaxlsgd.track(ALWAYS, PROBLEM.init, rows="fresh")
+    both = jax.jit(lambda state: [tracker.done(state, half_width=x) for x in (goal, goal / 2)])
+    assert jnp.stack(both(found.states[ALWAYS.name])).tolist() == [True, False]
+
+
+def test_a_rule_that_a_method_cannot_keep_is_refused() -> None:
+    with pytest.raises(ValueError, match="until: must have no null for one_step"):
+        jaxlsgd.fit(
+            jax.random.key(0), PROBLEM, PLAN, methods=[one_step(gradients="anchor")],
+            until=looks.Until(excludes=0.0),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="half_width: must be"):
+        looks.Until(half_width=-1.0)
+    with pytest.raises(ValueError, match="until: must have a half_width"):
+        looks.Until()

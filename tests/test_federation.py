@@ -1,0 +1,249 @@
+"""Messages of a federation: beside statsmodels on pooled rows, hand-made oracles, and wrong clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlsgd.federation import (
+    agree,
+    begin,
+    broadcast,
+    estimate,
+    final_message,
+    finish,
+    flatten,
+    numbers_leaving,
+    receive,
+    round_message,
+    what_leaves,
+)
+from jaxlsgd.federation.agreement import paule_mandel
+
+NAMES = "abcdefgh"
+
+
+def rows(seed: int, n: int = 120, d: int = 3, shift: float = 0.0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((n, d))
+    A[:, 0] = 1.0
+    x = np.arange(d) / d - 0.3 + shift
+    return A, (rng.uniform(size=n) < 1 / (1 + np.exp(-A @ x))).astype(float)
+
+
+def logistic(params: Any, row: Any) -> Any:
+    z = jnp.dot(row[0], params["w"])
+    return jnp.logaddexp(z, 0.0) - row[1] * z
+
+
+def federation(count: int = 4, **options: Any) -> dict[str, tuple[Any, Any]]:
+    return {NAMES[k]: rows(k, 120 + 40 * k, **options) for k in range(count)}
+
+
+def finals(data: dict[str, Any], x: Any, **options: Any) -> dict[str, Any]:
+    return {
+        name: final_message("logistic", own, x, few_rows=True, **options)
+        for name, own in data.items()
+    }
+
+
+def settled(data: dict[str, Any], **options: Any) -> Any:
+    """Final messages until the last step is short."""
+    x = np.zeros(next(iter(data.values()))[0].shape[1])
+    for _ in range(8):
+        fit = finish(x, finals(data, x), **options)
+        x = fit.estimate
+    return fit
+
+
+def pooled(data: dict[str, Any]) -> tuple[Any, Any]:
+    return tuple(np.concatenate([own[i] for own in data.values()]) for i in range(2))
+
+
+def test_messages_agree_with_statsmodels_on_pooled_rows():
+    sm = pytest.importorskip("statsmodels.api")
+    data = federation()
+    A, y = pooled(data)
+    right = sm.GLM(y, A, family=sm.families.Binomial()).fit(cov_type="HC0")
+    fit = settled(data)
+    np.testing.assert_allclose(fit.estimate, right.params, atol=1e-8)
+    # Scores are centred within clients, which n − 1 and the clients' own means change a little.
+    np.testing.assert_allclose(fit.std_error, right.bse, rtol=0.02)
+    assert fit.remainder < 1e-6
+    assert "about the population of these clients" in str(fit)
+    wald = fit.test([[0.0, 1.0, 0.0]])
+    np.testing.assert_allclose(wald.p_value, fit.p_values[1], rtol=1e-6)
+    same = fit.function(lambda x: x[2])
+    np.testing.assert_allclose(same.upper, fit.interval().upper[2], rtol=1e-9)
+
+
+def test_a_family_and_a_jax_loss_send_the_same_message():
+    own, x = rows(1), np.array([0.1, 0.2, -0.3])
+    by_family = final_message("logistic", own, x)
+    by_jax = final_message(logistic, own, {"w": jnp.asarray(x, jnp.float32)})
+    for a, b in zip(by_family, by_jax, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert numbers_leaving(by_family) == 2 * 9 + 3 + 1
+    # Another loss, tuned.
+    huber = final_message("huber", own, x, numbers=(1.0,))
+    A, y = own
+    np.testing.assert_allclose(huber.score, np.mean(np.clip(A @ x - y, -1, 1)[:, None] * A, 0))
+    with pytest.raises(ValueError, match=r"numbers: must be \(threshold\) for huber, got \(\)"):
+        final_message("huber", own, x)
+
+
+def test_a_round_message_by_hand():
+    own, anchors = rows(2, n=20), (np.zeros(3), np.ones(3))
+    sent = round_message("logistic", own, anchors, steps=5, examples=300, hessians=True)
+    A, y = own
+    np.testing.assert_allclose(sent.gradient_sum, 5 * np.mean((0.5 - y)[:, None] * A, 0))
+    np.testing.assert_allclose(sent.hessian, A.T @ A / 80, rtol=1e-12)
+    assert sent.hessian_before is not None
+    assert not np.allclose(sent.hessian, sent.hessian_before)
+    text = what_leaves(3)
+    assert "18" in text and "what it reveals" in text
+
+
+def test_a_client_with_few_rows_refuses():
+    own, x = rows(3, n=3), np.zeros(3)
+    rule = "rows: must be more than the 3 parameters, or a Hessian would give them away, got 3"
+    with pytest.raises(ValueError, match=rule):
+        final_message("logistic", own, x)
+    with pytest.raises(ValueError, match=rule):
+        round_message("logistic", own, (x, x), steps=1, examples=3, hessians=True)
+    assert round_message("logistic", own, (x, x), steps=1, examples=3).hessian is None
+    assert final_message("logistic", own, x, few_rows=True).examples == 3
+    with pytest.raises(ValueError, match="rows: must be at least 1, got 0"):
+        final_message("logistic", rows(3, n=0), x)
+
+
+def test_wrong_clients_are_left_out_with_words():
+    data = federation()
+    right = settled(data)
+    sent = finals(data, right.estimate)
+    sent["nan"] = sent["a"]._replace(score=np.full(3, np.nan))
+    sent["other shape"] = sent["a"]._replace(hessian=np.eye(4))
+    sent["empty"] = sent["a"]._replace(examples=0)
+    fit = finish(right.estimate, sent, expected=[*sent, "gone"])
+    np.testing.assert_allclose(fit.covariance, right.covariance, rtol=1e-6)
+    told = str(fit)
+    assert "client nan was left out: its score is not finite" in told
+    assert "client other shape was left out: its Hessian has shape (4, 4), not (3, 3)" in told
+    assert "client empty was left out: it has no rows (examples = 0)" in told
+    assert "client gone sent no final message, and is left out" in told
+    with pytest.raises(ValueError, match="messages: must have a usable one"):
+        finish(right.estimate, {"nan": sent["nan"]})
+    with pytest.raises(ValueError, match="positive definite mean Hessian"):
+        finish(right.estimate, {"a": sent["a"]._replace(hessian=np.ones((3, 3)))})
+    far = finish(np.ones(3), finals(data, np.ones(3)))
+    assert "take final messages again at fit.params" in str(far)
+
+
+def run(rounds: int, spoil: bool = False, rows_are: str = "reused") -> tuple[Any, Any]:
+    """Plain rounds over rows that are drawn again and again, in NumPy."""
+    data, rng = federation(), np.random.default_rng(0)
+    state = begin(np.zeros(3), rows=rows_are)
+    for m in range(1, rounds + 1):
+        sent, eta = broadcast(state), 1.0 / m**0.6
+        messages = {}
+        for name, (A, y) in data.items():
+            picked = rng.integers(0, len(y), (5, 8))
+            x = np.array(state.params)
+            for one in picked:
+                x -= eta * ((1 / (1 + np.exp(-A[one] @ x)) - y[one]) @ A[one]) / 8
+            seen = picked.ravel()
+            messages[name] = round_message(
+                "logistic",
+                (A[seen], y[seen]),
+                sent.anchors,
+                steps=5,
+                examples=len(y),
+                params=x,
+                hessians=sent.hessians,
+            )
+        if spoil:
+            first = messages["a"]
+            messages["nan"] = first._replace(gradient_sum=first.gradient_sum * np.nan)
+        if m % 7 == 0:
+            del messages["b"]
+        state = receive(state, messages, eta=eta)
+    return state, data
+
+
+def test_rounds_with_clients_that_leave_and_clients_that_are_wrong():
+    state, data = run(60, spoil=True)
+    right = settled(data)
+    assert "round 3: client nan was left out: its gradient sum is not finite" in state.remarks
+    found = finish(state, None, about="rows")
+    assert np.all(np.abs(found.estimate - right.estimate) < 4 * found.std_error)
+    assert np.all(found.std_error < right.std_error)
+    assert "about the minimiser of these rows, and not the population" in str(found)
+    with pytest.raises(
+        ValueError, match="messages: must be final messages of clients, for intervals"
+    ):
+        finish(state, None)
+    sent = finals(data, flatten(estimate(state)))
+    whole = finish(state, sent)
+    np.testing.assert_allclose(whole.estimate, right.estimate, atol=0.02 * right.std_error.min())
+    at = finish(state, sent, correct=False)
+    np.testing.assert_allclose(at.covariance, whole.covariance + found.covariance, rtol=1e-6)
+    nobody = receive(state, {}, eta=0.1)
+    assert "no client sent a usable message" in nobody.remarks[-1]
+
+
+def test_sampled_clients_by_the_jackknife():
+    """Against leaving out one client after the other, each time to the minimum."""
+    data = {f"c{k}": rows(k, 150, shift=0.3 * np.sin(k)) for k in range(8)}
+    fit = settled(data, clients="sampled")
+    left = [settled({k: v for k, v in data.items() if k != name}).estimate for name in data]
+    off = np.array(left) - fit.estimate
+    np.testing.assert_allclose(fit.std_error, np.sqrt(7 / 8 * np.sum(off**2, 0)), rtol=0.02)
+    assert fit.df == 7
+    assert "about the mean of all clients" in str(fit) and "8 clients are few" in str(fit)
+    constant = {
+        name: (np.column_stack([A, np.full(len(A), k % 3)]), y)
+        for k, (name, (A, y)) in enumerate(data.items())
+    }
+    told = settled(constant, clients="sampled", names=["one", "u", "v", "size"]).notes
+    assert any("one and size differ between clients only" in note for note in told)
+    assert not any("differ between" in note for note in fit.notes)
+
+
+def test_clients_that_agree_and_one_that_does_not():
+    data = {f"c{k}": rows(10 + k, 200) for k in range(10)}
+    same = settled(data).agreement()
+    assert same.p_value > 0.05 and same.stands_out == ()
+    assert same.df[0] == pytest.approx(9 * 3, rel=0.1)
+    data["odd"] = rows(99, 200, shift=1.5)
+    fit = settled(data)
+    found = fit.agreement()
+    assert found.p_value < 1e-6 and found.stands_out[0] == "odd"
+    assert "clients differ" in str(found)
+    assert np.all(found.tau2 > 0)
+    # A client's own one-step estimate is near its own fit.
+    alone = settled({"c0": data["c0"]})
+    gap = np.abs(found.estimates[0] - alone.estimate)
+    assert np.all(gap < 0.5 * alone.std_error)
+    # Tiny and separated clients are no obstacle.
+    data["tiny"] = (np.ones((4, 3)) + 0.1 * rows(5, 4)[0], np.ones(4))
+    assert np.isfinite(settled(data).agreement().client_p_values).all()
+    with pytest.raises(ValueError, match="at least 2 clients"):
+        agree({"a": fit.messages["odd"]})
+
+
+def test_paule_and_mandel_by_hand():
+    assert paule_mandel(np.array([1.0, 1.1, 0.9]), np.ones(3)) == 0
+    # Equal variances: τ² = s² − v.
+    y = np.array([0.0, 4.0, 8.0])
+    assert paule_mandel(y, np.ones(3)) == pytest.approx(15.0)
+
+
+def test_numpy_and_jax_arrays_alike():
+    own, x = rows(4), np.array([0.1, 0.0, -0.1])
+    a = final_message("logistic", own, x)
+    b = final_message("logistic", tuple(map(jnp.asarray, own)), jnp.asarray(x, jnp.float32))
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-4, atol=1e-5), a, b)

@@ -1,0 +1,293 @@
+"""Flower: its messages, strategies and client apps as they are, with all nodes in one process."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlsgd import Plan, algorithms, one_step
+from jaxlsgd.inference import anchored_rounds
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install flwr")
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdam, FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+
+from jaxlsgd.federation.flower import InferenceMod, InferenceStrategy
+
+METHOD = one_step(gradients="anchor")
+EXAMPLES = (100, 200, 300)
+E, ROUNDS, DIM = 7, 60, 2
+
+
+class OneProcess(Grid):
+    """Calls the client apps of all nodes, one after the other."""
+
+    def __init__(self, apps: list[Callable[[Message, Context], Message]]) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.apps = {10 + k: app for k, app in enumerate(apps)}
+        self.asked: list[dict[str, Any]] = []
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any: ...
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def push_messages(self, messages: Iterable[Message]) -> Any: ...
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Any: ...
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.apps)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        replies = []
+        for message in messages:
+            self.asked.append(dict(message.content["jaxlsgd.asked"].items()))
+            node = message.metadata.dst_node_id
+            context = Context(1, node, {"partition-id": node - 10}, RecordDict(), {})
+            try:
+                reply = self.apps[node](message, context)
+            except TimeoutError:
+                continue
+            except Exception as error:
+                reply = Message(Error(2, str(error)), reply_to=message)
+            replies.append(reply)
+        return replies
+
+
+def rows_of(client: int, count: int = E * ROUNDS) -> tuple[np.ndarray, np.ndarray]:
+    """Least squares; clients differ in their covariates and in their optima."""
+    rng = np.random.default_rng(client)
+    A = (1 + 0.5 * client) * rng.standard_normal((count, DIM))
+    return A, A @ [1.0, client - 1.0] + rng.standard_normal(count)
+
+
+def a_client(
+    k: int, change: Callable[[int, dict[str, Any]], None] = lambda m, reply: None, **options: Any
+) -> ClientApp:
+    """Rows in their order, one per step; `change` spoils what its train function returns."""
+    mod = InferenceMod("gaussian", rows=lambda context: rows_of(k), **options)
+    app = ClientApp(mods=[mod])
+    A, y = rows_of(k)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        assert set(message.content) == {"arrays", "config"}
+        config = message.content["config"]
+        x, m = message.content["arrays"]["x"].numpy(), config["server-round"]
+        for i in range((m - 1) * E, (m - 1) * E + config["E"]):
+            x = x - config["eta"] * A[i] * (A[i] @ x - y[i])
+            mod.observed((A[i : i + 1], y[i : i + 1]))
+        parts = {"x": x, "num-examples": EXAMPLES[k]}
+        change(m, parts)
+        metrics = MetricRecord({"num-examples": parts["num-examples"], "loss": 1.0})
+        arrays = ArrayRecord({"x": Array(np.asarray(parts["x"]))})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def eta(m: int) -> float:
+    return 0.3 * m**-0.505 / E
+
+
+def run(
+    apps: list[Any], rounds: int = ROUNDS, inner: Any = None, **options: Any
+) -> tuple[InferenceStrategy, Any, OneProcess]:
+    grid = OneProcess(apps)
+    inner = FedAvg(fraction_evaluate=0.0) if inner is None else inner
+    given: dict[str, Any] = {"E": E, "eta": eta, "rows": "fresh", **options}
+    strategy = InferenceStrategy(inner, **given)
+    start = ArrayRecord({"x": Array(np.zeros(DIM))})
+    with jax.enable_x64(True):
+        return strategy, strategy.start(grid, start, num_rounds=rounds), grid
+
+
+def test_the_same_draws_give_the_same_numbers_as_plain_rounds():
+    strategy, result, grid = run([a_client(k) for k in range(3)])
+    weights = np.array(EXAMPLES) / sum(EXAMPLES)
+    plan = Plan.from_arrays([E] * ROUNDS, [eta(m) for m in range(1, ROUNDS + 1)])
+    chosen = anchored_rounds.hessian_rounds(plan.E, 3, DIM)
+    A, y = (np.stack(part, 1) for part in zip(*(rows_of(k) for k in range(3)), strict=True))
+
+    def loss(x: Any, row: Any) -> Any:
+        return 0.5 * (jnp.sum(row[0] * x) - row[1]) ** 2
+
+    rounds = algorithms.plain_rounds(loss, weights)
+    with jax.enable_x64(True):
+        state, statistics = rounds.init(jnp.zeros(DIM)), METHOD.init(jnp.zeros(DIM))
+        update = jax.jit(METHOD.update)
+        for m in range(ROUNDS):
+            seen = A[m * E : (m + 1) * E], y[m * E : (m + 1) * E]
+            anchors = METHOD.anchors(statistics)
+            state, sync = rounds.round(state, seen, plan.eta[m], anchors, hessians=bool(chosen[m]))
+            statistics = update(statistics, sync)
+        found = METHOD.interval(statistics, 0.95)
+    last = result.train_metrics_clientapp[ROUNDS]
+    chex.assert_trees_all_close(result.arrays["x"].numpy(), np.asarray(sync.params), rtol=1e-12)
+    for name, part in zip(("estimate", "lower", "upper"), found, strict=True):
+        ours = np.asarray(last[f"jaxlsgd.{name}"])
+        assert np.isfinite(ours).all()
+        chex.assert_trees_all_close(ours, np.asarray(part), rtol=1e-10, atol=1e-10)
+    asked = [one["hessians"] for one in grid.asked[::3]]
+    assert asked == chosen.astype(bool).tolist()
+    assert last["loss"] == pytest.approx(1.0)  # the wrapped strategy's own metrics
+    assert set(strategy.took_part[0].examples.values()) == set(EXAMPLES)
+    assert "x" in result.table and result.fit is None
+
+
+def test_it_stops_when_it_is_sure_enough_and_asks_for_final_messages():
+    strategy, result, grid = run(
+        [a_client(k) for k in range(3)],
+        rows="reused",
+        enough=0.25,
+        inner=FedAdam(fraction_evaluate=0.0),
+    )
+    stopped = result.stopped_after
+    assert stopped is not None and 10 < stopped < ROUNDS
+    metrics = result.train_metrics_clientapp
+    assert max(metrics) == stopped and metrics[stopped]["jaxlsgd.sure-enough"] == 1
+    assert metrics[stopped - 1]["jaxlsgd.sure-enough"] == 0
+    assert np.isinf(metrics[1]["jaxlsgd.upper"]).all()
+    final = [one["final"] for one in grid.asked]
+    assert not any(final[: 3 * stopped]) and all(final[3 * stopped :])
+    assert len(final) - 3 * stopped in (3, 6)  # again if the first were far from the minimiser
+    # The minimiser of all rows, and its sandwich, without any row at the server.
+    parts = [rows_of(k) for k in range(3)]
+    H = sum(A.T @ A for A, _ in parts)
+    exact = np.linalg.solve(H, sum(A.T @ y for A, y in parts))
+    chex.assert_trees_all_close(result.fit.estimate, exact, rtol=1e-8)
+    assert result.fit.about == "population"
+    assert strategy.names[0] in result.table
+
+
+def nan(m: int, reply: dict[str, Any]) -> None:
+    reply["x"] = reply["x"] * np.nan
+
+
+def no_rows(m: int, reply: dict[str, Any]) -> None:
+    reply["num-examples"] = 0
+
+
+def other_shape(m: int, reply: dict[str, Any]) -> None:
+    reply["x"] = np.zeros(DIM + 1)
+
+
+def leaves(m: int, reply: dict[str, Any]) -> None:
+    if m > 1:
+        raise TimeoutError
+
+
+def fails(m: int, reply: dict[str, Any]) -> None:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (nan, "model: must be finite, got"),
+        (no_rows, "num-examples: must be an integer of at least 1, got 0"),
+        (other_shape, "model: must have arrays {'x': (2,)}, got {'x': (3,)}"),
+        (leaves, "no reply came"),
+        (fails, "it failed: out of memory"),
+    ],
+)
+def test_wrong_clients_are_left_out_with_words(change: Any, words: str):
+    """The other two give the same run as they would without the third."""
+    apps = [a_client(0), a_client(1)]
+    strategy, result, _ = run([*apps, a_client(2, change)], rounds=3)
+    last = strategy.took_part[-1]
+    assert set(last.examples) == {10, 11} and words in last.left_out[12]
+    assert any(words in one and "node 12" in one for one in result.remarks)
+    assert result.train_metrics_clientapp[3]["jaxlsgd.left-out"] == 1
+    if change is not leaves:
+        _, alone, _ = run(apps, rounds=3)
+        assert result.arrays["x"].numpy().tolist() == alone.arrays["x"].numpy().tolist()
+
+
+def test_all_clients_may_fail_in_a_round():
+    def once(m: int, reply: dict[str, Any]) -> None:
+        if m == 2:
+            raise RuntimeError("power cut")
+
+    strategy, result, _ = run([a_client(k, once) for k in range(3)], rounds=3)
+    assert len(strategy.took_part[1].left_out) == 3
+    assert strategy.state.rounds == 2
+    assert np.isfinite(result.arrays["x"].numpy()).all()
+
+
+def test_a_client_without_the_mod_or_without_observed_rows():
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        records = {"arrays": message.content["arrays"], "m": MetricRecord({"num-examples": 1})}
+        return Message(RecordDict(records), reply_to=message)
+
+    silent = ClientApp(mods=[InferenceMod("gaussian", rows=lambda context: rows_of(0))])
+    silent.train()(train)
+    strategy, result, _ = run([app, silent], rounds=1, rows="reused")
+    left_out = strategy.took_part[0].left_out
+    assert "reply: must have the sums that InferenceMod adds" in left_out[10]
+    assert "train: must call observed(rows) in each local step" in left_out[11]
+    assert result.fit is not None and "node 10" in result.remarks[-1]
+
+
+def test_a_client_with_few_rows_keeps_its_hessian_to_itself():
+    mod = InferenceMod("gaussian", rows=lambda context: rows_of(0, DIM))
+    app = ClientApp(mods=[mod])
+    app.train()(lambda message, context: Message(RecordDict(), reply_to=message))
+    strategy, _, grid = run([a_client(0), a_client(1)], rounds=ROUNDS, rows="reused")
+    grid.apps[12] = app
+    with jax.enable_x64(True):
+        table, fit = strategy.finish(grid)
+    assert "must be more than the 2 parameters" in strategy.took_part[-1].left_out[12]
+    assert set(fit.messages) == {"10", "11"} and "12" in table
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="strategy: must be a Strategy of flwr"):
+        InferenceStrategy("FedAvg", E=1, eta=0.1, rows="fresh")  # pyright: ignore[reportArgumentType]
+    for wrong, words in [
+        ({"E": 0}, "E: must be an integer"),
+        ({"eta": -1.0}, "eta: must be"),
+        ({"rows": "some"}, "rows: must be one of fresh, reused"),
+        ({"clients": "few"}, "clients: must be one of given, sampled"),
+        ({"enough": 0.0}, "enough: must be"),
+    ]:
+        given: dict[str, Any] = {"E": 1, "eta": 0.1, "rows": "fresh", **wrong}
+        with pytest.raises(ValueError, match=words):
+            InferenceStrategy(FedAvg(), **given)
+    with pytest.raises(ValueError, match="loss: must be one of"):
+        InferenceMod("probit", rows=rows_of)
+    with pytest.raises(TypeError, match="rows"):
+        InferenceStrategy(FedAvg(), E=1, eta=0.1)  # pyright: ignore[reportCallIssue]
+
+
+def test_the_guide_shows_lines_of_the_example():
+    root = Path(__file__).parent.parent / "scripts"
+    guide = (root / "guides" / "flower.md").read_text("utf-8")
+    apps = [(root / "examples" / "flower_app" / f"{name}_app.py") for name in ("server", "client")]
+    shown = re.findall(r"^```python\n(.*?)^```$", guide, re.M | re.S)
+    for block, path in zip(shown, apps, strict=True):
+        rest = [line.strip() for line in path.read_text("utf-8").splitlines()]
+        for line in filter(None, map(str.strip, block.splitlines())):
+            assert line in rest, line
+            rest = rest[rest.index(line) + 1 :]

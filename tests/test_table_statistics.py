@@ -1,0 +1,542 @@
+"""What is read from a fit of a table, beside statsmodels on its bundled data sets, to three digits.
+
+Newton's steps alone, `methods=()`, need no compiling and are exact; runs are compared with them where they could differ.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import statsmodels.api as sm
+from test_table_input import table
+
+import jaxlsgd
+from jaxlsgd import fit_table
+from jaxlsgd.cli import main
+from jaxlsgd.inference import newton_step
+from jaxlsgd.inference.one_step import _score, one_step
+from jaxlsgd.regression import dependence, local_sgd, pilot, stream
+
+FEATURES = ["age", "yrs_married"]
+
+
+@pytest.fixture(scope="module")
+def fair() -> pd.DataFrame:
+    """Fair's survey of affairs: 800 of its rows, education as client, made-up weights and exposures."""
+    frame = sm.datasets.fair.load_pandas().data.sample(800, random_state=1).reset_index(drop=True)
+    rng = np.random.default_rng(0)
+    frame["any"] = (frame["affairs"] > 0).astype(int)
+    frame["counts"] = frame["affairs"].round()
+    frame["weight"] = rng.uniform(0.3, 3.0, len(frame))
+    frame["shift"] = rng.normal(0.0, 0.5, len(frame))
+    frame["years"] = rng.uniform(0.5, 4.0, len(frame))
+    frame["school"] = frame["educ"].astype(int)
+    return frame
+
+
+def fitted(frame: pd.DataFrame, response: str, family: str, **more: Any) -> jaxlsgd.TableFit:
+    given = {"client": "school", "features": FEATURES, "variance": "HC0", "methods": (), **more}
+    return fit_table(frame, response=response, family=family, **given)
+
+
+def design(frame: pd.DataFrame) -> pd.DataFrame:
+    return sm.add_constant(frame[FEATURES])
+
+
+def assert_same(ours: jaxlsgd.TableFit, theirs: Any, rtol: float = 5e-4) -> None:
+    np.testing.assert_allclose(ours.params, theirs.params, rtol=rtol)
+    np.testing.assert_allclose(ours.bse, theirs.bse, rtol=rtol)
+
+
+# Weights, offsets and exposures.
+
+FAMILIES = {
+    "gaussian": ("religious", sm.families.Gaussian()),
+    "logistic": ("any", sm.families.Binomial()),
+    "poisson": ("counts", sm.families.Poisson()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:cov_type not fully supported")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_and_offset(fair: pd.DataFrame, family: str):
+    response, theirs = FAMILIES[family]
+    ours = fitted(fair, response, family, row_weights="weight", offset="shift")
+    other = sm.GLM(
+        fair[response],
+        design(fair),
+        family=theirs,
+        var_weights=fair["weight"],
+        offset=fair["shift"],
+    ).fit(cov_type="HC0")
+    assert_same(ours, other)
+    np.testing.assert_allclose(ours.deviance, other.deviance, rtol=5e-4)
+    assert "With rows weighted by weight, offset shift" in str(ours)
+
+
+def test_exposure(fair: pd.DataFrame):
+    ours = fitted(fair, "counts", "poisson", exposure="years", offset="shift")
+    other = sm.GLM(
+        fair["counts"],
+        design(fair),
+        family=sm.families.Poisson(),
+        exposure=fair["years"],
+        offset=fair["shift"],
+    ).fit(cov_type="HC0")
+    assert_same(ours, other)
+    np.testing.assert_allclose(ours.deviance, other.deviance, rtol=5e-4)
+    np.testing.assert_allclose(ours.null_deviance, other.null_deviance, rtol=5e-4)
+    new = fair[[*FEATURES, "years", "shift"]].iloc[:5]
+    given = other.get_prediction(
+        design(fair).iloc[:5], exposure=new["years"], offset=new["shift"]
+    ).summary_frame()
+    np.testing.assert_allclose(ours.predict(new)["mean"], given["mean"], rtol=5e-4)
+    with pytest.raises(ValueError, match="rows: must have the column of the exposure, got 'years'"):
+        ours.predict(new.drop(columns="years"))
+
+
+def test_a_run_obeys_weights_and_offset(fair: pd.DataFrame):
+    """Local SGD with weights and an offset goes where Newton goes, and is not where it goes without."""
+    given = {"row_weights": "weight", "offset": "shift"}
+    fair = fair.assign(weight=np.where(fair["any"] == 1, 3.0, 1.0), shift=0.05 * fair["age"])
+    exact, run = (
+        fitted(fair, "any", "logistic", methods=methods, **given) for methods in ((), ["one_step"])
+    )
+    assert np.all(np.abs(run.params - exact.params) < 0.1 * exact.bse)
+    ratio = run.bse / exact.bse
+    assert np.all((ratio > 0.99) & (ratio < 1.06))
+    for left_out in given:
+        other = fitted(fair, "any", "logistic", **{k: v for k, v in given.items() if k != left_out})
+        assert np.any(np.abs(other.params - exact.params) > 0.25 * exact.bse)
+
+
+def test_a_stream_obeys_weights_and_exposure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As Newton on all rows; some clients have fewer rows than a chunk has steps."""
+    monkeypatch.setattr(stream, "CHUNK", 1200)
+    monkeypatch.setattr(stream, "PILOT_ROWS", 2000)
+    rng = np.random.default_rng(7)
+    frame = table(9600, seed=3)
+    frame["site"] = np.where(rng.uniform(size=9600) < 0.02, "small", frame["site"])
+    frame["w"], frame["t"] = rng.uniform(0.2, 3, 9600), rng.uniform(0.5, 4, 9600)
+    frame["y"] = rng.poisson(frame["t"] * np.exp(0.02 * (frame["age"] - 50)))
+    frame.to_parquet(tmp_path / "rows.parquet")
+    given = {
+        "response": "y",
+        "client": "site",
+        "family": "poisson",
+        "features": ["age", "dose"],
+        "row_weights": "w",
+        "exposure": "t",
+    }
+    found = fit_table(tmp_path / "rows.parquet", stream=True, **given)
+    exact = fit_table(frame, methods=(), **given)
+    assert np.all(np.abs(found.params - exact.params) < exact.bse)
+    assert np.all(np.abs(np.log(found.bse / exact.bse)) < 0.35)
+    assert found.sizes["small"] < 100 * 9600 / 2000
+    assert found.details.first_rows == 2000
+
+
+def test_a_small_file_is_streamed_whatever_its_clients(tmp_path: Path):
+    frame = table(300, clients=6)
+    frame.to_csv(tmp_path / "few.csv", index=False)
+    found = fit_table(
+        tmp_path / "few.csv", response="sick", client="site", family="logistic", stream=True
+    )
+    whole = fit_table(frame, response="sick", client="site", family="logistic")
+    np.testing.assert_allclose(found.params, whole.params, rtol=1e-6)
+
+
+# Variances.
+
+
+@pytest.mark.parametrize("kind", ["HC0", "HC1", "HC3"])
+def test_robust_variances_by_name(fair: pd.DataFrame, kind: str):
+    ours = fitted(fair, "religious", "gaussian", variance=kind, row_weights="weight")
+    theirs = sm.WLS(fair["religious"], design(fair), weights=fair["weight"]).fit(cov_type=kind)
+    assert_same(ours, theirs)
+    assert ("HC0" if kind == "HC0" else kind) in str(ours)
+
+
+def test_hc3_of_a_logistic_regression(fair: pd.DataFrame):
+    """statsmodels has HC0 for all of GLM's; so by its hat matrix."""
+    ours = fitted(fair, "any", "logistic", variance="HC3")
+    other = sm.GLM(fair["any"], design(fair), family=sm.families.Binomial()).fit()
+    hat = other.get_influence().hat_matrix_diag
+    g = design(fair).to_numpy() * ((fair["any"] - other.mu) / (1 - hat)).to_numpy()[:, None]
+    bread = other.normalized_cov_params.to_numpy()
+    V = bread @ (g.T @ g) @ bread
+    np.testing.assert_allclose(ours.bse, np.sqrt(np.diagonal(V)), rtol=5e-4)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "logistic"])
+def test_clients_that_are_sampled(fair: pd.DataFrame, family: str):
+    """Cluster-robust, with t of K − 1 degrees of freedom."""
+    response, theirs = FAMILIES[family]
+    ours = fitted(fair, response, family, clients="sampled", variance="clients")
+    other = sm.GLM(fair[response], design(fair), family=theirs).fit(
+        cov_type="cluster", cov_kwds={"groups": fair["school"]}, use_t=True
+    )
+    assert_same(ours, other)
+    K = fair["school"].nunique()
+    assert ours.coefficients().freedom == K - 1
+    from scipy import stats
+
+    np.testing.assert_allclose(
+        ours.pvalues, 2 * stats.t.sf(np.abs(other.tvalues), K - 1), rtol=5e-3
+    )
+    assert "clients are a sample of others" in str(ours)
+    joint = ours.test(FEATURES)
+    wald = other.wald_test(np.eye(3)[1:], use_f=False, scalar=True)
+    np.testing.assert_allclose(joint.statistic, wald.statistic, rtol=2e-3)
+    assert joint.p_value > wald.pvalue  # Hotelling's, for few clients
+
+
+def test_few_rows_have_students_quantiles():
+    frame = {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.1, 3.05]}
+    found = fit_table(frame, response="y", methods=())
+    assert found.coefficients().freedom == 1
+    assert found.pvalues["x"] > 0.01
+    assert "variance='HC3' is made for small tables" in " ".join(found.warnings)
+
+
+REFUSED = {
+    "sampled for the sample": (
+        {"clients": "sampled", "target": "sample", "variance": "clients"},
+        "clients: must be given for the sample",
+    ),
+    "sampled, and a variance of rows": (
+        {"clients": "sampled"},
+        "variance: must be left out with clients='sampled'",
+    ),
+    "sampled without a column": (
+        {"clients": "sampled", "client": None, "variance": "clients"},
+        "client: must be a column with clients='sampled'",
+    ),
+    "an exposure of shares": (
+        {"exposure": "years"},
+        "exposure: must be left out unless the family",
+    ),
+    "a weight that is not there": (
+        {"row_weights": "wait"},
+        "row_weights: must be a column of the table, got 'wait'",
+    ),
+    "a weight below 0": (
+        {"row_weights": "shift"},
+        "row_weights 'shift': must be finite and at least 0",
+    ),
+    "the response as a weight": (
+        {"row_weights": "any"},
+        "row_weights: must be another column than response",
+    ),
+    "the response among the features": (
+        {"features": ["age", "any"]},
+        "features: must not have the response 'any' among them",
+    ),
+    "nothing for the rows alone": (
+        {"target": "sample", "variance": "clients"},
+        "methods: must have one for these rows alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(fair: pd.DataFrame, case: str):
+    more, words = REFUSED[case]
+    with pytest.raises(ValueError, match=words):
+        fitted(fair, "any", "logistic", **more)
+
+
+def test_too_many_columns_are_refused_before_the_run():
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 1200)))
+    with pytest.raises(ValueError, match=r"columns: must be at most .* methods=\(\) stops"):
+        fit_table(frame, response="0")
+
+
+def test_a_response_on_the_right_of_a_formula(fair: pd.DataFrame):
+    with pytest.raises(ValueError, match="formula: must not have the response 'any' on its right"):
+        fit_table(fair, formula="any ~ age + any", family="logistic")
+
+
+# Rows that depend on one another.
+
+
+def series(n: int, rho: float, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x, y = np.zeros(n), np.zeros(n)
+    for t in range(1, n):
+        x[t], y[t] = rho * x[t - 1] + rng.normal(), rho * y[t - 1] + rng.normal()
+    return {"x": x, "y": y}
+
+
+def test_rows_of_a_series_are_said():
+    found = fit_table(series(400, 0.9, 0), response="y", methods=())
+    (said,) = [one for one in found.warnings if "follow one another" in one]
+    assert "times as large" in said
+    calm = fit_table(series(400, 0.0, 0), response="y", methods=())
+    assert "follow one another" not in " ".join(calm.warnings)
+    ordered = pd.DataFrame(series(400, 0.0, 1)).sort_values("x")
+    calm = fit_table(ordered, response="y", methods=())
+    assert "follow one another" not in " ".join(calm.warnings)
+
+
+def test_neighbours_are_those_of_a_client():
+    """Products over rows of one client, by a loop."""
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.arange(3), [7, 1, 12])
+    psi = rng.normal(size=(20, 2))
+    z, _ = dependence.neighbours(psi, client)
+    centred = psi - np.stack([psi[client == k].mean(axis=0) for k in client])
+    products = [centred[i] * centred[i + 1] for i in range(19) if client[i] == client[i + 1]]
+    np.testing.assert_allclose(z, np.sum(products, 0) / np.sqrt(np.sum(np.square(products), 0)))
+
+
+def test_clients_that_differ_are_said():
+    """The mean of 30 clients, each with a mean of its own: ten times the error of rows of these clients."""
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.arange(30), 100)
+    y = rng.normal(size=30)[client] + rng.normal(size=3000)
+    found = fit_table(
+        {"c": client, "x": rng.normal(size=3000), "y": y}, response="y", client="c", methods=()
+    )
+    assert "clients differ: intervals about others like them" in " ".join(found.warnings)
+
+
+# What people read.
+
+
+@pytest.fixture(scope="module")
+def both(fair: pd.DataFrame) -> tuple[jaxlsgd.TableFit, Any]:
+    ours = fitted(fair, "any", "logistic")
+    theirs = sm.Logit(fair["any"], design(fair)).fit(disp=0, cov_type="HC0")
+    return ours, theirs
+
+
+def test_the_names_of_statsmodels(both: tuple[jaxlsgd.TableFit, Any]):
+    ours, theirs = both
+    assert_same(ours, theirs)
+    np.testing.assert_allclose(ours.conf_int(0.1), theirs.conf_int(0.1), rtol=1e-2)
+    np.testing.assert_allclose(ours.cov_params(), theirs.cov_params(), rtol=1e-3)
+    np.testing.assert_allclose(ours.pseudo_r2, theirs.prsquared, rtol=5e-4)
+    np.testing.assert_allclose(ours.details.log_likelihood, theirs.llf, rtol=5e-4)
+    np.testing.assert_allclose(ours.tvalues, theirs.tvalues, rtol=1e-3)
+    assert ours.nobs == theirs.nobs
+    assert ours.summary() == str(ours)
+    assert "pseudo-R²" in str(ours)
+
+
+def test_odds_ratios(both: tuple[jaxlsgd.TableFit, Any]):
+    ours, _ = both
+    found = ours.ratios(level=0.9)
+    np.testing.assert_allclose(found["odds_ratio"], np.exp(ours.params[1:]))
+    np.testing.assert_allclose(found[["lower", "upper"]], np.exp(ours.conf_int(0.1)[1:]))
+
+
+def test_margins(both: tuple[jaxlsgd.TableFit, Any]):
+    ours, theirs = both
+    found, other = ours.margins(), theirs.get_margeff()
+    np.testing.assert_allclose(found["effect"], other.margeff, rtol=5e-4)
+    np.testing.assert_allclose(found["std_error"], other.margeff_se, rtol=5e-4)
+
+
+def test_predictions(fair: pd.DataFrame, both: tuple[jaxlsgd.TableFit, Any]):
+    ours, _ = both
+    glm = sm.GLM(fair["any"], design(fair), family=sm.families.Binomial()).fit(cov_type="HC0")
+    other = glm.get_prediction(design(fair).iloc[:6]).summary_frame()
+    found = ours.predict(fair[FEATURES].iloc[:6])
+    columns = {
+        "mean": "mean",
+        "std_error": "mean_se",
+        "lower": "mean_ci_lower",
+        "upper": "mean_ci_upper",
+    }
+    for name, theirs in columns.items():
+        np.testing.assert_allclose(found[name], other[theirs], rtol=1e-3)
+    gaps = ours.predict({"age": [30.0, np.nan], "yrs_married": [3.0, 3.0]})
+    assert list(gaps["mean"].isna()) == [False, True]
+    kept = ours.predict(pa.table({"age": [30.0], "yrs_married": [3.0]}))
+    assert isinstance(kept, pa.Table)
+    np.testing.assert_allclose(kept["mean"][0].as_py(), gaps["mean"][0])
+    with pytest.raises(ValueError, match="rows: must be a column of the table, got 'age'"):
+        ours.predict({"agee": [1.0], "yrs_married": [3.0]})
+    assert ours.to_frame("arrow").num_rows == 3
+
+
+def test_predictions_of_one_row_and_of_formulas(fair: pd.DataFrame):
+    formula = "religious ~ age + C(school)"
+    ours = fit_table(fair, formula=formula, methods=(), variance="HC0")
+    theirs = sm.OLS.from_formula(formula, fair).fit()
+    new = fair.iloc[:4]
+    found = ours.predict(new.drop(columns="religious"), interval="row")
+    other = theirs.get_prediction(new).summary_frame()
+    np.testing.assert_allclose(found["mean"], other["mean"], rtol=5e-4)
+    np.testing.assert_allclose(found["upper"], other["obs_ci_upper"], rtol=2e-3)
+    robust = sm.OLS.from_formula(formula, fair).fit(cov_type="HC0")
+    names = [name for name in robust.params.index if name.startswith("C(")]
+    wald = robust.wald_test(np.eye(len(robust.params))[: len(names) + 1][1:], scalar=True)
+    tested = ours.test("C(school)")
+    assert tested.constraints == len(names)
+    np.testing.assert_allclose(tested.statistic, wald.statistic, rtol=5e-3)
+    pair = ours.test([{"age": 1.0}], null=ours.params["age"])
+    np.testing.assert_allclose(pair.statistic, 0, atol=1e-12)
+    with pytest.raises(ValueError, match="formula: cannot be used"):
+        ours.predict(new.assign(school=99))
+
+
+def test_a_function_of_a_name_that_is_not_there(both: tuple[jaxlsgd.TableFit, Any]):
+    with pytest.raises(
+        ValueError, match="g: must use names of coefficients, got 'aeg'.*mean 'age'"
+    ):
+        both[0].function(lambda b: b["aeg"])
+
+
+def test_negative_binomial(fair: pd.DataFrame):
+    """The likeliest dispersion after a Poisson regression, as a number; then GLM with that number."""
+    ours = fitted(fair, "counts", "negative_binomial", dispersion=2.0, exposure="years")
+    other = sm.GLM(
+        fair["counts"],
+        design(fair),
+        family=sm.families.NegativeBinomial(alpha=2.0),
+        exposure=fair["years"],
+    ).fit()
+    np.testing.assert_allclose(ours.params, other.params, rtol=5e-4)
+    np.testing.assert_allclose(ours.deviance, other.deviance, rtol=5e-4)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=4000)
+    mean = np.exp(0.5 + 0.4 * x)
+    frame = {"x": x, "y": rng.negative_binomial(2.0, 2.0 / (2.0 + mean))}
+    found = fit_table(frame, response="y", family="negative_binomial", methods=())
+    shown = float(str(found).split("mean + ")[1].split()[0])
+    assert abs(shown - 0.5) < 4 * 0.03  # its standard error over 4,000 rows
+    assert abs(found.params["x"] - 0.4) < 4 * found.bse["x"]
+
+
+def test_newton_alone_says_so(both: tuple[jaxlsgd.TableFit, Any]):
+    text = str(both[0])
+    assert "Newton's steps alone:" in text and "newton" in both[0].methods
+    assert both[0].communication.rounds == 0
+
+
+# Survival.
+
+
+def test_survival_by_a_poisson_regression():
+    """Near Cox's model with eight pieces; Cox's to three digits with a cut at every death and whole pieces alone."""
+    path = Path(__file__).parents[1] / "scripts" / "examples" / "survival.py"
+    spec = importlib.util.spec_from_file_location("survival", path)
+    assert spec is not None and spec.loader is not None
+    survival = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(survival)
+    ours, coefficient, error = survival.compare(methods=())
+    assert abs(ours.params["age"] - coefficient) < 0.25 * error
+    assert abs(ours.bse["age"] / error - 1) < 0.25
+    lives = sm.datasets.heart.load_pandas().data
+    deaths = np.unique(lives["survival"][lives["censors"] == 1])
+    rows = survival.pieces(lives, "survival", "censors", list(deaths))
+    # Nobody dies after the last death, and Cox leaves out who is censored between two.
+    rows = rows[rows["survival"] >= np.append(deaths, np.inf)[rows["piece"]]]
+    cox = fit_table(
+        rows,
+        formula="deaths ~ 0 + age + C(piece)",
+        family="poisson",
+        exposure="at_risk",
+        methods=(),
+    )
+    np.testing.assert_allclose(cox.params["age"], coefficient, rtol=5e-4)
+
+
+# Files.
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def test_encodings_separators_and_decimal_commas(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=40), rng.normal(size=40)
+    lines = "".join(f"{a};{b};Köln\n" for a, b in zip(x, y, strict=True))
+    text = f"größe;y;ort\n{lines}"
+    given = {"response": "y", "client": "ort", "methods": ()}
+    exact = fit_table({"größe": x, "y": y, "ort": ["Köln"] * 40}, **given).params
+    path = written(tmp_path / "latin.csv", text, "latin-1")
+    with pytest.raises(ValueError, match="file: must be written in UTF-8.*encoding='latin-1'"):
+        fit_table(path, **given)
+    np.testing.assert_allclose(fit_table(path, encoding="latin-1", **given).params, exact)
+    wide = written(tmp_path / "wide.csv", text, "utf-16")
+    np.testing.assert_allclose(fit_table(wide, **given).params, exact)
+    comma = written(tmp_path / "comma.csv", text.replace(".", ","))
+    with pytest.raises(ValueError, match="if its commas are decimal, give decimal=','"):
+        fit_table(comma, **given)
+    np.testing.assert_allclose(fit_table(comma, decimal=",", **given).params, exact)
+    with pytest.raises(ValueError, match="encoding: must be one that Python has, got 'latin-99'"):
+        fit_table(comma, encoding="latin-99", **given)
+
+
+@pytest.mark.parametrize(
+    "dates",
+    [
+        pd.date_range("2020-01-01", periods=30),
+        [datetime.date(2020, 1, 1 + i) for i in range(30)],
+        [f"2020-01-{1 + i:02d}" for i in range(30)],
+    ],
+)
+def test_dates_are_called_dates(dates: Any):
+    frame = pd.DataFrame({"day": dates, "y": np.arange(30.0)})
+    with pytest.raises(
+        ValueError, match="column 'day': must be numbers, got 'dates such as 2020-01-01"
+    ):
+        fit_table(frame, response="y", methods=())
+
+
+def test_the_verb_shows_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table(200).to_csv(tmp_path / "rows.csv", index=False)
+    base = ["fit", str(tmp_path / "rows.csv"), "--response", "sick", "--client", "site"]
+    more = ["--family", "logistic", "--ratios", "--margins", "--test", "age", "dose"]
+    out = tmp_path / "means.csv"
+    new = ["--predict", str(tmp_path / "rows.csv"), str(out)]
+    assert main([*base, *more, *new, "--methods"]) == 0
+    text = capsys.readouterr().out
+    for words in ("odds_ratio", "Average marginal effects", "Wald test of age, dose: W = "):
+        assert words in text
+    assert len(pd.read_csv(out)) == 200
+
+
+# Many columns.
+
+
+def test_the_slope_of_the_hessian_in_factors_is_the_same(monkeypatch: pytest.MonkeyPatch):
+    """With few columns it is a tensor of d³ numbers, with many a sum over bins."""
+    rng = np.random.default_rng(0)
+    method = one_step()
+    hosted = local_sgd.Hosted((method,), np.zeros(3))
+    x = np.array([1.0, -1.0, 0.5])
+    for m in range(1, 200):
+        eta = 0.3 * m**-0.505
+        H = np.diag([1.0, 2.0, 3.0]) * (1 + 0.2 * x[0]) + 0.01 * np.diag(rng.normal(size=3))
+        h = 5 * H @ x + rng.normal(size=3)
+        x = x - eta * h / 5
+        rounds = tuple(np.asarray(one)[None] for one in (x, h / 5, H, h))
+        hosted.update(5, np.array([eta]), rounds)
+    (whole,) = hosted.states[0]
+    full = newton_step.read(whole, _score)
+    monkeypatch.setattr(newton_step, "_FACTORED", 0)
+    factored = newton_step.read(whole, _score)
+    for one, other in zip(full, factored, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-12)
+
+
+def test_many_columns_have_four_rounds_each():
+    d, sizes = 150, np.array([5000])
+    each = np.stack([np.eye(d)])
+    found = pilot.Moments(np.eye(d), np.zeros((1, d)), each, each, each, sizes)
+    given = {"p": np.ones(1), "sizes": sizes, "batches": np.array([50.0]), "back": np.eye(d)}
+    rule = pilot.choose_rule(found, each, **given, steps=100, share=0.05, local_steps=None)
+    assert rule.passes * 100 // rule.E >= 4 * d and rule.E < 5
