@@ -31,7 +31,7 @@ class Cause(enum.IntEnum):
     NON_FINITE = 2  # the estimate is not finite, or a half-width is not a number
     EXPLODED = 3
     LOSS = 4  # the loss at the estimate is not a number, whatever its gradient is
-    UNDEFINED = 5  # an infinite half-width: too few rounds for an interval
+    UNDEFINED = 5  # an infinite half-width: too few rounds, or withheld
     CORRECTION = 6  # the method's correction of a sound path failed
 
     @property

@@ -25,7 +25,11 @@ CHOICES = {
 }
 METHODS = {
     method.name: method
-    for method in (one_step(), plug_in("finite"), random_scaling(critical="schedule"))
+    for method in (
+        one_step(gradients="increments", name="one_step"),
+        plug_in("finite"),
+        random_scaling(critical="schedule"),
+    )
 }
 STEPS = 100  # per pass: that many batches of every client
 
