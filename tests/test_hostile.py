@@ -164,7 +164,7 @@ def test_hostile_manifest_is_refused(tmp_path, name: str) -> None:
 def test_manifest_with_strange_environments_is_refused(tmp_path, value) -> None:
     fill(tmp_path, small(), most=0)
     reseal(tmp_path / "manifest.json", put("environments", value=value))
-    with pytest.raises(Damaged, match="what made the rows"):
+    with pytest.raises(Damaged, match="the environments that made the rows"):
         Writer(tmp_path, small(), ENVIRONMENT)
 
 
