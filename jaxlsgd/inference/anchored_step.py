@@ -124,7 +124,7 @@ def read(bins: Bins, counts: Counts) -> Reading:
     noise = xp.sum(z[:, :, None] * z[:, None, :], 0)
     P = _mm(total * Ai, f.dG)  # relative errors of Ĝ
     PV = _mm(P, V)
-    up = 2 * xp.einsum("nij,nji->i", P, PV) + xp.einsum("nij,nij->i", P, PV)
+    up = xp.sum(P * (2 * PV.mT + PV), (0, 2))
     spread = 4 * xp.sum(xp.diagonal(PV, axis1=1, axis2=2) ** 2, 0) + 2 * v**2 / xp.maximum(n, 1)
     shrink = _over(v, v + up)
     variance = shrink * v + xp.diagonal(noise)

@@ -218,7 +218,12 @@ def _doubts(detail: AnchoredDetail) -> str:
 def _anchored_notes(detail: AnchoredDetail) -> tuple[str, ...]:
     """Return what a person should know of a run."""
     if bool(detail.withheld):
-        if float(detail.left) >= anchored_step.LEFT or float(detail.weight) < anchored_step.ARRIVED:
+        lone = float(detail.weight) == 1  # there is no bin before the last
+        changes = (
+            float(detail.left) >= anchored_step.LEFT
+            or float(detail.weight) < anchored_step.ARRIVED
+        )
+        if changes and not lone:
             return (
                 "withheld: the anchors have not arrived, since the Hessian still changes between them; "
                 "run longer, start nearer, or take larger steps",
