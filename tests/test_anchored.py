@@ -20,7 +20,7 @@ from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.inference import anchored_rounds
 from jaxlsgd.schedules import Plan
 
-METHOD = one_step(gradients="anchor")
+METHOD = one_step()
 PLANS = {
     "E = 3": np.full(200, 3),
     "E grows": np.ceil(np.arange(1, 101) ** 0.5).astype(int),
@@ -226,7 +226,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match="gradients: must be one of increments, anchor"):
         one_step(gradients="both")
     with pytest.raises(ValueError, match="hessian_every: must be 1"):
-        one_step(gradients="anchor", hessian_every=3)
+        one_step(hessian_every=3)
     state = METHOD.init(jnp.zeros(2))
     with pytest.raises(ValueError, match="sync: must have the sum of the gradients at the anchor"):
         METHOD.update(state, Sync(jnp.zeros(2), 1, 0.1))

@@ -246,7 +246,7 @@ print((abs(estimate - 1) < 0.2).all(), (lower < upper).all())
 """
     blocks_of = section("Your own problem, method, algorithm or loop")
     told = python(tmp_path, f"{blocks_of}{given}\nprint(jaxlsgd.{sentence})\n{judged}")
-    assert "clipped: these intervals are outside the theory." in told
+    assert "clipped is outside the theory of the intervals of " in told
     assert "['w'][2]" in told
     assert told.splitlines()[-2:] == ["clipped True", "True True"]
 

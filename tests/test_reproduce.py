@@ -137,7 +137,8 @@ def test_table4_end_to_end(tmp_path, capsys):
     assert [int(row["num_steps"]) for row in rows] == [60, 60, 120, 120] * 4
     assert {row["model"] for row in rows} == {"logistic"}
     assert {row["critical"] for row in rows} == {"normal", "paper", "student"}
-    assert {row["n_ok"] for row in rows} == {"24"}
+    # one_step is withheld at horizons that are so short.
+    assert {row["n_ok"] for row in rows if row["method"] != "one_step"} == {"24"}
     assert all(0 <= float(row["coverage"]) <= 1 for row in rows)
     assert all(row["paper_length"] == "" for row in rows), "the paper has no such horizon"
     text = (tmp_path / "table4.txt").read_text()
