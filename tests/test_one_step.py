@@ -270,8 +270,8 @@ def test_one_fit_gives_the_chance_of_its_intervals():
     assert one.doubted and "standard errors from that of one_step" in str(one)
     told = str(result)
     assert "Chance that these 95 % intervals hold the truth, given this run" in told
-    assert "one_step: it is the judge, and is not judged by itself; the first" in told
-    assert "left out" in told and "expect" not in told
+    assert "one_step: it is the judge, and is not judged by itself" in told
+    assert "expect" not in told
     only = fit(jax.random.key(2), problem, plan, methods=plug_in())
     assert not only.verdicts() and str(only.verdicts()) == "" and "Chance" not in str(only)
 
@@ -313,5 +313,5 @@ def test_verdicts_need_the_same_coordinates():
 
 def test_a_hessian_is_asked_for():
     method = increments()
-    with pytest.raises(ValueError, match=r"sync: must have hessian.*one_step\[increments\] needs"):
+    with pytest.raises(ValueError, match="sync: must have hessian.*one_step needs"):
         method.update(method.init(jnp.zeros(2)), Sync(jnp.zeros(2), 1, 0.1))

@@ -157,7 +157,7 @@ def test_a_fit_that_is_withheld_says_why_and_nothing_else(change: dict[str, Any]
     assert not found and found.withheld == result.cell.outside()
     told = str(result)
     assert f"No verdict on these intervals, withheld: {found.withheld}." in told
-    assert "Chance" not in told and "judge" not in told
+    assert "Chance" not in told and "it is the judge" not in told
     assert found.withheld in result._repr_html_()
 
 
@@ -173,8 +173,6 @@ def test_the_range_is_what_the_benchmarks_span():
     """The limits are those of cells that were run, and no cell that it is given in is outside."""
     spans = []
     for case in stress_cases.cases():
-        if case.problem.drifts:
-            continue
         assert verdict.outside(case.algorithm, case.problem, case.plan(), JUDGE) == ""
         spans.append((case.problem, case.plan()))
     inside = [
@@ -182,7 +180,11 @@ def test_the_range_is_what_the_benchmarks_span():
         for case in benchmark.cases()
         if not verdict.outside(case.algorithm, case.problem, case.plan, NARROW)
     ]
-    assert len(benchmark.cases()) - len(inside) == 4
+    assert (
+        len(benchmark.cases()) - len(inside) == 1
+    )  # FedAdam, which the default judges all the same
+    for case in benchmark.cases():
+        assert verdict.outside(case.algorithm, case.problem, case.plan, JUDGE) == ""
     spans += [(case.problem, case.plan) for case in inside]
     steps = [plan.num_steps for _, plan in spans]
     alphas = [a for _, plan in spans if (a := plan.step_size.alpha) is not None]
@@ -325,11 +327,11 @@ def test_steps_that_are_too_small_are_no_divergence():
     assert start is not None
     problem = problems.linear(5, 4, init=start + 3)
     plan = plan_of(50, 0.03, 10_000)
-    runs = 64
+    runs, increments = 64, one_step(gradients="increments")
     cell = simulate(
-        jax.random.key(0), problem, plan, replications=runs, tile_size=runs, methods=one_step()
+        jax.random.key(0), problem, plan, replications=runs, tile_size=runs, methods=increments
     )
-    found = failures.counts(cell.methods["one_step"], -1)
+    found = failures.counts(cell.methods[increments.name], -1)
     assert found[Cause.CORRECTION] > 0
     assert sum(found.values()) == found[Cause.CORRECTION]
     (row, *_) = measures.summarise(cell)
