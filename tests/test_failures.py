@@ -127,7 +127,11 @@ def test_one_round_is_undefined_and_not_a_divergence() -> None:
     for name in (INCREMENTS.name, "random_scaling", "diagonal"):
         assert set(cell.methods[name].cause[0]) == {Cause.UNDEFINED}
     one = jaxlsgd.fit(jax.random.key(0), problems.linear(2, 3), _plan(0.5, 1))
-    assert "There is no interval" in str(one) and "too few rounds" in str(one) and "diverged" not in str(one)
+    assert (
+        "There is no interval" in str(one)
+        and "too few rounds" in str(one)
+        and "diverged" not in str(one)
+    )
     assert one.failures and not one.diverged
 
 

@@ -98,7 +98,9 @@ def test_counts_are_those_made_by_hand(name: str, dim: int):
     assert sent_under_c1(problem, STEPS) == BY_HAND["C1", dim][""]
 
 
-@pytest.mark.parametrize(("name", "dim", "clients"), [("C1", 5, 4), ("P(1/2)", 5, 10), ("C1", 30, 1)])
+@pytest.mark.parametrize(
+    ("name", "dim", "clients"), [("C1", 5, 4), ("P(1/2)", 5, 10), ("C1", 30, 1)]
+)
 def test_anchors_are_counted_by_hand(name: str, dim: int, clients: int):
     """A model per round, a gradient sum once there is an anchor, and two Hessians in some rounds."""
     given, problem = plan(name), flat(dim, clients)

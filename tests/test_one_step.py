@@ -20,7 +20,6 @@ from jaxlsgd.inference import binned_rounds
 from jaxlsgd.inference.joint import measure_in_float64
 from jaxlsgd.inference.one_step import multiplier
 
-
 increments = functools.partial(one_step, gradients="increments")
 
 
@@ -282,7 +281,9 @@ def test_an_early_explosion_is_left_out():
     cell = simulate(jax.random.key(0), problem, plan, replications=200, methods=increments())
     rows = cell.methods["one_step[increments]"]
     assert rows.ok.all()
-    covered = np.abs(rows.estimate[-1] - cell.truth["one_step[increments]"]) <= rows.half_width[-1, 0]
+    covered = (
+        np.abs(rows.estimate[-1] - cell.truth["one_step[increments]"]) <= rows.half_width[-1, 0]
+    )
     assert abs(covered.mean() - 0.95) < SIGMAS * np.sqrt(0.95 * 0.05 / 200)
 
 

@@ -180,7 +180,9 @@ def test_the_range_is_what_the_benchmarks_span():
         for case in benchmark.cases()
         if not verdict.outside(case.algorithm, case.problem, case.plan, NARROW)
     ]
-    assert len(benchmark.cases()) - len(inside) == 1  # FedAdam, which the default judges all the same
+    assert (
+        len(benchmark.cases()) - len(inside) == 1
+    )  # FedAdam, which the default judges all the same
     for case in benchmark.cases():
         assert verdict.outside(case.algorithm, case.problem, case.plan, JUDGE) == ""
     spans += [(case.problem, case.plan) for case in inside]

@@ -220,8 +220,7 @@ def _anchored_notes(detail: AnchoredDetail) -> tuple[str, ...]:
     if bool(detail.withheld):
         lone = float(detail.weight) == 1  # there is no bin before the last
         changes = (
-            float(detail.left) >= anchored_step.LEFT
-            or float(detail.weight) < anchored_step.ARRIVED
+            float(detail.left) >= anchored_step.LEFT or float(detail.weight) < anchored_step.ARRIVED
         )
         if changes and not lone:
             return (
