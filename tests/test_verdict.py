@@ -187,7 +187,7 @@ def test_the_range_is_what_the_benchmarks_span():
         assert verdict.outside(case.algorithm, case.problem, case.plan, JUDGE) == ""
     spans += [(case.problem, case.plan) for case in inside]
     steps = [plan.num_steps for _, plan in spans]
-    alphas = [a for _, plan in spans if (a := plan.step_size.alpha) is not None]
+    alphas = [a for _, plan in spans if (a := plan.step_size.alpha)]  # not of constant steps
     assert verdict.MEASURED == verdict.Measured(
         max(int(plan.E.max()) for _, plan in spans),
         max(problem.num_clients for problem, _ in spans),
