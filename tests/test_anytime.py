@@ -221,7 +221,7 @@ def test_one_run_stops_where_a_loop_of_ones_own_would() -> None:
     same = whole.rows[ALWAYS.name].half_width[first]
     assert np.array_equal(found.rows[ALWAYS.name].half_width[-1], same)
     assert "Stopped when it was sure enough" in str(found)
-    tracker = jaxlsgd.track(ALWAYS, PROBLEM.init)
+    tracker = jaxlsgd.track(ALWAYS, PROBLEM.init, rows="fresh")
     both = jax.jit(lambda state: [tracker.done(state, half_width=x) for x in (goal, goal / 2)])
     assert jnp.stack(both(found.states[ALWAYS.name])).tolist() == [True, False]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.causes import DIVERGED
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Shown, Table, align, percent
-from jaxlsgd.core.estimator import Estimator
 from jaxlsgd.core.rows import CellRows
+
+if TYPE_CHECKING:
+    from jaxlsgd.core.estimator import Estimator
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
