@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_helpers import numpy_draws, paper_plan
+from engine_helpers import numpy_draws
 
 import jaxlsgd
 from jaxlsgd import Anchored, Problem, Sync, algorithms, one_step, problems, schedules, simulate
