@@ -88,7 +88,7 @@ def test_a_chance_is_given_this_run_and_the_judge_is_not_judged():
     np.testing.assert_allclose(one.chance, 0.6770, atol=1e-4)
     assert found["plug_in"] is one and found.judge == "one_step" and found.withheld == ""
     told = str(a_fit(gap=1.5))
-    assert "hold the truth, given this run, if one_step is right (which is not tested here)" in told
+    assert "hold the truth, given this run, if one_step is right:" in told
     assert "plug_in: 68 % on average, 68 % for x[0]: its centre is 1.5 standard errors from" in told
     assert "one_step: it is the judge, and is not judged by itself" in told
     assert "one_step[average]: it is made of the same statistics as one_step, which judges" in told

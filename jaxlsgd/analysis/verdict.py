@@ -176,10 +176,7 @@ class Verdicts:
             return [f"No verdict on these intervals, withheld: {self.withheld}.", *rest]
         if not self.given:
             return ["No verdict on these intervals:", *rest]
-        heading = (
-            f"Chance that these {100 * self.level:g} % intervals hold the truth, given this run, if {self.judge} is "
-            "right (which is not tested here):"
-        )
+        heading = f"Chance that these {100 * self.level:g} % intervals hold the truth, given this run, if {self.judge} is right:"
         return [heading, *map(str, self.given), *rest, _NOT_COVERAGE]
 
     def _remarks(self, name: str) -> list[str]:

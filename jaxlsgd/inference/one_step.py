@@ -100,9 +100,9 @@ def one_step(
     the anchors, so the optimiser only has to come near. Needs no plan, and keeps about 48 d² numbers.
 
     An interval is withheld (infinite) if the Hessian still changes between the anchors, which means that they have not
-    arrived, or if there are too few rounds or Hessians. Coverage, lengths and how often it is withheld are in
-    `benchmarks/results/stress.md`. Intervals are about the population that fresh observations come from: clients that
-    go over the same rows again need more (`benchmarks/results/limits.md`).
+    arrived, or if there are too few rounds or Hessians. In 15 cells of 400 runs with unlike clients, other optimisers and
+    a path that has not arrived (`benchmarks/results/limits.md`) it covers 94.4 to 95.2 %. Intervals are about the
+    population that fresh observations come from: clients that go over the same rows again need more (same file).
 
     Args:
       center: "estimate", x̂; or "average", the paper's ȳ = Σ x̄_m/T, for those who must report it. The

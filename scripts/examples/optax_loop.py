@@ -39,7 +39,7 @@ def main(steps: int = 4000) -> dict[str, Any]:
     schedule = lambda count: 2.0 / (count + 1.0) ** 0.505  # noqa: E731
     optimizer = optax.sgd(schedule)
     params = jax.tree.map(jnp.zeros_like, TRUTH)
-    tracker = jaxlsgd.track(jaxlsgd.one_step(gradients="increments"), params, rows="fresh")
+    tracker = jaxlsgd.track(jaxlsgd.one_step(), params, rows="fresh")
 
     @jax.jit
     def step(carried: Any, m: Any) -> tuple[Any, None]:
