@@ -179,7 +179,7 @@ def test_any_optimiser_will_do(algorithm: Any, E: int, step: float):
     """Constant steps and unlike clients, where increments cover 2 to 50 %."""
     plan = schedules.constant(E).plan(schedules.constant_step(step * E), num_steps=4000)
     options = {} if algorithm is None else {"algorithm": algorithm}
-    old = one_step()
+    old = one_step(gradients="increments")
     cell = simulate(
         jax.random.key(2), unlike(), plan, replications=300, methods=[METHOD, old], **options
     )
