@@ -71,7 +71,7 @@ def loop(kind: str) -> Callable[..., Any]:
     from jaxlsgd.inference.anchored_rounds import hessian_rounds
 
     start = jnp.zeros(DIM)
-    anchored = track(one_step(gradients="anchor"), start, rows="reused")
+    anchored = track(one_step(), start, rows="reused")
     increments = track(one_step(gradients="increments"), start, rows="reused")
     taking_part = 3 if kind == "some" else CLIENTS
     chosen = jnp.asarray(hessian_rounds(np.full(ROUNDS, E), taking_part, DIM) > 0)

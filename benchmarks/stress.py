@@ -62,14 +62,20 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
     from jaxlsgd import simulate
     from jaxlsgd.analysis import verdict
 
-    plan, methods = _plan(case), _methods()
+    plan = case.plan()
     cell = simulate(
-        jax.random.key(seed), case.problem, plan, replications=replications, methods=methods
+        jax.random.key(seed),
+        case.problem,
+        plan,
+        replications=replications,
+        methods=_methods(case.plain),
+        algorithm=case.algorithm,
     )
     oracle = _oracle(case)
     for name, rows in cell.methods.items():
         half, ok = rows.half_width[-1, 0], rows.ok[-1]
-        hits = (np.abs(rows.estimate[-1] - cell.truth[name]) <= half)[ok]
+        errors = np.abs(rows.estimate[-1] - cell.truth[name])[ok]
+        hits = errors <= half[ok]
         each = hits.mean(1)  # of a completed run, over its coordinates
         chance = verdict.chances(cell, name)[-1, 0]
         yield {
@@ -88,23 +94,19 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
             "worst_coordinate": hits.mean(0).min(),
             # No verdict is given on the judge, or on methods made of its statistics.
             "chance": np.nan if name in cell.withheld else np.nanmean(chance),
+            "most_wrong": float(np.max(errors / half[ok])) * 1.96,
             "length": 2 * np.mean(half[ok]),
             "length_over_oracle": np.mean(2 * half[ok].mean(0) / oracle),
         }
 
 
-def _plan(case: Any) -> Any:
-    from jaxlsgd import schedules
-
-    warmed = schedules.paper(case.schedule).with_warmup(0.05)
-    return warmed.plan(schedules.power_decay(case.gamma0, case.alpha), num_steps=case.num_steps)
-
-
-def _methods() -> tuple[Any, ...]:
+def _methods(plain: bool = True) -> tuple[Any, ...]:
     from jaxlsgd import one_step, plug_in, random_scaling
 
-    averages = plug_in(), plug_in("finite"), random_scaling(critical="schedule")
-    return (*averages, one_step(center="average"), one_step())
+    scaling = random_scaling(critical="schedule")
+    if not plain:
+        return scaling, one_step()
+    return plug_in(), plug_in("finite"), scaling, one_step(center="average"), one_step()
 
 
 def with_numbers_sent(rows: Sequence[Row]) -> list[Row]:
@@ -116,7 +118,7 @@ def with_numbers_sent(rows: Sequence[Row]) -> list[Row]:
     found = []
     for row in rows:
         case = named[row["cell"]]
-        sent = numbers_sent(case.problem, _plan(case), methods[row["method"]])
+        sent = numbers_sent(case.problem, case.plan(), methods[row["method"]], case.algorithm)
         base = sent_under_c1(case.problem, case.num_steps)
         found.append(row | {"numbers_sent": sent, "sent_over_c1": sent / base})
     return found

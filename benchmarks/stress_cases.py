@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import optax
+import scipy.optimize
 
-from jaxlsgd import Draws, OuterProduct, Problem, Scaled, problems
+from jaxlsgd import (
+    Algorithm,
+    Draws,
+    OuterProduct,
+    Plan,
+    Problem,
+    Scaled,
+    algorithms,
+    problems,
+    schedules,
+)
 
 
 class Case(NamedTuple):
@@ -21,6 +34,24 @@ class Case(NamedTuple):
     gamma0: float
     alpha: float = 0.505
     paper: bool = False  # one of the paper's own cells
+    algorithm: Algorithm = algorithms.local_sgd()
+    constant: bool = False  # steps of gamma0 that do not fall
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is Local SGD as in the paper, which all methods are run for."""
+        return self.algorithm.within_theory and not self.constant and "drift" not in self.name
+
+    def plan(self) -> Plan:
+        """Return the plan; C with a number has rounds of that length."""
+        family = schedules.constant(int(self.schedule[1:])) if self.schedule[0] == "C" else None
+        family = family or schedules.paper(self.schedule)
+        if self.plain:
+            family = family.with_warmup(0.05)
+        step = schedules.power_decay(self.gamma0, self.alpha)
+        if self.constant:
+            step = schedules.constant_step(self.gamma0)
+        return family.plan(step, num_steps=self.num_steps)
 
 
 def _dot(a: Any, b: Any) -> Any:
@@ -117,9 +148,11 @@ def unequal(dim: int, num_clients: int, heterogeneity: float) -> Problem:
     )
 
 
-def unlike(apart: float, seed: int, dim: int = 5) -> Problem:
-    """Return least squares on four clients of covariances 1, 2, 4 and 8 whose optima are N(0, apart²), drawn once."""
-    scales = np.sqrt(np.repeat(np.array([1.0, 2.0, 4.0, 8.0])[:, None], dim, 1))
+def unlike(
+    apart: float, seed: int, dim: int = 5, variances: Sequence[float] = (1.0, 2.0, 4.0, 8.0)
+) -> Problem:
+    """Return least squares on clients of these covariances whose optima are N(0, apart²), drawn once."""
+    scales = np.sqrt(np.repeat(np.array(variances)[:, None], dim, 1))
     truths = apart * np.random.default_rng(seed).standard_normal(scales.shape)
     return dataclasses.replace(
         unequal(dim, len(scales), 1.0),
@@ -127,6 +160,59 @@ def unlike(apart: float, seed: int, dim: int = 5) -> Problem:
         truth=(scales**2 * truths).mean(0) / (scales**2).mean(0),
         name="unlike",
     )
+
+
+def observe_scaled_logistic(draws: Draws, client: Any) -> Any:
+    """Return an observation of a logistic model whose covariates have the client's own scale."""
+    a = client.scale * draws.normal
+    return a, (draws.uniform[0] < 1 / (1 + jnp.exp(-_dot(a, client.truth)))).astype(a.dtype)
+
+
+def unlike_logistic(scales: Sequence[float], apart: float, seed: int, dim: int = 5) -> Problem:
+    """Return logistic regression on clients with covariates s_k N(0, I) whose optima are 0.5 + N(0, apart²).
+
+    By Stein's lemma E[σ(aᵀx) a] = s² E[σ'(s |x| Z)] x, so that x* is the zero of a sum of integrals over one normal.
+    """
+    s = np.array(scales)
+    truths = 0.5 + apart * np.random.default_rng(seed).standard_normal((len(s), dim))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(200)
+    weights = weights / weights.sum()
+
+    def pull(x: np.ndarray) -> np.ndarray:
+        slope = 1 / (
+            4 * np.cosh(s[:, None] * np.linalg.norm(x, axis=-1)[..., None] * nodes / 2) ** 2
+        )
+        return (s**2 * (slope @ weights))[:, None] * x
+
+    x = scipy.optimize.root(
+        lambda x: pull(np.tile(x, (len(s), 1))).mean(0) - pull(truths).mean(0),
+        truths.mean(0),
+        tol=1e-13,
+    ).x
+    return Problem(
+        init=np.zeros(dim),
+        loss=lambda x, seen: jnp.logaddexp(0.0, _dot(seen[0], x)) - seen[1] * _dot(seen[0], x),
+        num_clients=len(s),
+        draws=Draws(normal=dim, uniform=1),
+        observe=observe_scaled_logistic,
+        clients=_Unequal(truths, s),
+        truth=x,
+        gradient=lambda x, seen: Scaled(1 / (1 + jnp.exp(-_dot(seen[0], x))) - seen[1], seen[0]),
+        hessian=lambda x, seen: OuterProduct(
+            seen[0], 1 / (4 * jnp.cosh(_dot(seen[0], x) / 2) ** 2)
+        ),
+        name="unlike logistic",
+        gamma0=1.0,
+    )
+
+
+def clipped(most: float) -> Algorithm:
+    """Return Local SGD whose clients shorten long gradients."""
+
+    def direction(gradient: Any, client: Any, round: Any) -> Any:
+        return gradient * jnp.minimum(1, most / jnp.linalg.norm(gradient)), client.local
+
+    return Algorithm("clipped", direction=direction)
 
 
 def conditioned(dim: int, condition: float) -> np.ndarray:
@@ -182,4 +268,43 @@ def cases() -> list[Case]:
         found += [
             Case(name, problem, schedule, steps, gamma0, alpha) for schedule in ("C5", "P(1/2)")
         ]
-    return found
+    return found + drifting() + optimised()
+
+
+def drifting() -> list[Case]:
+    """Return cells in which clients with other Hessians and other optima pull long rounds aside."""
+    four, two = unlike(1.0, seed=21), unlike(1.0, seed=22, variances=(1.0, 10.0))
+    many = unlike(0.5, 23, variances=np.random.default_rng(5).lognormal(0.0, 1.0, 50).tolist())
+    scaled = unlike_logistic((0.5, 1.0, 2.0, 4.0), 0.5, seed=24)
+    cells = [("1 to 8", four, 0.13), ("1 and 10", two, 0.1), ("lognormal, K=50", many, 0.2)]
+    cells += [
+        ("scales 0.5 to 4, gamma0 1", scaled, 1.0),
+        ("scales 0.5 to 4, gamma0 2", scaled, 2.0),
+    ]
+    return [
+        Case(f"drift, {name}", problem, schedule, 10_000, gamma0)
+        for name, problem, gamma0 in cells
+        for schedule in ("C5", "C50")
+    ]
+
+
+def optimised() -> list[Case]:
+    """Return other optimisers than Local SGD with decreasing steps, on clients that are alike and unlike."""
+    alike = problems.logistic(5, 10)
+    scaled = unlike_logistic(np.geomspace(0.5, 2.0, 10).tolist(), 0.5, seed=25)
+    ways = [
+        ("constant step", algorithms.local_sgd(), 0.2, True),
+        ("local momentum", algorithms.local_momentum(0.9), 0.2, False),
+        ("local Adam", algorithms.local_optimizer(optax.adam(1.0), "local Adam"), 0.2, False),
+        ("clipped", clipped(0.5), 1.0, False),
+        ("FedAdam", algorithms.server_adam(), 1.0, False),
+        ("SCAFFOLD", algorithms.scaffold(), 1.0, False),
+        ("5 of 10", algorithms.participation(5), 1.0, False),
+        ("dropout", algorithms.client_dropout(0.3), 1.0, False),
+    ]
+    return [
+        Case(name, problem, schedule, 5_000, gamma0, 0.505, False, algorithm, constant)
+        for problem in (alike, scaled)
+        for name, algorithm, gamma0, constant in ways
+        for schedule in ("C5", "C10", "C50")
+    ]

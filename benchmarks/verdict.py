@@ -127,7 +127,7 @@ def cell_rows(case: Case, replications: int, seed: int) -> list[Row]:
         methods=METHODS,
         algorithm=case.algorithm,
     )
-    withheld = verdict.outside(case.algorithm, case.problem, case.plan)
+    withheld = verdict.outside(case.algorithm, case.problem, case.plan, METHODS[0])
     # The verdict that would have been given.
     spoken = dataclasses.replace(cell, withheld={cell.judge: verdict.IS_JUDGE})
     found = []

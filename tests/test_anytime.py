@@ -101,7 +101,7 @@ def _detail(t: float, df: float = 1e6) -> AnchoredDetail:
 
 
 def test_method_has_the_law_with_students_t_of_the_same_tail() -> None:
-    law = one_step(gradients="anchor", valid="always", best_at=1000).law
+    law = one_step(valid="always", best_at=1000).law
     assert law.multiplier(0.95, None, _detail(1000)) == pytest.approx(3.035, abs=1e-3)
     few = law.multiplier(0.95, None, _detail(1000, 20.0))
     assert np.all(few > 3.3)
@@ -117,8 +117,8 @@ def test_method_has_the_law_with_students_t_of_the_same_tail() -> None:
 def test_before_the_first_look_there_is_no_interval_and_no_evidence() -> None:
     early = _detail(first_look(2) - 1)
     for method in (
-        one_step(gradients="anchor", valid="always", best_at=1000),
-        one_step(gradients="anchor", valid="looks", looks=(100, 500, 1000)),
+        one_step(valid="always", best_at=1000),
+        one_step(valid="looks", looks=(100, 500, 1000)),
     ):
         assert np.all(np.isinf(method.law.multiplier(0.95, None, early)))
         assert np.all(method.law.tail(np.full(2, 9.0), None, early) == 1)
@@ -129,7 +129,7 @@ def test_before_the_first_look_there_is_no_interval_and_no_evidence() -> None:
 
 def test_looks_are_those_of_the_saved_rounds() -> None:
     plan = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=1000)
-    method = one_step(gradients="anchor", valid="looks")
+    method = one_step(valid="looks")
     cell = Cell(problems.linear(2, 2), plan, (method,), save_at=(100, 150))
     law = cell.with_looks(method).law
     wanted = sequential.looks_value(0.95, (500, 750, 1000))
@@ -151,7 +151,7 @@ def test_looks_are_those_of_the_saved_rounds() -> None:
 )
 def test_options_that_do_not_suit_are_refused(given: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        one_step(gradients="anchor", **given)
+        one_step(**given)
 
 
 def _cell() -> CellRows:
@@ -191,7 +191,7 @@ def test_measures_of_stops_from_rows() -> None:
 
 PLAN = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=700)
 PROBLEM = problems.linear(2, 2)
-ALWAYS = one_step(gradients="anchor", valid="always", best_at=500)
+ALWAYS = one_step(valid="always", best_at=500)
 
 
 def test_one_run_stops_where_a_loop_of_ones_own_would() -> None:
@@ -229,7 +229,7 @@ def test_one_run_stops_where_a_loop_of_ones_own_would() -> None:
 def test_a_rule_that_a_method_cannot_keep_is_refused() -> None:
     with pytest.raises(ValueError, match="until: must have no null for one_step"):
         jaxlsgd.fit(
-            jax.random.key(0), PROBLEM, PLAN, methods=[one_step(gradients="anchor")],
+            jax.random.key(0), PROBLEM, PLAN, methods=[one_step()],
             until=looks.Until(excludes=0.0),
         )  # fmt: skip
     with pytest.raises(ValueError, match="half_width: must be"):

@@ -16,7 +16,10 @@ from jaxlsgd.core import cell_file
 from jaxlsgd.core.cell_file import about_from_json, about_to_json
 from jaxlsgd.report import tables
 
-COSTS = {"plug_in": one_step().cost, "random_scaling[paper]": random_scaling().cost}
+COSTS = {
+    "plug_in": one_step(gradients="increments").cost,
+    "random_scaling[paper]": random_scaling().cost,
+}
 
 
 def priced():
@@ -63,7 +66,11 @@ def test_costs_are_kept_with_the_rows(tmp_path: Path):
 
 def test_every_method_tells():
     for method in (
-        *(one_step(), one_step(center="average"), one_step(hessian_every=3)),
+        *(
+            one_step(),
+            one_step(center="average"),
+            one_step(gradients="increments", hessian_every=3),
+        ),
         *(plug_in(), plug_in("finite"), plug_in(average="observations")),
         *(random_scaling(), random_scaling("diagonal"), random_scaling(critical="finite_horizon")),
         random_scaling("contrasts", contrasts=[[1.0, 0.0]]),

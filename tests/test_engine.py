@@ -428,5 +428,5 @@ def test_another_algorithm_is_marked_as_outside_the_theory():
     case, run_plan = problem("linear", "weighted"), paper_plan("C1", num_steps=30)
     methods = (random_scaling(),)
     outside = fit(key(), case, run_plan, methods=methods, algorithm=algorithms.fedprox(0.1))
-    assert "fedprox: these intervals are outside the theory" in str(outside)
+    assert "fedprox is outside the theory of the intervals of random_scaling." in str(outside)
     assert "outside the theory" not in str(fit(key(), case, run_plan, methods=methods))

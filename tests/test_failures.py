@@ -24,7 +24,8 @@ from jaxlsgd.report import figures, tables
 from jaxlsgd.study.store import files
 from jaxlsgd.study.store.reader import Results
 
-METHODS = (one_step(), plug_in(), random_scaling(), random_scaling("diagonal", name="diagonal"))
+INCREMENTS = one_step(gradients="increments")
+METHODS = (INCREMENTS, plug_in(), random_scaling(), random_scaling("diagonal", name="diagonal"))
 
 
 def run(problem: Problem, gamma0: float, num_steps: int = 300, **more: Any) -> Any:
@@ -48,11 +49,11 @@ def test_an_exploded_path_with_finite_estimates_is_flagged() -> None:
 
 
 def test_a_method_that_leaves_the_wild_part_out_completes_where_others_have_exploded() -> None:
-    """With 1,000 observations one_step has a calm part to go by; its errors are those of a calm run."""
+    """With 1,000 observations one_step[increments] has a calm part to go by; its errors are those of a calm run."""
     cell = run(problems.linear(5, 10), 10.0, 1000)
     assert last(cell)["plug_in"] == {Cause.EXPLODED}
-    assert last(cell)["one_step"] == {Cause.COMPLETED}
-    error = cell.methods["one_step"].estimate[-1] - cell.truth["one_step"]
+    assert last(cell)[INCREMENTS.name] == {Cause.COMPLETED}
+    error = cell.methods[INCREMENTS.name].estimate[-1] - cell.truth[INCREMENTS.name]
     assert np.abs(error).max() < 0.2
     text = measures.coverage_table(cell)
     assert measures.DIFFERENT in text and measures.DIFFERENT in tables.render(cell)
@@ -61,7 +62,7 @@ def test_a_method_that_leaves_the_wild_part_out_completes_where_others_have_expl
     )
     assert one.failures == {"plug_in": Cause.EXPLODED}
     assert "plug_in: exploded" in str(one) and "not affected" not in str(one)
-    assert "That one_step did not fail does not show that its intervals hold." in str(one)
+    assert f"That {INCREMENTS.name} did not fail does not show that its intervals hold." in str(one)
     assert one.diverged and not one.verdicts()
 
 
@@ -123,10 +124,14 @@ def test_a_loss_that_is_no_number_is_seen_though_its_gradient_is_zero() -> None:
 
 def test_one_round_is_undefined_and_not_a_divergence() -> None:
     cell = run(problems.linear(2, 3), 0.5, 40, save_at=(1,))
-    for name in ("one_step", "random_scaling", "diagonal"):
+    for name in (INCREMENTS.name, "random_scaling", "diagonal"):
         assert set(cell.methods[name].cause[0]) == {Cause.UNDEFINED}
     one = jaxlsgd.fit(jax.random.key(0), problems.linear(2, 3), _plan(0.5, 1))
-    assert "too few rounds" in str(one) and "diverged" not in str(one)
+    assert (
+        "There is no interval" in str(one)
+        and "too few rounds" in str(one)
+        and "diverged" not in str(one)
+    )
     assert one.failures and not one.diverged
 
 

@@ -27,7 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from jaxlsgd.federation.flower import InferenceMod, InferenceStrategy
 
-METHOD = one_step(gradients="anchor")
+METHOD = one_step()
 EXAMPLES = (100, 200, 300)
 E, ROUNDS, DIM = 7, 60, 2
 

@@ -115,7 +115,7 @@ def rolled() -> Estimator:
     def roll(state: Rolled) -> Rolled:
         return Rolled(0 * state.now, 2 * state.past + state.now)
 
-    def roll_before(E: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def roll_before(E: np.ndarray, eta: np.ndarray, dim: int) -> np.ndarray:
         return np.arange(E[0], E.sum() // BLOCK_STEPS + 1, 3)
 
     def measure(states: Any, horizon: Any) -> Measurement:

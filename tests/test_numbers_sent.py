@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import json
 from pathlib import Path
@@ -28,7 +29,9 @@ from jaxlsgd import (
 )
 from jaxlsgd.analysis import measures
 from jaxlsgd.core.cell_file import Unfit, about_from_json, about_to_json
+from jaxlsgd.core.estimator import BLOCK_STEPS
 from jaxlsgd.engine.cost import sent_under_c1
+from jaxlsgd.inference import anchored_rounds
 from jaxlsgd.inference.rivals.bootstrap import bootstrap, perturbed
 from jaxlsgd.inference.rivals.federation_tree import federation_tree, split_clients
 from jaxlsgd.inference.rivals.higrad import higrad
@@ -36,6 +39,7 @@ from jaxlsgd.report import figures, tables
 from jaxlsgd.runs.cell import Cell
 
 STEPS = 5_000
+increments = functools.partial(one_step, gradients="increments")
 
 
 def plan(name: str):
@@ -68,6 +72,7 @@ def rounds_by_hand(name: str) -> int:
 
 
 # Under C1 T = 5,000, under P(1/2) T = 611. A model is d, a gradient d, a Hessian d(d + 1)/2: 15 and 5,050 numbers.
+# Here one_step is the one from increments.
 BY_HAND = {
     ("C1", 5): {"": 25_000, "random_scaling": 25_000, "one_step": 100_000, "plug_in": 125_000},
     ("P(1/2)", 5): {"": 3_055, "random_scaling": 3_055, "one_step": 12_220, "plug_in": 15_275},
@@ -85,7 +90,7 @@ BY_HAND = {
 @pytest.mark.parametrize(("name", "dim"), BY_HAND)
 def test_counts_are_those_made_by_hand(name: str, dim: int):
     assert plan(name).num_rounds == rounds_by_hand(name) == {"C1": 5_000, "P(1/2)": 611}[name]
-    methods = {"": None, "random_scaling": random_scaling(), "one_step": one_step()}
+    methods = {"": None, "random_scaling": random_scaling(), "one_step": increments()}
     methods["plug_in"] = plug_in()
     problem = flat(dim)
     found = {key: numbers_sent(problem, plan(name), method) for key, method in methods.items()}
@@ -93,11 +98,32 @@ def test_counts_are_those_made_by_hand(name: str, dim: int):
     assert sent_under_c1(problem, STEPS) == BY_HAND["C1", dim][""]
 
 
+@pytest.mark.parametrize(
+    ("name", "dim", "clients"), [("C1", 5, 4), ("P(1/2)", 5, 10), ("C1", 30, 1)]
+)
+def test_anchors_are_counted_by_hand(name: str, dim: int, clients: int):
+    """A model per round, a gradient sum once there is an anchor, and two Hessians in some rounds."""
+    given, problem = plan(name), flat(dim, clients)
+    edge = -(-max(BLOCK_STEPS, 2 * dim) // BLOCK_STEPS) * BLOCK_STEPS
+    assert anchored_rounds.first_edge(dim) == edge
+    begun = later = used = 0
+    for E in given.E.tolist():
+        begun += 1
+        later += used >= edge
+        used += E
+    chosen = anchored_rounds.hessian_rounds(given.E, clients, dim)
+    hessians = int(np.count_nonzero(chosen))
+    assert 0 < hessians < later and chosen[: begun - later].sum() == 0
+    expected = begun * dim + later * dim + hessians * dim * (dim + 1)
+    for method in (one_step(), one_step(center="average")):
+        assert numbers_sent(problem, given, method) == expected
+
+
 def test_few_rounds_with_hessians_send_more_than_many_without():
     """What a count of rounds hides: at d = 100, P(1/2) has 12 % of the rounds of C1 and sends six times as much."""
     rare, often = plan("P(1/2)"), plan("C1")
     assert rare.num_rounds / often.num_rounds == pytest.approx(0.122, abs=5e-4)
-    ratio = numbers_sent(flat(100), rare, one_step()) / numbers_sent(flat(100), often)
+    ratio = numbers_sent(flat(100), rare, increments()) / numbers_sent(flat(100), often)
     assert ratio == pytest.approx(6.29, abs=0.01)
 
 
@@ -110,25 +136,25 @@ def test_methods_declare_what_they_need():
         random_scaling(critical="finite_horizon"): model + gradient + hessian,
         plug_in("finite"): model + gradient + hessian,
         plug_in(average="observations"): model + gradient + hessian,
-        one_step(center="average"): model + hessian,
+        increments(center="average"): model + hessian,
     }
     for method, numbers in each.items():
         assert numbers_sent(problem, short, method) == T * numbers, method.name
     for every in (2, 10, 700):
-        found = numbers_sent(problem, short, one_step(hessian_every=every))
+        found = numbers_sent(problem, short, increments(hessian_every=every))
         assert found == T * model + T // every * hessian
 
 
 def test_a_part_of_a_run_counts_its_rounds():
     problem, short = flat(5), plan("P(1/2)")
-    assert numbers_sent(problem, short, one_step(hessian_every=10), rounds=25) == 25 * 5 + 2 * 15
+    assert numbers_sent(problem, short, increments(hessian_every=10), rounds=25) == 25 * 5 + 2 * 15
     with pytest.raises(ValueError, match="rounds: must be an integer from 1 to 611, got 612"):
         numbers_sent(problem, short, rounds=612)
 
 
 def test_algorithms_declare_what_a_message_has():
     problem, short, T, d = flat(5), plan("P(1/2)"), 611, 5
-    # Of each: numbers in a round without a method, and what one_step's sum of gradients adds.
+    # Of each: numbers in a round without a method, and what the sum of gradients of increments adds.
     expected = {
         algorithms.local_sgd(): (d, 0),
         algorithms.server_adam(): (d, 0),
@@ -140,7 +166,7 @@ def test_algorithms_declare_what_a_message_has():
     }
     for algorithm, (alone, total) in expected.items():
         assert numbers_sent(problem, short, None, algorithm) == T * alone, algorithm.name
-        found = numbers_sent(problem, short, one_step(), algorithm)
+        found = numbers_sent(problem, short, increments(), algorithm)
         assert found == T * (alone + total + 15), algorithm.name
 
 
@@ -158,9 +184,9 @@ def test_clients_that_are_not_chosen_send_nothing():
     problem, short = flat(5, num_clients=10), plan("P(1/2)")
     for choice in ("uniform", "weight"):
         some = algorithms.participation(3, choice)
-        assert numbers_sent(problem, short, one_step(), some) == 611 * 20 * 3 / 10
+        assert numbers_sent(problem, short, increments(), some) == 611 * 20 * 3 / 10
     everybody = algorithms.participation(10)
-    assert numbers_sent(problem, short, one_step(), everybody) == 611 * 20
+    assert numbers_sent(problem, short, increments(), everybody) == 611 * 20
 
 
 def test_copies_are_sent_and_federations_are_not():
@@ -176,7 +202,7 @@ def test_copies_are_sent_and_federations_are_not():
 
 
 def test_a_cell_says_what_its_methods_send():
-    methods = (one_step(), random_scaling())
+    methods = (increments(name="one_step"), random_scaling())
     rows = Cell(flat(5), plan("P(1/2)"), methods, save_at=(100, 611)).with_rows({})
     assert rows.numbers_sent == {"one_step": (2_000, 12_220), "random_scaling": (500, 3_055)}
     assert rows.sent_under_c1 == (500, 25_000)

@@ -160,7 +160,12 @@ def test_what_cannot_be_had_is_refused() -> None:
             build(average="steps")
 
 
-SUMMED = (*METHODS[::2], plug_in(), random_scaling(), one_step())
+SUMMED = (
+    *METHODS[::2],
+    plug_in(),
+    random_scaling(),
+    one_step(gradients="increments", name="one_step"),
+)
 
 
 @pytest.mark.parametrize("method", SUMMED, ids=lambda method: method.name)

@@ -20,11 +20,13 @@ from jaxlsgd.inference import binned_rounds
 from jaxlsgd.inference.joint import measure_in_float64
 from jaxlsgd.inference.one_step import multiplier
 
+increments = functools.partial(one_step, gradients="increments")
+
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def stream(path: Path, with_sums: bool = True, every: int = 1) -> Any:
-    """The path through `one_step`, as in somebody's own loop."""
-    method = one_step(hessian_every=every)
+    """The path through one-step from increments, as in somebody's own loop."""
+    method = increments(hessian_every=every)
     return method.measure(scanned(path, method, with_sums), None)
 
 
@@ -57,7 +59,7 @@ def test_the_stream_agrees_with_the_oracle(num_rounds: int, every: int):
 
 def test_one_run_is_read_in_numpy():
     """Estimate, matrix and half-widths against the oracle's, with no program compiled for them."""
-    path, method = make_path(700), one_step()
+    path, method = make_path(700), increments()
     with jax.enable_x64(True):
         states = scanned(path, method)
     found, matrix = measure_in_float64(method, states, None)
@@ -78,7 +80,7 @@ def test_one_run_is_read_in_numpy():
 
 def test_around_the_average():
     """Half-widths by definition: what is within them of ȳ has 95 % of a normal law around x̂."""
-    path, method = make_path(700), one_step(center="average")
+    path, method = make_path(700), increments(center="average")
     with jax.enable_x64(True):
         states = scanned(path, method)
         found = method.measure_one(states, None)
@@ -97,7 +99,7 @@ def test_around_the_average():
 
 
 def test_hessians_that_are_not_due_may_be_missing():
-    path, method = make_path(12), one_step(hessian_every=4)
+    path, method = make_path(12), increments(hessian_every=4)
     update = jax.jit(method.update)
 
     def run(given: Any) -> Any:
@@ -171,7 +173,7 @@ def test_the_engine_agrees_with_a_loop_of_ones_own(schedule: str):
         key, problem, plan, replications=2, methods=one_step(), dtype="float64", mesh=mesh
     )
     for name in ("estimate", "scale", "half_width"):
-        pair = [getattr(cell.methods["one_step"], name) for cell in (engine, spread)]
+        pair = [getattr(cell.methods["one_step"], name)[-1] for cell in (engine, spread)]
         chex.assert_trees_all_close(*pair, rtol=1e-9)
 
 
@@ -224,7 +226,8 @@ def test_it_covers_and_the_verdict_finds_who_does_not(model: str, schedule: str)
             assert all(row["chance"] is None and "judge" in row["withheld"] for row in mine)
         else:
             chance = np.mean([row["chance"] for row in mine])
-            assert abs(covered - chance) < 0.02 + error / 2
+            # x̂ leaves out the first observations, which other centres use, so chances are too low at 1,000.
+            assert -0.02 - error / 2 < covered - chance < 0.05 + error / 2
     if schedule == "P(1/2)":
         doubted = [row for row in rows if row["method"].startswith("random_scaling")]
         assert np.mean([row["coverage"] for row in doubted]) < 0.92, (
@@ -268,24 +271,26 @@ def test_one_fit_gives_the_chance_of_its_intervals():
     assert one.doubted and "standard errors from that of one_step" in str(one)
     told = str(result)
     assert "Chance that these 95 % intervals hold the truth, given this run" in told
-    assert "one_step: it is the judge, and is not judged by itself; the first" in told
-    assert "left out" in told and "expect" not in told
+    assert "one_step: it is the judge, and is not judged by itself" in told
+    assert "expect" not in told
     only = fit(jax.random.key(2), problem, plan, methods=plug_in())
     assert not only.verdicts() and str(only.verdicts()) == "" and "Chance" not in str(only)
 
 
 def test_an_early_explosion_is_left_out():
     problem, plan = problems.linear(5, 10), paper_plan("C5", 8.0, num_steps=2_000)
-    cell = simulate(jax.random.key(0), problem, plan, replications=200, methods=one_step())
-    rows = cell.methods["one_step"]
+    cell = simulate(jax.random.key(0), problem, plan, replications=200, methods=increments())
+    rows = cell.methods["one_step[increments]"]
     assert rows.ok.all()
-    covered = np.abs(rows.estimate[-1] - cell.truth["one_step"]) <= rows.half_width[-1, 0]
+    covered = (
+        np.abs(rows.estimate[-1] - cell.truth["one_step[increments]"]) <= rows.half_width[-1, 0]
+    )
     assert abs(covered.mean() - 0.95) < SIGMAS * np.sqrt(0.95 * 0.05 / 200)
 
 
 def test_p_values_invert_the_intervals():
     path = make_path(300)
-    method = one_step()
+    method = increments()
     with jax.enable_x64(True):
         detail = jax.tree.map(np.asarray, stream(path).detail)
     for level in (0.5, 0.95, 0.999):
@@ -308,6 +313,6 @@ def test_verdicts_need_the_same_coordinates():
 
 
 def test_a_hessian_is_asked_for():
-    method = one_step()
+    method = increments()
     with pytest.raises(ValueError, match="sync: must have hessian.*one_step needs"):
         method.update(method.init(jnp.zeros(2)), Sync(jnp.zeros(2), 1, 0.1))

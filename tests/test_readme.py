@@ -188,12 +188,13 @@ def test_problems_made_of_others() -> None:
 def test_what_is_said_to_be_sent_is_what_is_counted(capsys) -> None:
     """The table in the README, and the numbers beside the guide's code, by that code."""
     exec(section("What `one_step` does, and what it sends"), {})
-    assert capsys.readouterr().out.split() == ["5", "12220", "0.4888", "100", "3146650", "6.2933"]
+    assert capsys.readouterr().out.split() == ["5", "7080", "0.2832", "100", "177600", "0.3552"]
     guide = (ROOT / "scripts/guides/intervals.md").read_text("utf-8")
-    assert "# 12,220 and 3,146,650\n" in guide and "# 0.49 and 6.3 × Local SGD" in guide
+    assert "# 7,080 and 177,600\n" in guide and "# 0.28 and 0.36 × Local SGD" in guide
     from jaxlsgd import numbers_sent, one_step, plug_in, problems, random_scaling, schedules
 
-    methods = (random_scaling(), one_step(), one_step(hessian_every=10), plug_in("finite"))
+    increments = one_step(gradients="increments")
+    methods = (random_scaling(), one_step(), increments, plug_in("finite"))
     told = README.read_text("utf-8")
     for d, name in ((5, "C1"), (5, "P(1/2)"), (100, "C1"), (100, "P(1/2)")):
         problem, warmed = problems.linear(d, 10), schedules.paper(name).with_warmup(0.05)
@@ -201,7 +202,7 @@ def test_what_is_said_to_be_sent_is_what_is_counted(capsys) -> None:
         shares = [f"{numbers_sent(problem, plan, m) / (5000 * d):.3g}" for m in methods]
         assert f"| d = {d}, {name} | {plan.num_rounds:,} | {' | '.join(shares)} |" in told
     # "From 14 parameters on."
-    few, many = (numbers_sent(problems.linear(d, 10), plan, one_step()) for d in (13, 14))
+    few, many = (numbers_sent(problems.linear(d, 10), plan, increments) for d in (13, 14))
     assert few < 5000 * 13 and many > 5000 * 14 and "From 14 parameters on" in told
 
 
@@ -210,14 +211,18 @@ def test_where_one_step_fails_is_told_as_it_was_measured() -> None:
     lines = [
         line.split(" | ") for line in measured.splitlines() if re.match(r"\| (un|lo|li)", line)
     ]
-    found = {(line[1], line[2], line[3]) for line in lines}
+    found = {(line[1], line[2], line[3], line[5]) for line in lines}
     guide = (ROOT / "scripts/guides/intervals.md").read_text("utf-8")
     part = guide.partition("## Where `one_step` is known to fail")[2].partition("\n- **")[0]
     told = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")]
     assert len(told) == 10  # a header and nine of the cells
     assert all(tuple(line[1:]) in found for line in told[1:])
-    failing = [float(line[1].split()[0]) for line in lines if not re.search("C1|SCAFFOLD", line[0])]
-    text = f"In {len(failing)} cells that were chosen because it should fail there, it covers {min(failing)} to {max(failing)} %"
+    failing = [line for line in lines if not re.search("C1|SCAFFOLD", line[0])]
+    old, new = ([float(line[i].split()[0]) for line in failing] for i in (1, 3))
+    text = (
+        f"In {len(failing)} cells that were chosen because increments should fail there, they cover {min(old)} to {max(old)} %, "
+        f"and `one_step()` {min(new)} to {max(new)} %"
+    )
     assert text in README.read_text("utf-8")
 
 
@@ -246,7 +251,7 @@ print((abs(estimate - 1) < 0.2).all(), (lower < upper).all())
 """
     blocks_of = section("Your own problem, method, algorithm or loop")
     told = python(tmp_path, f"{blocks_of}{given}\nprint(jaxlsgd.{sentence})\n{judged}")
-    assert "clipped: these intervals are outside the theory." in told
+    assert "clipped is outside the theory of the intervals of " in told
     assert "['w'][2]" in told
     assert told.splitlines()[-2:] == ["clipped True", "True True"]
 

@@ -43,6 +43,11 @@ def read(path):
         return list(csv.DictReader(file))
 
 
+def _completed(path):
+    """Runs with an interval; not of one_step, whose intervals are withheld at short horizons."""
+    return {row["n_ok"] for row in read(path) if row["method"] != "one_step"}
+
+
 @pytest.fixture
 def quick(tmp_path_factory, monkeypatch):
     """`paper.toml` with two schedules and without the method whose critical values take seconds."""
@@ -137,8 +142,8 @@ def test_table4_end_to_end(tmp_path, capsys):
     assert [int(row["num_steps"]) for row in rows] == [60, 60, 120, 120] * 4
     assert {row["model"] for row in rows} == {"logistic"}
     assert {row["critical"] for row in rows} == {"normal", "paper", "student"}
-    assert {row["n_ok"] for row in rows} == {"24"}
-    assert all(0 <= float(row["coverage"]) <= 1 for row in rows)
+    assert _completed(tmp_path / "table4.csv") == {"24"}
+    assert all(0 <= float(row["coverage"]) <= 1 for row in rows if row["n_ok"] != "0")
     assert all(row["paper_length"] == "" for row in rows), "the paper has no such horizon"
     text = (tmp_path / "table4.txt").read_text()
     assert text.startswith("Table 4: logistic regression, d = 5. Plug-in: coverage rate (%)")
@@ -231,9 +236,9 @@ def test_more_replications_extend_and_fewer_keep_what_is_there(tmp_path, capsys)
     after = tiles(tmp_path / "study-tables")
     assert len(after) == 2 * len(before)
     assert before.items() < after.items()
-    assert {row["n_ok"] for row in read(tmp_path / "table4.csv")} == {"16"}
+    assert _completed(tmp_path / "table4.csv") == {"16"}
     assert run("table4", *arguments, 8) == 0
-    assert {row["n_ok"] for row in read(tmp_path / "table4.csv")} == {"16"}
+    assert _completed(tmp_path / "table4.csv") == {"16"}
 
 
 KILLED = """
@@ -273,7 +278,10 @@ def test_killed_after_three_tiles_it_goes_on_from_there(tmp_path, quick):
     for resumed, whole in pairs:
         for key in ("schedule", "num_steps", "method", "coverage", "n_ok"):
             assert resumed[key] == whole[key]
-        assert float(resumed["length"]) == pytest.approx(float(whole["length"]), rel=1e-4)
+        if whole["n_ok"] == "0":
+            assert resumed["length"] == whole["length"] == ""
+        else:
+            assert float(resumed["length"]) == pytest.approx(float(whole["length"]), rel=1e-4)
 
 
 @pytest.mark.usefixtures("quick")

@@ -515,7 +515,7 @@ def test_the_verb_shows_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_slope_of_the_hessian_in_factors_is_the_same(monkeypatch: pytest.MonkeyPatch):
     """With few columns it is a tensor of d³ numbers, with many a sum over bins."""
     rng = np.random.default_rng(0)
-    method = one_step()
+    method = one_step(gradients="increments")
     hosted = local_sgd.Hosted((method,), np.zeros(3))
     x = np.array([1.0, -1.0, 0.5])
     for m in range(1, 200):

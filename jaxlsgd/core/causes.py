@@ -19,7 +19,7 @@ class Cause(enum.IntEnum):
 
     `EXPLODED` needs neither the truth nor a scale of the parameters: the loss at the estimate exceeds that at
     x_0 by more than `MOST_GROWTH` times the mean absolute loss at x_0, both on 32 fixed observations of the
-    problem (see `engine.probe`). A method that discards the wild part of a path, as `one_step` does, is
+    problem (see `engine.probe`). A method that discards the wild part of a path, as one-step from increments does, is
     judged by its own estimate, and may complete when others have exploded.
 
     `CORRECTION` is a failure of the method and not of the run: the estimate is not finite or has exploded,
@@ -31,7 +31,7 @@ class Cause(enum.IntEnum):
     NON_FINITE = 2  # the estimate is not finite, or a half-width is not a number
     EXPLODED = 3
     LOSS = 4  # the loss at the estimate is not a number, whatever its gradient is
-    UNDEFINED = 5  # an infinite half-width: too few rounds for an interval
+    UNDEFINED = 5  # an infinite half-width: too few rounds, or withheld
     CORRECTION = 6  # the method's correction of a sound path failed
 
     @property

@@ -246,9 +246,12 @@ class Estimator:
       contrasts: rows R if the interval is for Rx, or () if it is for x itself.
       label: the name in figures; `name` if "".
       notes: `detail → sentences` to print with a run, from the detail of its measurement.
+      doubts: `detail → reason` if the method's own tests speak against its interval in a run, "" if they do not; no
+        verdict is given by such an interval.
       reads_numpy: whether `measure` and `matrix` compute in NumPy if states and horizon are NumPy's, so that
         one run is read without compiling anything.
       cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not stated.
+      any_optimiser: whether its theory holds for any algorithm whose averages come near the minimum.
       within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
         for algorithms outside the paper's theory.
       least_rounds: how many rounds a plan must have.
@@ -268,8 +271,10 @@ class Estimator:
     contrasts: tuple[tuple[float, ...], ...] = ()
     label: str = ""
     notes: Callable[[Any], tuple[str, ...]] | None = None
+    doubts: Callable[[Any], str] | None = None
     reads_numpy: bool = False
     cost: str = ""
+    any_optimiser: bool = False
     within_theory: bool = False
     least_rounds: int = 1
     valid: str = dataclasses.field(default="fixed", metadata=COUNTS_IF_SET)
@@ -311,9 +316,7 @@ class Estimator:
         for part, own in zip(self.accumulators, state, strict=True):
             if part.anchor is not None:
                 return part.anchor.places(own)
-        raise refusal(
-            "estimator", 'have an anchor, as one_step(gradients="anchor") does', self.name
-        )
+        raise refusal("estimator", "have an anchor, as one_step() does", self.name)
 
     def at_looks(self, clocks: Sequence[int]) -> Estimator:
         """Return the method with the law of looks at these numbers of observations; itself unless it needs them."""

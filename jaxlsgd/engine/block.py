@@ -81,11 +81,25 @@ def run_hessians(
     pairs: HessianPairs,
 ) -> Any:
     """Add the Hessians that clients send in a block, at the anchors of statistic i: they do not depend on the path."""
+    sums = hessian_sums(program, i, data, given, state, first, pairs)
+    counts = jnp.sum(pairs.weight, (0, 1)).astype(program.dtype)
+    return statistics.with_hessians(program.accumulators[i], data, state, *sums, counts)
+
+
+def hessian_sums(
+    program: Program,
+    i: int,
+    data: ProblemData,
+    given: Supply,
+    state: Any,
+    first: Any,
+    pairs: HessianPairs,
+) -> tuple[Array, Array]:
+    """Return the sums over the steps of a block of `statistics.hessians_at`."""
     functions = program.structure.flat_functions()
     pairs = cast_floats(pairs, program.dtype)
     source = make_source(program, functions, data, given, first)
-    part = program.accumulators[i]
-    places = statistics.places_of(part, data.init, state)
+    places = statistics.places_of(program.accumulators[i], data.init, state)
 
     def add(sums: tuple[Array, Array], pair: HessianPairs) -> tuple[Any, None]:
         for half, seen in enumerate(source.observe(source.draw(pair.at))):
@@ -95,9 +109,7 @@ def run_hessians(
 
     groups, (_, d, R) = pairs.weight.shape[-1], places.shape
     empty = jnp.zeros((groups, d, d, R), places.dtype), jnp.zeros((d, d, R), places.dtype)
-    here, difference = lax.scan(add, empty, pairs)[0]
-    counts = jnp.sum(pairs.weight, (0, 1))
-    return statistics.with_hessians(part, data, state, here, difference, counts)
+    return lax.scan(add, empty, pairs)[0]
 
 
 class _Row(NamedTuple):

@@ -18,6 +18,8 @@ Three programs make a run, each for one device's share of clients and replicatio
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +55,7 @@ class ShardState(NamedTuple):
     federation: Federation  # its clients; `moved` is its share, `params` and `server` are the same everywhere
     seen: Seen  # its share
     total: Any  # (d, R) sum of the last round's mean gradients over all clients, if a statistic needs it
+    anchored: Any  # the same at the anchors, per statistic with one
     statistics: Statistics  # the same on every client shard
 
 
@@ -66,6 +69,9 @@ class Turn(NamedTuple):
     E: Any  # () of the round that begins
     eta: Any  # ()
     etas: Any  # (2,) η of the pair, 0 for a step of another round
+    rolls: tuple[
+        Any, ...
+    ] = ()  # () bool per statistic with an anchor: whether it rolls, for the round that begins
 
 
 class Read(NamedTuple):
@@ -86,13 +92,32 @@ class Round(NamedTuple):
     read: Read | None  # if the round is saved
 
 
-def lay_out(plan: Plan, save_at: tuple[int, ...]) -> list[Round]:
-    """Return a plan as calls; draws are made in pairs, so blocks of steps start at an even t."""
+def lay_out(
+    plan: Plan, save_at: tuple[int, ...], rolls: Sequence[Iterable[int]] = ()
+) -> list[Round]:
+    """Return a plan as calls; draws are made in pairs, so blocks of steps start at an even t.
+
+    Args:
+      plan: the plan.
+      save_at: rounds to read.
+      rolls: per statistic with an anchor, the observations before which it rolls. A round that has begun by then
+        keeps its anchor to its end.
+    """
     begins = np.concatenate([[0], plan.ends])
-    return [_round(plan, m, int(begins[m]), m + 1 in save_at) for m in range(plan.num_rounds)]
+    after = [set(np.searchsorted(plan.ends, sorted(each)).tolist()) for each in rolls]
+    return [
+        _round(
+            plan,
+            m,
+            int(begins[m]),
+            m + 1 in save_at,
+            tuple(np.bool_(m - 1 in each) for each in after),
+        )
+        for m in range(plan.num_rounds)
+    ]
 
 
-def _round(plan: Plan, m: int, t: int, saved: bool) -> Round:
+def _round(plan: Plan, m: int, t: int, saved: bool, rolls: tuple[np.bool_, ...]) -> Round:
     """Return the calls of the round with index m (from 0), whose first step is observation t."""
     E, eta = int(plan.E[m]), float(plan.eta[m])
     start = t - t % 2
@@ -106,6 +131,7 @@ def _round(plan: Plan, m: int, t: int, saved: bool) -> Round:
         E=np.float64(E),
         eta=np.float64(eta),
         etas=etas[:2],
+        rolls=rolls,
     )
     read = None
     if saved:
@@ -157,7 +183,9 @@ def start(program: Program, data: ProblemData, replications: int) -> ShardState:
     square = jnp.zeros((average.shape[0], *average.shape), average.dtype)
     seen = Seen(zero if program.needs_gradient else None, square if program.needs_hessian else None)
     total = zero if program.needs_gradient_sum else None
-    return ShardState(whole.federation._replace(moved=zero), seen, total, whole.statistics)
+    anchored = whole.federation.anchored
+    federation = whole.federation._replace(moved=zero)
+    return ShardState(federation, seen, total, anchored, whole.statistics)
 
 
 def turn(
@@ -165,7 +193,10 @@ def turn(
 ) -> ShardState:
     """End a round and make the first pair of steps of the next."""
     functions, source, numbers = _prepared(program, data, keys, numbers)
-    now, total, fed = _close(program, data, state, numbers.closes, numbers.ended)
+    now, sums, fed = _close(program, data, state, numbers.closes, numbers.ended)
+    if program.anchored:
+        fed = _rolled(program, data, fed, numbers.rolls)
+        now = now._replace(anchors=statistics.anchors_of(program, data, fed))
     begins = Step(numbers.eta, None, numbers.E)
     now = now._replace(local=federation.begin(program.algorithm, now, begins))
     pair = source.observe(source.draw(jnp.asarray(0, jnp.int32)))
@@ -179,7 +210,29 @@ def turn(
         gradients.append(gradient)
     gradient = jnp.where(numbers.odd, gradients[1], gradients[0])
     found = Seen(gradient if program.needs_gradient else None, hessian)
-    return ShardState(now, found, total, fed)
+    return ShardState(now, found, *sums, fed)
+
+
+def _rolled(
+    program: Program, data: ProblemData, fed: Statistics, rolls: tuple[Any, ...]
+) -> Statistics:
+    """Roll the statistics with an anchor that are due."""
+    found = list(fed)
+    for i, due in zip(program.anchored, rolls, strict=True):
+        change = functools.partial(statistics.roll, program.accumulators[i], data.init)
+        found[i] = lax.cond(due, change, lambda same: same, fed[i])
+    return tuple(found)
+
+
+def hessians(
+    program: Program, i: int, data: ProblemData, keys: Array, state: Any, numbers: Any
+) -> Any:
+    """Add the Hessians that clients send in a block to statistic i, see `block.hessian_sums`."""
+    first, pairs = numbers
+    sums = block_lib.hessian_sums(program, i, data, Supply(keys, None), state, first, pairs)
+    part, counts = program.accumulators[i], jnp.sum(pairs.weight, (0, 1)).astype(program.dtype)
+    here, difference = sum_over_devices(sums)
+    return statistics.with_hessians(part, data, state, here, difference, counts)
 
 
 def steps(
@@ -201,7 +254,7 @@ def read(
 ) -> Statistics:
     """Return the statistics including the round that ends here; its gradient needs a sum of its own."""
     functions, source, numbers = _prepared(program, data, keys, numbers)
-    now, total, fed = _close(program, data, state, numbers.closes, numbers.last)
+    now, sums, fed = _close(program, data, state, numbers.closes, numbers.last)
     seen = Seen(None, None)
     if program.needs_gradient or program.needs_hessian:
         pair = source.observe(source.draw(jnp.asarray(0, jnp.int32)))
@@ -211,7 +264,7 @@ def read(
         gradient = _step(program, functions, data, now, first, at)[1]
         hessian = statistics.mean_hessian(program, functions, data, now.clients, first)
         seen = sum_over_devices(Seen(gradient if program.needs_gradient else None, hessian))
-    return _fed(program, data, fed, Met(now.params, seen.gradient, total), seen, numbers.last)
+    return _fed(program, data, fed, Met(now.params, seen.gradient, *sums), seen, numbers.last)
 
 
 def _prepared(
@@ -224,24 +277,24 @@ def _prepared(
 
 def _close(
     program: Program, data: ProblemData, state: ShardState, closes: Syncs, ended: Syncs
-) -> tuple[Federation, Any, Statistics]:
+) -> tuple[Federation, tuple[Any, Any], Statistics]:
     """Return all clients at the x̄ that ends a round, its gradients, and statistics up to the round before."""
     algorithm, before = program.algorithm, state.federation
     at = Step(ended.eta, None, ended.E)
     message, memory = federation.sent(algorithm, before, at, data.weights)
-    shares = (before.moved, message, state.seen, before.total)
-    moved, message, seen, total = sum_over_devices(shares)
+    shares = (before.moved, message, state.seen, (before.total, before.anchored))
+    moved, message, seen, sums = sum_over_devices(shares)
     params, server = federation.received(algorithm, before, at, moved, message)
-    met = Met(before.params, seen.gradient, state.total)
+    met = Met(before.params, seen.gradient, state.total, state.anchored)
     fed = _fed(program, data, state.statistics, met, seen, closes)
     after = federation.opened(before, params)._replace(memory=memory, server=server)
-    if total is not None:
-        after = after._replace(total=jnp.zeros_like(total))
+    total, anchored = jax.tree.map(jnp.zeros_like, sums)
+    after = after._replace(total=total, anchored=anchored)
     if algorithm.averages:
-        return after, total, fed
+        return after, sums, fed
     # Before the first round there is nothing to receive, and a server with a state must not be updated.
     keep = lambda new, old: jnp.where(ended.valid, new, old)  # noqa: E731
-    return jax.tree.map(keep, after, before), total, fed
+    return jax.tree.map(keep, after, before), sums, fed
 
 
 def sum_over_devices(tree: Any) -> Any:
@@ -263,7 +316,16 @@ def _step(
     seen: Any,
     at: Step,
 ) -> tuple[Federation, Array]:
-    return federation.local_step(now, seen, at, data, functions, program.algorithm, end_round=False)
+    return federation.local_step(
+        now,
+        seen,
+        at,
+        data,
+        functions,
+        program.algorithm,
+        end_round=False,
+        anchors=now.anchors or (),
+    )
 
 
 def _fed(

@@ -23,9 +23,10 @@ from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.engine import client_rounds, distributed, federation, statistics
 from jaxlsgd.engine.client_rounds import CLIENTS, Seen, ShardState
 from jaxlsgd.engine.federation import Federation
+from jaxlsgd.engine.layout import BLOCK_STEPS
 from jaxlsgd.engine.program import ProblemData, Program, make_data
 from jaxlsgd.engine.statistics import Statistics
-from jaxlsgd.engine.tile import WAIT_EVERY, Advanced, Saved
+from jaxlsgd.engine.tile import WAIT_EVERY, Advanced, Saved, hessian_steps, rolls_of
 from jaxlsgd.schedules import Plan
 
 REPLICATIONS = "replications"
@@ -85,8 +86,15 @@ class Sharded:
         state = start(program, mesh, keys.shape[0], data)
         if program.algorithm.random:
             state = deal(program, mesh, data, keys, self._weights, state)
-        for each in client_rounds.lay_out(plan, save_at):
+        dim, clients = len(self._vector), len(self._weights)
+        edges = rolls_of(program, plan, dim)
+        rolls = [[block * BLOCK_STEPS for block in edges[i]] for i in program.anchored]
+        sent = hessian_steps(program, plan, dim, clients)
+        for each in client_rounds.lay_out(plan, save_at, rolls):
             state = turn(program, mesh, data, keys, state, each.turn)
+            for i, weights in sent.items():
+                for block in _hessian_blocks(plan, each.number - 1, weights):
+                    state = hessians(program, mesh, i, data, keys, state, block)
             yield from waiting.after(int(np.count_nonzero(each.turn.etas)), state)
             for block in each.steps:
                 state = steps(program, mesh, data, keys, state, block)
@@ -205,9 +213,12 @@ def _specs(program: Program, data: ProblemData) -> ShardState:
             memory=_by_both(now.memory),
             server=_by_replication(now.server),
             total=_by_both(now.total),
+            anchors=_by_replication(now.anchors),
+            anchored=_by_both(now.anchored),
         ),
         Seen(*_by_both(tuple(state.seen))),
         _by_replication(state.total),
+        _by_replication(state.anchored),
         _of_statistics(program, data.init, state.statistics),
     )
 
@@ -255,6 +266,38 @@ def steps(
     specs = _specs(program, data)
     run = _shards(client_rounds.steps, program, mesh, specs, specs)
     return run(data, words, state, block)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5,))
+def hessians(
+    program: Program, mesh: Mesh, i: int, data: Any, words: Array, state: ShardState, block: Any
+) -> ShardState:
+    """Run `client_rounds.hessians` on every device."""
+    own = _specs(program, data).statistics[i]
+
+    def body(data: Any, words: Any, state: Any, block: Any) -> Any:
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        return client_rounds.hessians(program, i, data, keys, state, block)
+
+    run = _on_mesh(mesh, body, (_DATA, P(REPLICATIONS), own, P()), own)
+    changed = list(state.statistics)
+    changed[i] = run(data, words, state.statistics[i], block)
+    return state._replace(statistics=tuple(changed))
+
+
+def _hessian_blocks(
+    plan: Plan, m: int, weights: np.ndarray
+) -> Iterator[tuple[np.uint32, statistics.HessianPairs]]:
+    """Yield the pairs of steps of round m (from 0) whose Hessians clients send, by blocks of steps."""
+    last = int(plan.ends[m])
+    begin = last - int(plan.E[m])
+    for first in range(begin - begin % 2, last, BLOCK_STEPS):
+        own = np.zeros((BLOCK_STEPS, weights.shape[1]))
+        start, stop = max(first, begin), min(first + BLOCK_STEPS, last)
+        own[start - first : stop - first] = weights[start:stop]
+        pairs = statistics.hessian_pairs(own)
+        if pairs is not None:
+            yield np.uint32(first), pairs
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

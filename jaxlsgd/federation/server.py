@@ -87,11 +87,11 @@ def begin(
     Args:
       params: the model at the start, a pytree of floating arrays (NumPy or JAX).
       rows: "fresh" if no row is met twice, "reused" if clients go over the same rows again.
-      method: `one_step(gradients="anchor")` if None, or another method with anchors.
+      method: `one_step()` if None, or another method with anchors.
     """
-    chosen = one_step(gradients="anchor") if method is None else method
+    chosen = one_step() if method is None else method
     if chosen.anchor is None:
-        raise refusal("method", 'have an anchor, as one_step(gradients="anchor") does', chosen.name)
+        raise refusal("method", "have an anchor, as one_step() does", chosen.name)
     tracker = track(chosen, params, rows=rows)
     return ServerState(tracker, tracker.init(params), params)
 

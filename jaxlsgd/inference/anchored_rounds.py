@@ -167,12 +167,12 @@ def _add_hessians(
 
 def closed(state: AnchoredState) -> tuple[Bins, Counts]:
     """Return all bins with the open one as the last, and the round that was under way in its own."""
-    clock = state.clock
+    clock, xp = state.clock, state.x.__array_namespace__()
     late, E = state.late, clock.late
     last = jax.tree.map(lambda leaf: leaf[-1], state.past)
     counts = jax.tree.map(lambda leaf: leaf[-1], clock.past)
     keep = clock.bin > 1  # the first bin is not kept
-    w = jnp.where(keep, 1, 0).astype(late.dtype) * jnp.where(E > 0, 1, 0)
+    w = xp.where(keep, 1, 0).astype(late.dtype) * xp.where(E > 0, 1, 0)
     last = last._replace(
         h=last.h + w * late,
         Eh=last.Eh + (w * E) * late,
@@ -181,11 +181,11 @@ def closed(state: AnchoredState) -> tuple[Bins, Counts]:
     counts = counts._replace(n=counts.n + w, E=counts.E + w * E, EE=counts.EE + w * E * E)
 
     def shifted(past: Array, last: Array, now: Array) -> Array:
-        whole = jnp.concatenate([past[:-1], last[None]])
-        return jnp.where(usable, jnp.concatenate([whole[1:], now[None]]), whole)
+        whole = xp.concatenate([past[:-1], last[None]])
+        return xp.where(usable, xp.concatenate([whole[1:], now[None]]), whole)
 
     # An open bin without Hessians says nothing yet.
-    usable = (clock.bin > 0) & (jnp.sum(clock.now.seen) > 0) & (clock.now.n > 1)
+    usable = (clock.bin > 0) & (xp.sum(clock.now.seen) > 0) & (clock.now.n > 1)
     bins = jax.tree.map(shifted, state.past, last, state.now)
     return bins, jax.tree.map(shifted, clock.past, counts, clock.now)
 

@@ -25,7 +25,9 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxlsgd.core.problem import Array
@@ -95,99 +97,102 @@ class _Fit(NamedTuple):
 
 def next_anchor(bins: Bins, counts: Counts, path: Array) -> Array:
     """Return the anchor that follows the last bin; `path` is the optimiser's own average."""
+    xp = path.__array_namespace__()
     f = _fit(bins, counts)
     a, move = bins.a[-1], bins.move[-1]
     x = a + f.y / (1 + _bend(f, f.y, move))
-    newton = f.proper & (f.seen >= ENOUGH * a.shape[0]) & jnp.all(jnp.isfinite(x))
-    return jnp.where(newton, x, jnp.where(f.fine[-1], path, a - move))
+    newton = f.proper & (f.seen >= ENOUGH * a.shape[0]) & xp.all(xp.isfinite(x))
+    return xp.where(newton, x, xp.where(f.fine[-1], path, a - move))
 
 
 def read(bins: Bins, counts: Counts) -> Reading:
     """Return the estimate of all bins, its covariance, and whether both can be trusted."""
+    xp = bins.a.__array_namespace__()
     f = _fit(bins, counts)
-    u, t = f.weight, jnp.where(f.fine, counts.E, 0)
+    u, t = f.weight, xp.where(f.fine, counts.E, 0)
     ut = u * t
-    total = jnp.sum(ut)
+    total = xp.sum(ut)
     due = times(f.between, f.r)  # the gradients that the bins should have
     residual = _residual_squares(bins, counts, due, f.fine)
-    n = _over(total**2, jnp.sum(u**2 * counts.EE))
-    M = jnp.sum((u**2)[:, None, None] * residual, 0) / jnp.maximum(1 - 1 / jnp.maximum(n, 1), 0.1)
+    n = _over(total**2, xp.sum(u**2 * counts.EE))
+    M = xp.sum((u**2)[:, None, None] * residual, 0) / xp.maximum(1 - 1 / xp.maximum(n, 1), 0.1)
     Ai = f.Ai
     V = _mm(_mm(Ai, M), Ai.T)
-    v = jnp.diagonal(V)
-    correction = jnp.sum(ut[:, None] * f.r, 0)
+    v = xp.diagonal(V)
+    correction = xp.sum(ut[:, None] * f.r, 0)
     z = times(_mm(Ai, f.dG), correction)  # (2B, d) the error of Ĝ times the correction
-    noise = jnp.sum(z[:, :, None] * z[:, None, :], 0)
+    noise = xp.sum(z[:, :, None] * z[:, None, :], 0)
     P = _mm(total * Ai, f.dG)  # relative errors of Ĝ
     PV = _mm(P, V)
-    up = 2 * jnp.einsum("nij,nji->i", P, PV) + jnp.einsum("nij,nij->i", P, PV)
-    spread = 4 * jnp.sum(jnp.diagonal(PV, axis1=1, axis2=2) ** 2, 0) + 2 * v**2 / jnp.maximum(n, 1)
+    up = xp.sum(P * (2 * PV.mT + PV), (0, 2))
+    spread = 4 * xp.sum(xp.diagonal(PV, axis1=1, axis2=2) ** 2, 0) + 2 * v**2 / xp.maximum(n, 1)
     shrink = _over(v, v + up)
-    variance = shrink * v + jnp.diagonal(noise)
-    lost = _over(2 * jnp.diagonal(noise) ** 2, jnp.maximum(f.effective - 1, 1))
+    variance = shrink * v + xp.diagonal(noise)
+    lost = _over(2 * xp.diagonal(noise) ** 2, xp.maximum(f.effective - 1, 1))
     df = _over(2 * variance**2, shrink**2 * spread + lost)
-    scale = jnp.sqrt(shrink)
+    scale = xp.sqrt(shrink)
     V = scale[:, None] * V * scale[None, :] + noise
-    se = jnp.sqrt(jnp.maximum(variance, 0))
+    se = xp.sqrt(xp.maximum(variance, 0))
     left = _left(f, bins.move[-1], se)
-    before = jnp.where(counts.E[-2] > 0, u[-2], 1.0)
+    before = xp.where(counts.E[-2] > 0, u[-2], 1.0)
     x = bins.a[-1] + f.y
-    good = f.proper & jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(V)) & jnp.all(se > 0)
-    good = good & (left < LEFT) & (before >= ARRIVED) & jnp.all(df > LEAST_DF)
-    used = _over(total, jnp.sum(counts.E))
+    good = f.proper & xp.all(xp.isfinite(x)) & xp.all(xp.isfinite(V)) & xp.all(se > 0)
+    good = good & (left < LEFT) & (before >= ARRIVED) & xp.all(df > LEAST_DF)
+    used = _over(total, xp.sum(counts.E))
     gap = _gap(f, M, u, t, due, n)
-    return Reading(x, V, jnp.clip(df, 3, 1e6), ~good, left, before, used, gap, n)
+    return Reading(x, V, xp.clip(df, 3, 1e6), ~good, left, before, used, gap, n)
 
 
 def _fit(bins: Bins, counts: Counts) -> _Fit:
-    d, total = bins.a.shape[-1], jnp.sum(counts.seen, -1)
-    finite = jnp.all(jnp.isfinite(bins.h), -1) & jnp.all(jnp.isfinite(bins.hh), (-1, -2))
-    fine = (counts.E > 0) & finite & jnp.all(jnp.isfinite(bins.a), -1)
-    known = jnp.all(jnp.isfinite(bins.D), (-1, -2)) & (total > 0)
-    D = jnp.where(known[:, None, None], bins.D / jnp.maximum(total, 1)[:, None, None], 0)
+    xp = bins.a.__array_namespace__()
+    d, total = bins.a.shape[-1], xp.sum(counts.seen, -1)
+    finite = xp.all(xp.isfinite(bins.h), -1) & xp.all(xp.isfinite(bins.hh), (-1, -2))
+    fine = (counts.E > 0) & finite & xp.all(xp.isfinite(bins.a), -1)
+    known = xp.all(xp.isfinite(bins.D), (-1, -2)) & (total > 0)
+    D = xp.where(known[:, None, None], bins.D / xp.maximum(total, 1)[:, None, None], 0)
     delta = _later(D)
-    whole = _later(jnp.where((counts.E > 0) & ~known, 1.0, 0.0)) == 0
-    H = bins.H / jnp.maximum(counts.seen, 1)[..., None, None]
-    w = jnp.where(fine[:, None] & jnp.all(jnp.isfinite(H), (-1, -2)), counts.seen, 0)
-    H = jnp.where((w > 0)[..., None, None], H, 0)
-    own = jnp.sum(w[-1][:, None, None] * H[-1], 0) / jnp.maximum(jnp.sum(w[-1]), 1)
+    whole = _later(xp.where((counts.E > 0) & ~known, 1.0, 0.0)) == 0
+    H = bins.H / xp.maximum(counts.seen, 1)[..., None, None]
+    w = xp.where(fine[:, None] & xp.all(xp.isfinite(H), (-1, -2)), counts.seen, 0)
+    H = xp.where((w > 0)[..., None, None], H, 0)
+    own = xp.sum(w[-1][:, None, None] * H[-1], 0) / xp.maximum(xp.sum(w[-1]), 1)
     near = fine & whole & (_size(delta) < CARRY * _size(own))
     w = (w * near[:, None]).reshape(-1)
-    share = _over(w, jnp.sum(w))
+    share = _over(w, xp.sum(w))
     H = (H + delta[:, None]).reshape(-1, d, d)
-    H = jnp.where((w > 0)[:, None, None], H, 0)
-    G = jnp.sum(share[:, None, None] * H, 0)
+    H = xp.where((w > 0)[:, None, None], H, 0)
+    G = xp.sum(share[:, None, None] * H, 0)
     G = (G + G.T) / 2
     inverse, pivot = _inverse(G)
-    proper = fine[-1] & (pivot > 1e-6 * jnp.trace(G) / d)
-    identity = jnp.eye(d, dtype=G.dtype)
-    G, inverse = jnp.where(proper, G, identity), jnp.where(proper, inverse, identity)
-    effective = _over(1.0, jnp.sum(share**2))
-    few = jnp.sqrt(jnp.maximum(1 - 1 / jnp.maximum(effective, 1), 0.1))
-    dG = jnp.where((w > 0)[:, None, None], (share / few)[:, None, None] * (H - G), 0)
+    proper = fine[-1] & (pivot > 1e-6 * xp.trace(G) / d)
+    identity = xp.eye(d, dtype=G.dtype)
+    G, inverse = xp.where(proper, G, identity), xp.where(proper, inverse, identity)
+    effective = _over(1.0, xp.sum(share**2))
+    few = xp.sqrt(xp.maximum(1 - 1 / xp.maximum(effective, 1), 0.1))
+    dG = xp.where((w > 0)[:, None, None], (share / few)[:, None, None] * (H - G), 0)
 
     def kept(x: Array) -> Array:
-        return jnp.where(fine.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
+        return xp.where(fine.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
 
     a, t = kept(bins.a - bins.a[-1]), kept(counts.E)
-    g = kept(bins.h) / jnp.maximum(t, 1)[:, None]
+    g = kept(bins.h) / xp.maximum(t, 1)[:, None]
     between = G - 0.5 * delta
     square = _residual_squares(bins, counts, g, fine)[-1]
     spread = d * (counts.E[-1] - _over(counts.EE[-1], counts.E[-1]))
-    sigma = jnp.maximum(_over(jnp.sum(inverse * square), spread), TINY)
+    sigma = xp.maximum(_over(xp.sum(inverse * square), spread), TINY)
     y, u, Ai = -times(inverse, g[-1]), near * 1.0, inverse
     relative = _mm(inverse, dG)
-    noise = jnp.sum(relative * relative.mT)  # of Ĝ, as a share of it
-    last = jnp.arange(len(t)) == len(t) - 1
+    noise = xp.sum(relative * relative.mT)  # of Ĝ, as a share of it
+    last = xp.arange(len(t)) == len(t) - 1
     for _ in range(2):
         r = a - y
         c = 0.5 * times(delta, r)
-        bent = jnp.sum(c * times(inverse, c), -1)
-        noisy = noise * jnp.sum(r * times(G, r), -1) / d**2
-        u = jnp.where(last, fine, near / (1 + t * (bent + noisy) / sigma))
-        A = jnp.where(proper, jnp.sum((u * t)[:, None, None] * between, 0), identity)
+        bent = xp.sum(c * times(inverse, c), -1)
+        noisy = noise * xp.sum(r * times(G, r), -1) / d**2
+        u = xp.where(last, fine, near / (1 + t * (bent + noisy) / sigma))
+        A = xp.where(proper, xp.sum((u * t)[:, None, None] * between, 0), identity)
         Ai = _inverse(A)[0]
-        y = times(Ai, jnp.sum((u * t)[:, None] * (times(between, a) - g), 0))
+        y = times(Ai, xp.sum((u * t)[:, None] * (times(between, a) - g), 0))
     return _Fit(
         fine,
         a - y,
@@ -195,7 +200,7 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
         inverse,
         dG,
         effective,
-        jnp.sum(w),
+        xp.sum(w),
         D[-1],
         known[-1],
         g,
@@ -209,61 +214,68 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
 
 def _later(x: Array) -> Array:
     """Sum over later bins."""
-    return jnp.cumsum(x[::-1], 0)[::-1] - x
+    xp = x.__array_namespace__()
+    return xp.cumsum(x[::-1], 0)[::-1] - x
 
 
 def _residual_squares(bins: Bins, counts: Counts, gradient: Array, fine: Array) -> Array:
     """(B, d, d) Σ (h − E g)(h − E g)ᵀ over the rounds of each bin."""
+    xp = gradient.__array_namespace__()
     cross = bins.Eh[:, :, None] * gradient[:, None, :]
     square = counts.EE[:, None, None] * (gradient[:, :, None] * gradient[:, None, :])
-    return jnp.where(fine[:, None, None], bins.hh - cross - cross.mT + square, 0)
+    return xp.where(fine[:, None, None], bins.hh - cross - cross.mT + square, 0)
 
 
 def _bend(f: _Fit, step: Array, move: Array) -> Array:
     """Half the relative change of the Hessian over a step, as the last move shows it; 1 if it shows nothing."""
+    xp = step.__array_namespace__()
     relative = _mm(f.inverse, f.D)
-    size = jnp.sqrt(jnp.maximum(jnp.sum(relative * relative.T), 0))
+    size = xp.sqrt(xp.maximum(xp.sum(relative * relative.T), 0))
     length = _norm(f.G, move)
     found = 0.5 * size * _over(_norm(f.G, step), length)
-    return jnp.where(f.known & (length > 0), found, 1.0)
+    return xp.where(f.known & (length > 0), found, 1.0)
 
 
 def _left(f: _Fit, move: Array, se: Array) -> Array:
     """What curvature does between the last anchor and x̂, in standard errors, as the last move shows it."""
+    xp = se.__array_namespace__()
     step, length = f.r[-1], _norm(f.G, move)
     bent = 0.5 * times(_mm(f.inverse, f.D), step) * _over(_norm(f.G, step), length)
-    found = jnp.max(jnp.abs(bent) / jnp.maximum(se, TINY))
-    return jnp.where(f.known & (length > 0), found, jnp.inf)
+    found = xp.max(xp.abs(bent) / xp.maximum(se, TINY))
+    return xp.where(f.known & (length > 0), found, xp.inf)
 
 
 def _gap(f: _Fit, M: Array, u: Array, t: Array, due: Array, n: Array) -> Array:
     """The zero of the last bin against that of the bins before it: F(d, n − d) if they agree."""
+    xp = M.__array_namespace__()
     d = f.y.shape[0]
-    e = (u * t).at[-1].set(0)
-    rest = jnp.sum(e)
+    e = u * t * (xp.arange(len(t)) < len(t) - 1)
+    rest = xp.sum(e)
     off = f.gradient - due
-    gap = _over(jnp.sum(e[:, None] * off, 0), rest) - off[-1]
-    size = _over(1.0, t[-1]) + _over(jnp.sum(u * e), rest**2)
-    S = _over(M, jnp.sum(u**2 * t)) * size
-    z = times(f.dG, _over(jnp.sum(e[:, None] * f.r, 0), rest) - f.r[-1])
-    S = S + jnp.sum(z[:, :, None] * z[:, None, :], 0)
-    usable = f.proper & (rest > 0) & jnp.all(jnp.isfinite(S))
-    S = jnp.where(usable, S, jnp.eye(d, dtype=S.dtype))
-    q = jnp.sum(gap * times(_inverse(S)[0], gap))
-    found = q * jnp.maximum(n - d, 1) / (d * jnp.maximum(n - 1, 1))
-    return jnp.where(usable, jnp.maximum(found, 0), 0)
+    gap = _over(xp.sum(e[:, None] * off, 0), rest) - off[-1]
+    size = _over(1.0, t[-1]) + _over(xp.sum(u * e), rest**2)
+    S = _over(M, xp.sum(u**2 * t)) * size
+    z = times(f.dG, _over(xp.sum(e[:, None] * f.r, 0), rest) - f.r[-1])
+    S = S + xp.sum(z[:, :, None] * z[:, None, :], 0)
+    usable = f.proper & (rest > 0) & xp.all(xp.isfinite(S))
+    S = xp.where(usable, S, xp.eye(d, dtype=S.dtype))
+    q = xp.sum(gap * times(_inverse(S)[0], gap))
+    found = q * xp.maximum(n - d, 1) / (d * xp.maximum(n - 1, 1))
+    return xp.where(usable, xp.maximum(found, 0), 0)
 
 
 def _over(x: Any, y: Any) -> Any:
-    return x / jnp.maximum(y, TINY)
+    return x / (jnp if isinstance(y, jax.Array) else np).maximum(y, TINY)
 
 
 def _norm(G: Array, v: Array) -> Array:
-    return jnp.sqrt(jnp.maximum(jnp.sum(v * times(G, v)), 0))
+    xp = v.__array_namespace__()
+    return xp.sqrt(xp.maximum(xp.sum(v * times(G, v)), 0))
 
 
 def _size(x: Array) -> Array:
-    return jnp.sqrt(jnp.sum(x**2, (-1, -2)))
+    xp = x.__array_namespace__()
+    return xp.sqrt(xp.sum(x**2, (-1, -2)))
 
 
 # Under vmap, a sum over an axis, a product of matrices and a factorisation are not vectorised over replications on a
@@ -275,12 +287,14 @@ def times(M: Array, v: Array) -> Array:
     """Return M v, (..., n, d) by (..., d)."""
     d = v.shape[-1]
     if d > _FEW:
-        return jnp.sum(M * v[..., None, :], -1)
+        return v.__array_namespace__().sum(M * v[..., None, :], -1)
     return sum((M[..., j] * v[..., None, j] for j in range(1, d)), M[..., 0] * v[..., None, 0])
 
 
 def _mm(A: Array, B: Array) -> Array:
     d = B.shape[-2]
+    if isinstance(B, np.ndarray):
+        return A @ B
     if d > _FEW:
         return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
     term = lambda j: A[..., :, j, None] * B[..., None, j, :]  # noqa: E731
@@ -289,8 +303,8 @@ def _mm(A: Array, B: Array) -> Array:
 
 def _inverse(S: Array) -> tuple[Array, Array]:
     """Return the inverse of a symmetric matrix, and its least pivot, which is positive if the matrix is definite."""
-    d = S.shape[-1]
-    if d > _FEW:
+    d, xp = S.shape[-1], S.__array_namespace__()
+    if d > _FEW and xp is jnp:
         L = jnp.linalg.cholesky(S)
         root = lax.linalg.triangular_solve(L, jnp.eye(d, dtype=S.dtype), left_side=True, lower=True)
         pivot = jnp.min(jnp.diagonal(L)) ** 2
@@ -300,8 +314,8 @@ def _inverse(S: Array) -> tuple[Array, Array]:
     for k in range(d):
         pivots.append(S[k, k])
         row = S[k] / S[k, k]
-        at = jnp.arange(d) == k
+        at = xp.arange(d) == k
         swept = S - S[:, k, None] * row[None, :]
-        swept = jnp.where(at[:, None], row[None, :], jnp.where(at[None, :], row[:, None], swept))
-        S = jnp.where(at[:, None] & at[None, :], -1 / S[k, k], swept)
-    return -S, functools.reduce(jnp.minimum, pivots)
+        swept = xp.where(at[:, None], row[None, :], xp.where(at[None, :], row[:, None], swept))
+        S = xp.where(at[:, None] & at[None, :], -1 / S[k, k], swept)
+    return -S, functools.reduce(xp.minimum, pivots)

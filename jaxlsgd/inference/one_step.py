@@ -1,43 +1,15 @@
-"""One-step intervals: from the sums of gradients of all rounds, so that their length need not depend on the schedule.
+"""One-step intervals: Le Cam's one-step estimator from the gradients of all rounds, whatever optimiser made the path.
 
-What is streamed is in `binned_rounds`, with the reason why one Newton step would do for a quadratic loss, a known
-Hessian and short steps. What is computed here is more than that: three Newton steps, the last over a tail of the
-run that is chosen by the length of its intervals; a Hessian that is extrapolated to x* by a ridge regression; an
-allowance of 0.15 |κ| for what curvature may have left; Satterthwaite's degrees of freedom. The constants (0.15, three
-steps, shares ½, ¾ and 0.97 of the observations, bins by factors of two, the ridge) were chosen by looking at
-coverage and length in simulations, and follow from no theorem.
+`one_step()` evaluates gradients at anchors: what is streamed is in `anchored_rounds`, and what is computed of it in
+`anchored_step`. `one_step(gradients="increments")` is for servers that cannot have clients evaluate anything: it uses
+the sums of gradients of the steps themselves, see `binned_rounds` and `newton_step`. This file has the builder and the
+law, which both share: the half-width is √V_jj · t_df/z · cv(bias), Student's t with Satterthwaite's degrees of freedom
+for what is random of V, and the folded normal quantile cv for a bias of known size, over √V_jj: 0.15 |κ_j| for
+increments, 0 for anchors.
 
-With
-p_b, G_b the means of place and Hessian over the rounds of bin b, and the Hessian as a linear function of its
-place, H(x) = Ḡ + 𝒯[x − p̄] (means over the last bins with ¾ of the observations, 𝒯 by regression),
-
-    ∇F(p_b) = ½ (H(p_b) + H(x)) (p_b − x)
-
-is the gradient if x were x*. A path that is still far away, or has come from afar, is so taken at its own
-curvature, and x* at its own and not at that of the path. Local steps pull by less than the gradient where they
-begin, because a client has moved already: with H(x) = QΛQᵀ and
-
-    λ̃_b = Σ_{m∈b} [1 − (1 − η_mλ)^{E_m}]/η_m ÷ Σ_b E_m,     R_b = Q diag(λ̃_b/λ) Qᵀ,     D = Σ_b λ̃_b Σ_b E
-
-x̂ is where the sums of gradients are explained,
-
-    Σ_b Σ_{m∈b} h_m = Σ_b R_b [ΣE ∇F(p_b) + ½ Σ_{m∈b} E_m (H_m − G_b)(x̄_{m−1} − p_b)],
-
-found by Newton's method in three steps, the last of them over the bins b ≥ b₀. Its covariance is
-
-    r_m = h_m − E_m [R_b ∇F(p_b) + K_b (x̄_{m−1} − p_b)],   K_b = Q diag(λ̃_b) Qᵀ + ½ (G_b − H(x))
-    V = Q D⁻¹ Qᵀ (Σ_m r_m r_mᵀ) Q D⁻¹ Qᵀ.
-
-The half-width is √V_jj · t_df/z · cv(0.15 |κ_j|/√V_jj): Student's t with Satterthwaite's degrees of freedom
-over bins, and the folded normal quantile cv for what may be left of κ, by which the curvature of the loss has
-moved x̂. b₀ is the tail with half of the observations or more whose intervals are shortest, in the mean of
-their logarithms. The regression for 𝒯 has the penalty that a settled path asks for: there the p_b of B bins
-scatter by B V around x*, and their Hessians differ by noise alone.
-
-Centred at the paper's average ȳ instead, the half-width is √V_jj · t_df/z · cv((|ȳ − x̂|_j + 0.15 |κ_j|)/√V_jj).
-An efficient x̂ is independent of ȳ − x̂ (Hausman), so that given ȳ − x̂ the distance ȳ − x* is N(ȳ − x̂, V) and
-these are the shortest intervals around ȳ that hold x* 95 times in 100: whatever the horizon, the noise and the
-bias that the start has left in ȳ.
+Centred at the paper's average ȳ instead, the bias is |ȳ − x̂|_j. An efficient x̂ is independent of ȳ − x̂ (Hausman), so
+that given ȳ − x̂ the distance ȳ − x* is N(ȳ − x̂, V), and these are the shortest intervals around ȳ that hold x* 95
+times in 100: whatever the horizon, the noise and the bias that the start has left in ȳ.
 """
 
 from __future__ import annotations
@@ -46,7 +18,6 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from scipy.special import chndtrix, fdtrc, ndtr, ndtri, stdtrit
 
@@ -72,9 +43,10 @@ if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
 
 CENTERS = ("estimate", "average")
-GRADIENTS = ("increments", "anchor")
+GRADIENTS = ("anchor", "increments")
 VALID = ("fixed", "looks", "always")
 _FARTHEST = 8.0  # standard deviations up to which Student's t is taken at the tail of the normal
+AGREE = 0.001  # level of the test that the last bin agrees with those before
 LEFT = 0.15  # share of the correction κ that may still be wrong
 _Z = float(-ndtri(0.025))
 # cv(b) at 95 %: P(|N(b, 1)| ≤ cv) = 0.95; beyond the table it is b + 1.645.
@@ -112,7 +84,7 @@ class AnchoredDetail(NamedTuple):
 def one_step(
     *,
     center: str = "estimate",
-    gradients: str = "increments",
+    gradients: str = "anchor",
     hessian_every: int = 1,
     valid: str = "fixed",
     best_at: float | None = None,
@@ -120,23 +92,27 @@ def one_step(
     shape: str = "pocock",
     name: str | None = None,
 ) -> Estimator:
-    """One-step intervals: x̂_j ± q √V_jj from the sums of gradients of all rounds, with x̂ beside the average.
+    """One-step intervals: x̂_j ± q √V_jj from gradients at the server's anchor, for any federated optimiser.
 
-    Centred at x̂, to which three Newton steps lead from the path, and not at ȳ. Needs no plan, and keeps about
-    4 · 14 · d² numbers. A client sends a Hessian, d (d + 1)/2 numbers, beside its model of d.
+    Besides its model the server broadcasts an anchor, its best estimate so far, which changes whenever the number of
+    observations has grown by half. A client evaluates the observations of its steps there too, sends the sum of these
+    gradients after each round, d numbers, and in a few rounds two Hessians, d (d + 1) numbers. x̂ is one Newton step from
+    the anchors, so the optimiser only has to come near. Needs no plan, and keeps about 48 d² numbers.
 
-    Of 76 cells of 2,000 runs (`benchmarks/results/stress.md`), among them one client, multiplicative noise and far
-    starts, with d from 1 to 20, it covers within 1.5 points of 95 % in all, and in the paper's at t_T = 5,000 it is
-    0.99 to 1.01 times as long as an interval from the true covariances, under all five schedules.
-    It is known to fail (`benchmarks/results/limits.md`) for clients whose Hessians and optima both differ, in rounds of
-    several steps; for constant steps, clipped or adaptive ones; if the path has not arrived; and, about the population,
-    for clients that go over the same rows again.
+    An interval is withheld (infinite) if the Hessian still changes between the anchors, which means that they have not
+    arrived, or if there are too few rounds or Hessians. In 15 cells of 400 runs with unlike clients, other optimisers and
+    a path that has not arrived (`benchmarks/results/limits.md`) it covers 94.4 to 95.2 %. Intervals are about the
+    population that fresh observations come from: clients that go over the same rows again need more (same file).
 
     Args:
       center: "estimate", x̂; or "average", the paper's ȳ = Σ x̄_m/T, for those who must report it. The
         intervals then hold x* as often and are longer, the more so the further ȳ is from x̂. They
         are for coordinates, not for joint tests.
-      hessian_every: s, to take the Hessian at every s-th synchronisation only, m = s, 2s, …; the
+      gradients: "anchor"; or "increments", for servers whose clients send their models and a Hessian at every
+        synchronisation and nothing else: from the sums of gradients of the steps themselves. It is for Local SGD with
+        decreasing steps and clients that are not too unlike, and is known to fail elsewhere
+        (`benchmarks/results/limits.md`).
+      hessian_every: for increments, s to take the Hessian at every s-th synchronisation only, m = s, 2s, …; the
         others may then be None. The engine computes them all the same: it saves in a loop of one's own.
         In the paper's models at t_T = 2,000 (d = 5, C5 and P(1/2) with a warm-up, 1,000 runs) every third makes
         intervals 0.5 to 1.3 % longer, every tenth 2 to 6 %, every thirtieth 7 to 34 %; they cover 94.8 to 96.8 %.
@@ -149,20 +125,18 @@ def one_step(
       name: name in tables; made from the arguments if None.
 
     Returns:
-      An `Estimator`. Its `update` needs `sync.hessian`. It asks for h_m in `sync.gradient_sum`: the gradients
-      themselves, so that a server may do with them as it likes (momentum, adaptive steps), and the engine
-      gives them whatever the algorithm. Without, it takes (x̄_{m−1} − x̄_m)/η_m, which is h_m for plain Local SGD
-      only. λ̃ is that of plain local steps: momentum or a proximal term at the clients make it wrong by the
-      order of E_m η_m λ.
+      An `Estimator`. Its `update` needs `sync.anchored`, evaluated at `estimator.anchors(state)`; with increments,
+      `sync.hessian` and h_m in `sync.gradient_sum`, for which (x̄_{m−1} − x̄_m)/η_m stands in plain Local SGD.
 
     Example::
 
-        estimator = one_step()
-        state = estimator.init(jnp.zeros(2))
-        for _ in range(100):
-            ...  # a round of local steps
-            state = estimator.update(state, Sync(params=x, E=5, eta=0.01, hessian=H))
-        estimator.interval(state, level=0.95)
+        tracker = track(one_step(), params)
+        state = tracker.init(params)
+        for m in range(1000):
+            anchor, before = tracker.anchors(state)
+            ...  # a round of local steps, in which clients evaluate `anchor` too
+            state = tracker.update(state, params, E=5, eta=0.1, anchored=Anchored(gradient_sum))
+        tracker.interval(state, level=0.95)
     """
     checks.choice("center", center, CENTERS)
     checks.count("hessian_every", hessian_every)
@@ -173,20 +147,21 @@ def one_step(
             rule = 'be 1, as anchors have few Hessians anyway; it is for gradients="increments"'
             raise refusal("hessian_every", rule, hessian_every)
         return _anchored(efficient, when, name)
-    given = [] if efficient else [center]
+    given = ["increments"] if efficient else ["increments", center]
     given += when.words
     given += [f"every {hessian_every}"] if hessian_every > 1 else []
     often = "and round" if hessian_every == 1 else f"in every {hessian_every} rounds"
     part = binned_rounds(hessian_every)
     return Estimator(
-        name=name or "one_step" + (f"[{', '.join(given)}]" if given else ""),
+        name=name or f"one_step[{', '.join(given)}]",
         accumulators=(part,) if efficient else (part, path_mean()),
         measure=_measure if efficient else _measure_average,
         law=when.law if efficient else LAW._replace(joint=None),
         matrix=_matrix if efficient else None,
         standard_error=efficient,
-        judges=efficient and when.valid == "fixed",
-        label=("one-step" if efficient else "one-step around the average") + when.label,
+        label="one-step from increments"
+        + ("" if efficient else " around the average")
+        + when.label,
         valid=when.valid,
         law_at=when.law_at,
         notes=_notes,
@@ -197,19 +172,22 @@ def one_step(
 
 def _anchored(efficient: bool, when: _When, name: str | None) -> Estimator:
     part = anchored_rounds()
-    given = ["anchor", *([] if efficient else ["average"]), *when.words]
+    given = [*([] if efficient else ["average"]), *when.words]
     return Estimator(
-        name=name or f"one_step[{', '.join(given)}]",
+        name=name or "one_step" + (f"[{', '.join(given)}]" if given else ""),
         accumulators=(part,) if efficient else (part, path_mean()),
         measure=_measure_anchored if efficient else _measure_anchored_average,
         law=when.law if efficient else LAW._replace(joint=None),
         matrix=_matrix_anchored if efficient else None,
         standard_error=efficient,
-        label=("anchored one-step" if efficient else "anchored one-step around the average")
-        + when.label,
+        judges=efficient and when.valid == "fixed",
+        label=("one-step" if efficient else "one-step around the average") + when.label,
         valid=when.valid,
         law_at=when.law_at,
         notes=_anchored_notes,
+        doubts=_doubts,
+        any_optimiser=True,
+        reads_numpy=True,
         cost="a gradient sum per client and round, and two Hessians in a few rounds, to the server; "
         f"memory about {4 * BINS}d²",
     )
@@ -217,11 +195,11 @@ def _anchored(efficient: bool, when: _When, name: str | None) -> Estimator:
 
 def _measure_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None) -> Measurement:
     del horizon
-    state = states[0]
-    found = anchored_step.read(*closed(state))
-    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(found.V), 0))
-    off = jnp.max(jnp.abs(state.x - found.estimate) / jnp.maximum(scale, anchored_step.TINY))
-    zeros = jnp.zeros_like(scale)
+    state, xp = states[0], states[0].x.__array_namespace__()
+    found = _read_anchored(state)
+    scale = xp.sqrt(xp.maximum(xp.diagonal(found.V), 0))
+    off = xp.max(xp.abs(state.x - found.estimate) / xp.maximum(scale, anchored_step.TINY))
+    zeros = xp.zeros_like(scale)
     detail = AnchoredDetail(
         found.df,
         zeros,
@@ -235,43 +213,55 @@ def _measure_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None
         off,
         state.clock.t,
     )
-    estimate = jnp.where(
-        found.withheld & ~jnp.all(jnp.isfinite(found.estimate)), state.x, found.estimate
-    )
-    return Measurement(estimate, jnp.where(found.withheld, jnp.inf, scale), False, detail)
+    lost = found.withheld & ~xp.all(xp.isfinite(found.estimate))
+    estimate = xp.where(lost, state.x, found.estimate)
+    return Measurement(estimate, xp.where(found.withheld, xp.inf, scale), False, detail, state.x)
 
 
 def _measure_anchored_average(states: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
     found, path = _measure_anchored(states[:1], horizon), states[1]
+    xp = path.mean.__array_namespace__()
     y = path.mean + path.lost
-    offset = (y - found.estimate) / jnp.where(jnp.isfinite(found.scale), found.scale, 1)
-    return found._replace(estimate=y, detail=found.detail._replace(offset=offset))
+    offset = (y - found.estimate) / xp.where(xp.isfinite(found.scale), found.scale, 1)
+    return found._replace(estimate=y, detail=found.detail._replace(offset=offset), path=None)
 
 
 def _matrix_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None) -> Array:
     del horizon
-    found = anchored_step.read(*closed(states[0]))
-    return jnp.where(found.withheld, jnp.nan, found.V)
+    found = _read_anchored(states[0])
+    return states[0].x.__array_namespace__().where(found.withheld, np.nan, found.V)
+
+
+def _read_anchored(state: AnchoredState) -> anchored_step.Reading:
+    with np.errstate(all="ignore"):  # what is not finite is withheld
+        return anchored_step.read(*closed(state))
+
+
+def _doubts(detail: AnchoredDetail) -> str:
+    """Return in words what speaks against an interval that is given: its bins disagree; "" if nothing does."""
+    rounds, d = float(detail.rounds), np.size(detail.df)
+    if not bool(detail.withheld) and fdtrc(d, max(rounds - d, 1.0), float(detail.gap)) < AGREE:
+        return (
+            f"the last rounds disagree with those before (p < {AGREE:g}): the data may have changed, or a "
+            "client's gradients are not those of its loss"
+        )
+    return ""
 
 
 def _anchored_notes(detail: AnchoredDetail) -> tuple[str, ...]:
-    """What a person should know of a run."""
-    notes = []
+    """Return what a person should know of a run."""
     if bool(detail.withheld):
-        if float(detail.left) >= anchored_step.LEFT or float(detail.weight) < anchored_step.ARRIVED:
-            notes.append(
-                "withheld: the anchors have not arrived, since the Hessian still changes between them; "
-                "run longer, start nearer, or take larger steps"
-            )
-        else:
-            notes.append("withheld: too few rounds or Hessians for a covariance")
-        return tuple(notes)
-    rounds, d = float(detail.rounds), np.size(detail.df)
-    if fdtrc(d, max(rounds - d, 1.0), float(detail.gap)) < 0.001:
-        notes.append(
-            "the last rounds disagree with those before (p < 0.001): the data may have changed, or a "
-            "client's gradients are not those of its loss"
+        lone = float(detail.weight) == 1  # there is no bin before the last
+        changes = (
+            float(detail.left) >= anchored_step.LEFT or float(detail.weight) < anchored_step.ARRIVED
         )
+        if changes and not lone:
+            return (
+                "withheld: the anchors have not arrived, since the Hessian still changes between them; "
+                "run longer, start nearer, or take larger steps",
+            )
+        return ("withheld: too few rounds or Hessians for a covariance",)
+    notes = [doubts] if (doubts := _doubts(detail)) else []
     if (left_out := 1 - float(detail.used)) > 0.2:
         notes.append(
             f"{100 * left_out:.0f} % of the observations count for nothing, as too far away"

@@ -183,7 +183,7 @@ class Tracker:
         if self.estimator.anchor is None:
             told.append(
                 "holds for plain SGD steps that fall; momentum, Adam and constant steps are outside, unless "
-                'gradients at the server\'s anchor are handed in, one_step(gradients="anchor")'
+                "gradients at the server's anchor are handed in, one_step()"
             )
             if int(state.rounds) >= SEEN and float(state.last) > FALLEN * float(state.first):
                 told.append(

@@ -26,7 +26,11 @@ CHOICES = {
 }
 METHODS = {
     method.name: method
-    for method in (one_step(), plug_in("finite"), random_scaling(critical="schedule"))
+    for method in (
+        one_step(gradients="increments", name="one_step"),
+        plug_in("finite"),
+        random_scaling(critical="schedule"),
+    )
 }
 NEWTON = "newton"  # what the table of a fit without methods is called
 MOST_COLUMNS = 1000  # d: a run of 20 passes has 2,000 rounds, and needs two per column

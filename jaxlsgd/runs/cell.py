@@ -278,7 +278,9 @@ class Cell:
 
     def outside(self) -> str:
         """Return in words why the cell is outside the range in which verdicts were measured; "" if it is inside."""
-        return verdict.outside(self.algorithm, self.problem, self.plan)
+        if self.judge is None:
+            return ""
+        return verdict.outside(self.algorithm, self.problem, self.plan, self.judge)
 
     def withheld(self) -> dict[str, str]:
         """Return by method why no verdict is given on it; methods that are judged are left out."""

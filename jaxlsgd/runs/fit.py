@@ -208,7 +208,11 @@ class Fit:
             for method in self.cell.methods
             if method.notes is not None
         }
-        withheld = self.cell.outside() if self.cell.judge is not None else ""
+        judge = self.cell.judge
+        withheld = self.cell.outside()
+        if judge is not None and judge.doubts is not None and not withheld:
+            doubts = judge.doubts(self.details[judge.name])
+            withheld = f"{judge.name}, which judges, fails its own test: {doubts}" if doubts else ""
         return verdict.verdicts(self.cell.with_rows(self.rows), notes, withheld)
 
     def _method(self, name: str) -> Estimator:
@@ -355,8 +359,10 @@ def _head(result: Fit) -> list[str]:
         )
     if cell.problem.about:
         lines.append(f"Intervals are {cell.problem.about}.")
-    if not cell.algorithm.within_theory:
-        lines.append(f"{cell.algorithm.name}: these intervals are outside the theory.")
+    beyond = [method.name for method in cell.methods if not method.any_optimiser]
+    if beyond and not cell.algorithm.within_theory:
+        names = " and ".join(beyond)
+        lines.append(f"{cell.algorithm.name} is outside the theory of the intervals of {names}.")
     return lines + _failure_lines(result)
 
 
@@ -389,7 +395,7 @@ def _failure_lines(result: Fit) -> list[str]:
             "try a longer run or a larger step size."
         )
     if failed := why(Cause.UNDEFINED):
-        lines.append(f"There are too few rounds for an interval ({failed}).")
+        lines.append(f"There is no interval ({failed}).")
     if lines and (rest := [method.name for method in _completed(result)]):
         lines.append(
             f"That {' and '.join(rest)} did not fail does not show that its intervals hold."

@@ -308,12 +308,6 @@ def simulate(
     places, shards = machine.chosen(devices), 1
     if mesh is not None:
         mesh = sharded.check_mesh(mesh, problem.num_clients, algorithm)
-        anchored = [method.name for method in cell.methods if method.anchor is not None]
-        if anchored and mesh.shape[sharded.CLIENTS] > 1:
-            rule = (
-                f"spread replications and not clients for a method with an anchor ({anchored[0]})"
-            )
-            raise checks.refusal("mesh", rule, dict(mesh.shape))
         places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
     if tile_size is None:
         platform = places[0].platform

@@ -48,7 +48,10 @@ def main(rounds: int = 600) -> dict[str, jaxlsgd.Interval]:
     x = np.zeros(3)
     trackers = {
         method.name: jaxlsgd.track(method, x, rows="fresh")
-        for method in (jaxlsgd.one_step(), jaxlsgd.random_scaling(critical="schedule"))
+        for method in (
+            jaxlsgd.one_step(gradients="increments"),
+            jaxlsgd.random_scaling(critical="schedule"),
+        )
     }
     states = {name: tracker.init(x) for name, tracker in trackers.items()}
     E_seen, eta_seen = [], []
