@@ -22,7 +22,6 @@ two bins agree in their curvature, and there are five degrees of freedom.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -304,18 +303,24 @@ def _mm(A: Array, B: Array) -> Array:
 def _inverse(S: Array) -> tuple[Array, Array]:
     """Return the inverse of a symmetric matrix, and its least pivot, which is positive if the matrix is definite."""
     d, xp = S.shape[-1], S.__array_namespace__()
-    if d > _FEW and xp is jnp:
-        L = jnp.linalg.cholesky(S)
-        root = lax.linalg.triangular_solve(L, jnp.eye(d, dtype=S.dtype), left_side=True, lower=True)
-        pivot = jnp.min(jnp.diagonal(L)) ** 2
-        return _mm(root.T, root), jnp.where(jnp.isnan(pivot), -jnp.inf, pivot)
-    # Sweep out one coordinate after the other, which leaves −S⁻¹.
-    pivots = []
-    for k in range(d):
-        pivots.append(S[k, k])
-        row = S[k] / S[k, k]
+
+    # Sweep out one coordinate after the other, which leaves −S⁻¹. LAPACK's factorisations can wait for ever if two
+    # devices of a CPU are in them at once.
+    def sweep(k: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        S, least = carry
         at = xp.arange(d) == k
-        swept = S - S[:, k, None] * row[None, :]
+        column = xp.sum(xp.where(at[None, :], S, 0), -1) if d > _FEW else S[:, k]
+        pivot = xp.sum(xp.where(at, column, 0)) if d > _FEW else column[k]
+        row = column / pivot
+        swept = S - column[:, None] * row[None, :]
         swept = xp.where(at[:, None], row[None, :], xp.where(at[None, :], row[:, None], swept))
-        S = xp.where(at[:, None] & at[None, :], -1 / S[k, k], swept)
-    return -S, functools.reduce(xp.minimum, pivots)
+        swept = xp.where(at[:, None] & at[None, :], -1 / pivot, swept)
+        return swept, xp.minimum(least, pivot)
+
+    carry = S, S[0, 0]
+    if d > _FEW and xp is jnp:
+        carry = lax.fori_loop(0, d, sweep, carry)
+    else:
+        for k in range(d):
+            carry = sweep(k, carry)
+    return -carry[0], carry[1]
