@@ -233,3 +233,11 @@ def test_bad_input():
     increments = one_step(gradients="increments")
     with pytest.raises(ValueError, match="estimator: must have an anchor"):
         increments.anchors(increments.init(jnp.zeros(2)))
+
+
+def test_many_columns_need_no_lapack():
+    """Two devices of a CPU that are in a factorisation at once can wait for ever, and bins roll on all devices."""
+    (part,) = METHOD.accumulators
+    assert part.rolling is not None
+    state = jax.eval_shape(part.init, jnp.zeros(20))
+    assert "lapack" not in jax.jit(part.rolling.roll).lower(state).as_text()
