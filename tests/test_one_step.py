@@ -226,7 +226,7 @@ def test_it_covers_and_the_verdict_finds_who_does_not(model: str, schedule: str)
             assert all(row["chance"] is None and "judge" in row["withheld"] for row in mine)
         else:
             chance = np.mean([row["chance"] for row in mine])
-            # x̂ leaves out the first observations, which other centres use, so chances are too low at 1,000.
+            # At 1,000 observations x̂ is not yet efficient, so that chances are too low: see `analysis.verdict`.
             assert -0.02 - error / 2 < covered - chance < 0.05 + error / 2
     if schedule == "P(1/2)":
         doubted = [row for row in rows if row["method"].startswith("random_scaling")]

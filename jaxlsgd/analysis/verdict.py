@@ -7,8 +7,9 @@ With the judge's estimate x̂ and standard error se, and the truth taken to be N
 
 This is a conditional probability and not the method's coverage: an interval with correct coverage has a
 lower chance in some runs and a higher one in others. Their mean over runs is the coverage if the judge's law is right.
-It is lower as long as the judge leaves out observations that the other method uses: by 4 to 5 points at 1,000 observations
-per client, where `one_step` has left out the first 6 %, and by about 2 at 2,000.
+It is lower if the judge is not yet efficient, since its error is then correlated with its distance from the other
+centre: in the paper's models under P(1/2) (1,000 runs) by −0.20 to −0.30 at 1,000 observations per client, −0.12 to −0.18 at
+2,000 and −0.02 to −0.11 at 5,000, and mean chances were 4 to 5, 1 to 3 and 0 to 2 points below the coverage.
 
 There is no verdict on the judge itself, nor on methods made of the same statistics. It is tested: if its interval is
 withheld, or the bins of its rounds disagree (`Estimator.doubts`), so are all verdicts. Its coverage was measured in the
