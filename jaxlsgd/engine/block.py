@@ -70,7 +70,7 @@ def run_block(
     return run(program, functions, data, state, block, source)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
+@functools.partial(jax.jit, static_argnums=(0, 1, 7), donate_argnums=(4,))
 def run_hessians(
     program: Program,
     i: int,
@@ -79,27 +79,17 @@ def run_hessians(
     state: Any,
     first: Any,
     pairs: HessianPairs,
+    over_shards: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Add the Hessians that clients send in a block, at the anchors of statistic i: they do not depend on the path."""
-    sums = hessian_sums(program, i, data, given, state, first, pairs)
-    counts = jnp.sum(pairs.weight, (0, 1)).astype(program.dtype)
-    return statistics.with_hessians(program.accumulators[i], data, state, *sums, counts)
+    """Add the Hessians that clients send in a block, at the anchors of statistic i: they do not depend on the path.
 
-
-def hessian_sums(
-    program: Program,
-    i: int,
-    data: ProblemData,
-    given: Supply,
-    state: Any,
-    first: Any,
-    pairs: HessianPairs,
-) -> tuple[Array, Array]:
-    """Return the sums over the steps of a block of `statistics.hessians_at`."""
+    `over_shards` adds up what the devices have, if clients are spread over several.
+    """
     functions = program.structure.flat_functions()
     pairs = cast_floats(pairs, program.dtype)
     source = make_source(program, functions, data, given, first)
-    places = statistics.places_of(program.accumulators[i], data.init, state)
+    part = program.accumulators[i]
+    places = statistics.places_of(part, data.init, state)
 
     def add(sums: tuple[Array, Array], pair: HessianPairs) -> tuple[Any, None]:
         for half, seen in enumerate(source.observe(source.draw(pair.at))):
@@ -109,7 +99,11 @@ def hessian_sums(
 
     groups, (_, d, R) = pairs.weight.shape[-1], places.shape
     empty = jnp.zeros((groups, d, d, R), places.dtype), jnp.zeros((d, d, R), places.dtype)
-    return lax.scan(add, empty, pairs)[0]
+    sums = lax.scan(add, empty, pairs)[0]
+    per_group, squares = sums if over_shards is None else over_shards(sums)
+    return statistics.with_hessians(
+        part, data, state, per_group, squares, jnp.sum(pairs.weight, (0, 1))
+    )
 
 
 class _Row(NamedTuple):

@@ -227,12 +227,9 @@ def _rolled(
 def hessians(
     program: Program, i: int, data: ProblemData, keys: Array, state: Any, numbers: Any
 ) -> Any:
-    """Add the Hessians that clients send in a block to statistic i, see `block.hessian_sums`."""
-    first, pairs = numbers
-    sums = block_lib.hessian_sums(program, i, data, Supply(keys, None), state, first, pairs)
-    part, counts = program.accumulators[i], jnp.sum(pairs.weight, (0, 1)).astype(program.dtype)
-    here, difference = sum_over_devices(sums)
-    return statistics.with_hessians(part, data, state, here, difference, counts)
+    """Add the Hessians that clients send in a block to statistic i, see `block.run_hessians`."""
+    given = Supply(keys, None)
+    return block_lib.run_hessians(program, i, data, given, state, *numbers, sum_over_devices)
 
 
 def steps(

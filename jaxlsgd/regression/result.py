@@ -16,12 +16,12 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import SIDES, Estimator, Interval
 from jaxlsgd.inference import joint
 from jaxlsgd.inference.joint import JointTest
-from jaxlsgd.regression import after_fit, dependence, figures, text
-from jaxlsgd.regression.after_fit import Details, Named
+from jaxlsgd.regression import dependence, figures, postestimation, text
 from jaxlsgd.regression.design import Design, extra
 from jaxlsgd.regression.families import Family
 from jaxlsgd.regression.options import NEWTON, Options
 from jaxlsgd.regression.pilot import Rule, Whitened
+from jaxlsgd.regression.postestimation import Details, Named
 from jaxlsgd.regression.standardise import times
 from jaxlsgd.schedules import Plan
 
@@ -245,7 +245,7 @@ class TableFit:
           method: its name; the first if None.
           level: that of the fit if None.
         """
-        return after_fit.ratios(self, method, level)
+        return postestimation.ratios(self, method, level)
 
     def predict(
         self,
@@ -272,7 +272,7 @@ class TableFit:
 
             result.predict({"age": [40, 60], "dose": [1.0, 1.0]})
         """
-        return after_fit.predict(self, rows, method, level, scale, interval)
+        return postestimation.predict(self, rows, method, level, scale, interval)
 
     def margins(self, method: str | None = None, level: float | None = None) -> Any:
         """Return average marginal effects as a pandas table, by the delta method.
@@ -285,7 +285,7 @@ class TableFit:
           method: its name; the first if None.
           level: that of the fit if None.
         """
-        return after_fit.margins(self, method, level)
+        return postestimation.margins(self, method, level)
 
     def test(
         self,
@@ -307,7 +307,7 @@ class TableFit:
           A `JointTest` with the statistic W, about χ² of as many degrees of freedom as there are hypotheses, and
           its p-value (by Hotelling's law, with the degrees of freedom of the variance).
         """
-        return after_fit.wald_test(self, hypotheses, null, method, level)
+        return postestimation.wald_test(self, hypotheses, null, method, level)
 
     # The names of statsmodels, for the first method.
 
@@ -396,7 +396,7 @@ class TableFit:
         """Return a table by method and coefficient: of "pandas" (as its index), "polars" or "arrow"."""
         rows = self.rows()
         columns = {key: [row[key] for row in rows] for key in rows[0]}
-        found = after_fit.as_kind(columns, kind)
+        found = postestimation.as_kind(columns, kind)
         return found.set_index(["method", "coefficient"]) if kind == "pandas" else found
 
     def to_json(self) -> str:
@@ -463,7 +463,7 @@ def assemble(
         methods = {NEWTON: alone}
     first = next(iter(methods.values()))
     theta = space.W @ found.readings[0].estimate if found.readings else space.theta
-    about_rows = after_fit.details(plan, options, space, theta, part)
+    about_rows = postestimation.details(plan, options, space, theta, part)
     if not part and options.target == "population":
         influence = _influence(space, theta)
         remarks = [*remarks, *dependence.remarks(space, influence, first, plan.names, options)]
