@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 
 import jaxlsgd
 from jaxlsgd.core.problem import Draws
+from jaxlsgd.engine import machine
 from jaxlsgd.engine.block import run_block, start_tile
 from jaxlsgd.engine.cost import CACHE_BYTES, default_tile, largest_tile, tile_bytes
 from jaxlsgd.engine.draws import Supply, replication_keys
@@ -188,3 +190,18 @@ def test_default_tiles_stay_in_a_cache_where_there_is_one() -> None:
     # What fits no cache is run by sixteen, and what fits no budget one by one.
     assert default_tile(jaxlsgd.problems.linear(10_000, 2), DIAGONAL) == 16
     assert default_tile(jaxlsgd.problems.linear(3_000, 5_000), DIAGONAL) == 1
+
+
+@pytest.mark.parametrize(("used", "released"), [(40, True), (10, False)])
+def test_programs_are_forgotten_before_maps_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: int, released: bool
+) -> None:
+    forgotten: list[int] = []
+    monkeypatch.setattr("jax.clear_caches", lambda: forgotten.append(1))
+    (tmp_path / "proc/sys/vm").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/sys/vm/max_map_count").write_text("64\n")
+    (tmp_path / "proc/self/maps").write_text("7f00-7f01 r-xp\n" * used)
+    assert machine.release_programs(tmp_path) is released
+    assert bool(forgotten) is released
+    assert not machine.release_programs(tmp_path / "not Linux")

@@ -146,6 +146,33 @@ def _limits(root: Path) -> list[int]:
     return limits
 
 
+def release_programs(root: Path = Path("/"), share: float = 0.5) -> bool:
+    """Forget JAX's compiled programs if they have used up much of what the system lets a process map.
+
+    Each program on the CPU needs dozens of memory maps, Linux allows 65,530 by default, and JAX ends with
+    "LLVM compilation error: Cannot allocate memory" when there are no more: after some seventy different
+    cells in one process. Programs that are needed again come back from the cache on disk.
+
+    Args:
+      root: of the file system with /proc.
+      share: of the allowed maps, from which on programs are forgotten.
+
+    Returns:
+      Whether they were.
+    """
+    import jax
+
+    try:
+        allowed = int((root / "proc/sys/vm/max_map_count").read_text())
+        used = (root / "proc/self/maps").read_bytes().count(b"\n")
+    except (OSError, ValueError):
+        return False
+    if used < share * allowed:
+        return False
+    jax.clear_caches()
+    return True
+
+
 def device_memory(device: Any) -> int | None:
     """Return the bytes that JAX may use on a device with memory of its own; None if that is unknown."""
     if device.platform == "cpu":

@@ -101,6 +101,7 @@ def read_cells(
       `Advanced` now and then, and a `SavedRound` at each saved round of each cell.
     """
     dtype = _shared(cells)[-1]
+    machine.release_programs()
     events = _tile_events(key, cells, first, count, device, shared_draws, lanes)
     while True:
         # The settings must not leak to the caller, who runs between two events.
