@@ -1,7 +1,7 @@
 """Which interval to use when: methods x schedules x problems x algorithms as one ordinary study.
 
-Four problems (the paper's logistic regression; Huber's loss under heavy tails; clients with Hessians of their own;
-clients that drift) under five algorithms, and clients that are all alike for methods that need copies of a run or
+Four problems (the paper's logistic regression; Huber's loss under heavy tails; clients with Hessians of their own, which
+pull long rounds aside; clients whose optima move) under seven algorithms and at constant steps, and clients that are all alike for methods that need copies of a run or
 federations that split. Every cell has the same draws. A number is the mean over coordinates: coverage of 95 %
 intervals, and length over that of an efficient interval from the true G and S with all clients' observations.
 `leaderboard.csv` has a row per cell and method, `leaderboard.md` two tables, `leaderboard.png` all of it at a glance.
@@ -44,7 +44,10 @@ ALGORITHMS: tuple[Any, ...] = (
     {"kind": "client_dropout", "probability": 0.2, "name": "dropout"},
     "scaffold",
     {"kind": "server_adam", "name": "FedAdam"},
+    {"kind": "local_adam", "name": "local Adam"},
+    {"kind": "clipping", "norm": 0.5, "name": "clipping"},
 )
+CONSTANT = "constant steps"  # of Local SGD: a column of its own
 # A method keeps its level in a cell whose coverage is so near, in points, up to three standard errors.
 NEAR = 1.5
 
@@ -59,6 +62,12 @@ def problems() -> list[dict[str, Any]]:
         {"kind": "paper-logistic", "name": "logistic"},
         *(x | sizes for x in (huber, own, moving)),
     ]
+
+
+def constant_steps() -> list[dict[str, Any]]:
+    """Return the problems of the grid at constant steps."""
+    steps = {"gamma0": 0.2, "alpha": 0.0}
+    return [x | steps | {"name": f"{x['name']}, {CONSTANT}"} for x in problems()]
 
 
 class Apart(NamedTuple):
@@ -114,6 +123,10 @@ def study(size: str) -> Any:
         for problem in problems()
         for algorithm in ALGORITHMS
     ]
+    grid += [
+        {"problem": problem["name"], "algorithm": "local_sgd", "methods": list(PATH)}
+        for problem in constant_steps()
+    ]
     # Copies cost as much as all else together, so that these run for the shorter horizon alone.
     alone = [part for name in names for part in apart(name, horizons[0])]
     extra = [
@@ -134,7 +147,7 @@ def study(size: str) -> Any:
             for part in apart(name, horizons[0])
         ]
     return Study(
-        problems=_distinct([*problems(), *(part.problem for part in alone)]),
+        problems=_distinct([*problems(), *constant_steps(), *(part.problem for part in alone)]),
         algorithms=_distinct([*ALGORITHMS, *(part.algorithm for part in alone)]),
         methods=_distinct([*METHODS, *(method for part in alone for method in part.methods)]),
         schedules=[{"family": "constant", "E": 50, "name": n} if "=" in n else n for n in names],
@@ -178,9 +191,11 @@ def rows_of(study: Any, cells: Iterable[Any]) -> list[Row]:
         variance = np.diagonal(inverse @ base.S @ inverse.T) / cell.num_steps
         efficient = 2 * 1.959964 * np.sqrt(variance)
         for name, rows in cell.methods.items():
+            plain = cell.problem.removesuffix(f", {CONSTANT}")
+            constant = plain != cell.problem
             where = {
-                "problem": cell.problem,
-                "algorithm": cell.algorithm,
+                "problem": plain,
+                "algorithm": CONSTANT if constant else cell.algorithm,
                 "schedule": cell.schedule,
             }
             numbers = _numbers(rows, cell.truth[name], efficient)
@@ -241,27 +256,32 @@ def report(rows: Sequence[Row], size: str) -> str:
         "",
         "## At a glance",
         "",
-        "Cells in which a method keeps its level, its lowest coverage, and its median length, by algorithm.",
+        "Cells in which a method keeps its level, its lowest coverage, and its median length, by algorithm. The last line "
+        "is what it costs.",
         "",
     ]
-    algorithms = [name for name in unique(rows, "algorithm") if name in map(_name, ALGORITHMS)]
-    lines += pipe_table(["method", *algorithms, "cost"], _glance(rows, algorithms), left=range(9))
-    lines += [
-        "",
-        "In the engine `one_step` is also given the gradients of clients that drop out, which no server has.",
-    ]
+    algorithms = columns()
+    shown = [f"`{method}`" for method in PATH]
+    lines += pipe_table(["algorithm", *shown], _glance(rows, algorithms), left=range(9))
     lines += ["", "## The shortest that keeps its level", ""]
-    lines += pipe_table(["problem", *algorithms], _shortest(rows, algorithms), left=range(9))
+    names = [x["name"] for x in problems()]
+    lines += pipe_table(["algorithm", *names], _shortest(rows, algorithms), left=range(9))
     lines += ["", "## Clients that are alike", ""]
     lines += pipe_table(["method", *unique(rows, "schedule"), "cost"], _alike(rows), left=range(9))
     return "\n".join(lines) + "\n"
 
 
+def columns() -> list[str]:
+    """Return the algorithms of the grid, constant steps among them."""
+    return [*map(_name, ALGORITHMS), CONSTANT]
+
+
 def _glance(rows: Sequence[Row], algorithms: Sequence[str]) -> Iterable[list[str]]:
-    for method in PATH:
-        own = [row for row in rows if row["method"] == method and "alike" not in row["problem"]]
-        cells = [[row for row in own if row["algorithm"] == name] for name in algorithms]
-        yield [f"`{method}`", *map(_kept, cells), _cost(own)]
+    grid = [row for row in rows if "alike" not in row["problem"]]
+    by = {method: [row for row in grid if row["method"] == method] for method in PATH}
+    for name in algorithms:
+        yield [name, *(_kept([r for r in by[m] if r["algorithm"] == name]) for m in PATH)]
+    yield ["cost", *(_cost(by[method]) for method in PATH)]
 
 
 def _kept(cells: Sequence[Row]) -> str:
@@ -271,9 +291,9 @@ def _kept(cells: Sequence[Row]) -> str:
 
 
 def _shortest(rows: Sequence[Row], algorithms: Sequence[str]) -> Iterable[list[str]]:
-    for problem in (x["name"] for x in problems()):
-        line = [problem]
-        for algorithm in algorithms:
+    for algorithm in algorithms:
+        line = [algorithm]
+        for problem in (x["name"] for x in problems()):
             here = [r for r in rows if (r["problem"], r["algorithm"]) == (problem, algorithm)]
             right = {
                 method: np.median([r["over_efficient"] for r in here if r["method"] == method])
@@ -300,9 +320,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw a square per method, problem and algorithm: lowest coverage as colour and number, and length."""
     from matplotlib.figure import Figure
 
-    algorithms = [_name(x) for x in ALGORITHMS]
-    figure = Figure(figsize=(2.75 * len(algorithms) + 1.8, 3.7), layout="constrained")
-    axes = figure.subplots(1, len(algorithms), sharey=True)
+    algorithms = columns()
+    figure = Figure(figsize=(12.8, 7.2), layout="constrained")
+    axes = figure.subplots(2, len(algorithms) // 2, sharex=True, sharey=True).ravel()
     images = [_panel(axis, rows, name) for axis, name in zip(axes, algorithms, strict=True)]
     figure.colorbar(images[-1], ax=list(axes), label="lowest coverage, %", pad=0.01, fraction=0.02)
     horizons = " and ".join(f"{t:,}" for t in sorted({row["num_steps"] for row in rows}))

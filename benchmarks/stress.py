@@ -32,6 +32,8 @@ NEAR = 0.015  # of the level, for a cell's mean over its coordinates
 
 def run(replications: int, seed: int, only: str, done: set[str]) -> Iterator[Row]:
     """Yield the rows of the cells that are not done, cell by cell."""
+    import jax
+
     from benchmarks.stress_cases import cases
 
     chosen = [case for case in cases() if only in ("all", "paper" if case.paper else "hard")]
@@ -39,6 +41,7 @@ def run(replications: int, seed: int, only: str, done: set[str]) -> Iterator[Row
     for i, case in enumerate(chosen):
         began = time.monotonic()
         rows = list(_cell(case, replications, seed))
+        jax.clear_caches()  # hundreds of programs in one process need more memory maps than Linux allows
         found = ", ".join(f"{row['method']} {100 * row['coverage']:.1f}" for row in rows)
         taken = time.monotonic() - began
         print(f"{i + 1}/{len(chosen)} {rows[0]['cell']}: {found} ({taken:.0f} s)", flush=True)

@@ -206,15 +206,6 @@ def unlike_logistic(scales: Sequence[float], apart: float, seed: int, dim: int =
     )
 
 
-def clipped(most: float) -> Algorithm:
-    """Return Local SGD whose clients shorten long gradients."""
-
-    def direction(gradient: Any, client: Any, round: Any) -> Any:
-        return gradient * jnp.minimum(1, most / jnp.linalg.norm(gradient)), client.local
-
-    return Algorithm("clipped", direction=direction)
-
-
 def conditioned(dim: int, condition: float) -> np.ndarray:
     """Return a covariance with eigenvalues spread over a condition number, of mean 1."""
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
@@ -296,7 +287,7 @@ def optimised() -> list[Case]:
         ("constant step", algorithms.local_sgd(), 0.2, True),
         ("local momentum", algorithms.local_momentum(0.9), 0.2, False),
         ("local Adam", algorithms.local_optimizer(optax.adam(1.0), "local Adam"), 0.2, False),
-        ("clipped", clipped(0.5), 1.0, False),
+        ("clipped", algorithms.clipping(0.5), 1.0, False),
         ("FedAdam", algorithms.server_adam(), 1.0, False),
         ("SCAFFOLD", algorithms.scaffold(), 1.0, False),
         ("5 of 10", algorithms.participation(5), 1.0, False),

@@ -88,6 +88,38 @@ def local_momentum(data: Data, decay: float) -> np.ndarray:
     return np.array(path)
 
 
+def local_adam(data: Data, rate: float) -> np.ndarray:
+    """Kingma and Ba (2015), Algorithm 1, at the clients, from the beginning in each round."""
+    x, path = data.init, []
+    for t, E, eta in data.rounds():
+        ends = []
+        for k in range(len(data.weights)):
+            mean, square, at = np.zeros_like(x), np.zeros_like(x), x
+            for i in range(E):
+                g = (data.a[t + i, k] @ at - data.b[t + i, k]) * data.a[t + i, k]
+                mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g**2
+                step = mean / (1 - 0.9 ** (i + 1))
+                at = at - eta * rate * step / (np.sqrt(square / (1 - 0.999 ** (i + 1))) + 1e-8)
+            ends.append(at)
+        x = data.mean(ends)
+        path.append(x)
+    return np.array(path)
+
+
+def clipping(data: Data, norm: float) -> np.ndarray:
+    """Abadi and others (2016) without their noise: a gradient longer than `norm` is made that long."""
+
+    def shortened(g: Vector, at: Vector) -> Vector:
+        del at
+        return g / max(1.0, float(np.linalg.norm(g)) / norm)
+
+    x, path = data.init, []
+    for t, E, eta in data.rounds():
+        x = data.mean([walk(data, k, t, E, eta, x, shortened) for k in range(len(data.weights))])
+        path.append(x)
+    return np.array(path)
+
+
 def server_momentum(data: Data, decay: float, rate: float) -> np.ndarray:
     """FedAvgM, Hsu, Qi and Brown (2019)."""
     x, velocity, path = data.init, np.zeros_like(data.init), []

@@ -33,7 +33,9 @@ from jaxlsgd import (
 )
 from jaxlsgd.algorithms import (
     client_dropout,
+    clipping,
     fedprox,
+    local_adam,
     local_momentum,
     local_optimizer,
     local_sgd,
@@ -97,6 +99,8 @@ ALGORITHMS = {
     "local_momentum": Pair(
         lambda: local_momentum(0.7), lambda data: loops.kept_momentum(data, 0.7)
     ),
+    "local_adam": Pair(lambda: local_adam(0.2), lambda data: loops.local_adam(data, 0.2)),
+    "clipping": Pair(lambda: clipping(0.4), lambda data: loops.clipping(data, 0.4)),
     "stragglers": Pair(lambda: stragglers(0.6), lambda data: loops.stragglers(data, 0.6)),
     "client_dropout": Pair(
         lambda: client_dropout(0.4), lambda data: loops.client_dropout(data, 0.4)
@@ -253,6 +257,7 @@ def test_the_loops_differ():
 ZERO = jnp.zeros(1, jnp.uint32)
 SAME = {
     "local_momentum": lambda: local_momentum(0.0),
+    "clipping": lambda: clipping(1e6),
     "stragglers": lambda: stragglers(0.0),
     "client_dropout": lambda: client_dropout(0.0),
     "participation": lambda: participation(3),

@@ -15,7 +15,9 @@ import pytest
 
 from jaxlsgd.algorithms import (
     client_dropout,
+    clipping,
     fedprox,
+    local_adam,
     local_momentum,
     local_optimizer,
     local_sgd,
@@ -99,6 +101,9 @@ def test_how_often_clients_count(case: str):
         (lambda: scaffold(0.0), "rate: must be a finite number greater than 0, got 0"),
         (lambda: server_adam(beta2=1.0), r"beta2: must be in \[0, 1\), got 1.0"),
         (lambda: local_momentum(1.0), r"momentum: must be in \[0, 1\), got 1.0"),
+        (lambda: local_adam(beta1=1.0), r"beta1: must be in \[0, 1\), got 1.0"),
+        (lambda: local_adam(0.0), "rate: must be a finite number greater than 0, got 0"),
+        (lambda: clipping(-1.0), "norm: must be a finite number greater than 0, got -1.0"),
         (lambda: stragglers(1.0), r"probability: must be in \[0, 1\), got 1.0"),
         (lambda: client_dropout(-0.1), r"probability: must be in \[0, 1\), got -0.1"),
         (lambda: participation(0), "clients: must be an integer of at least 1, got 0"),

@@ -252,6 +252,12 @@ def test_steps_of_the_papers_problems_are_the_default() -> None:
         assert (problem.gamma0, problem.alpha) == (step, 0.505)
 
 
+def test_alpha_0_is_a_constant_step() -> None:
+    study = small(problems=[LINEAR | {"gamma0": 0.25, "alpha": 0}])
+    steps = study.cells[0].plan().gamma
+    assert steps.min() == steps.max() == 0.25
+
+
 def test_lists_of_steps_make_a_grid() -> None:
     study = small(problems=[LINEAR | {"gamma0": [0.25, 0.5], "alpha": [0.6, "2/3"]}])
     found = [(problem.name, problem.gamma0, problem.alpha) for problem in study.problems]

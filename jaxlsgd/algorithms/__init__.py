@@ -4,7 +4,7 @@ The contract is in `core.algorithm`, and the fast version of the rounds in `engi
 """
 
 from jaxlsgd.algorithms.fedprox import fedprox
-from jaxlsgd.algorithms.local_optimizer import local_momentum, local_optimizer
+from jaxlsgd.algorithms.local_optimizer import clipping, local_adam, local_momentum, local_optimizer
 from jaxlsgd.algorithms.local_sgd import Rounds, RoundState, local_sgd, plain_rounds
 from jaxlsgd.algorithms.participation import client_dropout, participation, stragglers
 from jaxlsgd.algorithms.scaffold import scaffold
@@ -14,7 +14,9 @@ __all__ = [
     "RoundState",
     "Rounds",
     "client_dropout",
+    "clipping",
     "fedprox",
+    "local_adam",
     "local_momentum",
     "local_optimizer",
     "local_sgd",

@@ -1,4 +1,4 @@
-"""An optax transformation in the local step, restarted each round."""
+"""Local steps that are not along the plain gradient: optax transformations, momentum, Adam, clipping."""
 
 from __future__ import annotations
 
@@ -81,3 +81,51 @@ def local_momentum(momentum: float = 0.9) -> Algorithm:
     return Algorithm(
         "local_momentum", init_client=jnp.zeros_like, begin=begin, direction=direction, send=send
     )
+
+
+@register("algorithm")
+@functools.cache
+def local_adam(
+    rate: float = 0.1, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
+) -> Algorithm:
+    """Adam's steps, whose moments begin anew in every round.
+
+    A coordinate moves by about rate · η_m per step whatever its gradient is, so the average settles beside x*
+    unless clients are alike. Outside the paper's theory; `one_step` needs no more than that it comes near.
+
+    Args:
+      rate: > 0, times η_m.
+      beta1: in [0, 1), of the mean of the gradients.
+      beta2: in [0, 1), of the mean of their squares.
+      epsilon: > 0, added to the root of that mean.
+
+    Reference: Kingma, Ba (2015), Adam: a method for stochastic optimization.
+    """
+    rate, epsilon = checks.positive("rate", rate), checks.positive("epsilon", epsilon)
+    for name, value in (("beta1", beta1), ("beta2", beta2)):
+        if not 0 <= checks.number(name, value) < 1:
+            raise refusal(name, "be in [0, 1)", value)
+    return local_optimizer(optax.adam(rate, beta1, beta2, epsilon), "local_adam")
+
+
+@register("algorithm")
+@functools.cache
+def clipping(norm: float) -> Algorithm:
+    """Clients shorten gradients that are longer than `norm` to that length, as private training does.
+
+    The mean of shortened gradients is not 0 at x*, so the average settles beside it. Outside the paper's theory;
+    `one_step` needs no more than that it comes near.
+
+    Args:
+      norm: > 0, the longest gradient of an observation.
+
+    Reference: Abadi et al. (2016), Deep learning with differential privacy.
+    """
+    norm = checks.positive("norm", norm)
+
+    def direction(gradient: Array, client: Client, round: Round) -> tuple[Array, Any]:
+        del round
+        length = jnp.sqrt(jnp.sum(gradient**2))
+        return gradient * jnp.minimum(1, norm / jnp.maximum(length, norm)), client.local
+
+    return Algorithm("clipping", direction=direction)

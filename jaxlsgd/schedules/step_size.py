@@ -56,6 +56,19 @@ def power_decay(
     return StepSize(f"{gamma0:g} m^{-alpha:g}", gamma0, alpha)
 
 
+def power_or_constant(gamma0: float, alpha: float) -> StepSize:
+    """γ_m = γ_0 m^−α, for study files: α = 0 is a constant step.
+
+    >>> power_or_constant(0.1, 0).name
+    '0.1'
+    """
+    if alpha == 0:
+        return constant_step(gamma0)
+    if not 0.5 < checks.number("alpha", alpha) < 1:
+        raise refusal("alpha", "be in (1/2, 1), or 0 for a constant step", alpha)
+    return power_decay(gamma0, alpha)
+
+
 def constant_step(gamma: float) -> StepSize:
     """γ_m = γ > 0, which violates Assumption 3.3(i).
 

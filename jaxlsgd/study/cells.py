@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core import checks
-from jaxlsgd.schedules import Plan, Schedule, power_decay
+from jaxlsgd.schedules import Plan, Schedule
+from jaxlsgd.schedules.step_size import power_or_constant
 from jaxlsgd.study.errors import SpecError
 from jaxlsgd.study.parts import (
     MOST_STEPS,
@@ -125,7 +126,7 @@ class CellSpec:
 
     def plan(self) -> Plan:
         """Return the schedule and the step sizes, round by round."""
-        step = power_decay(self.problem.gamma0, self.problem.alpha)
+        step = power_or_constant(self.problem.gamma0, self.problem.alpha)
         plan = self.schedule.plan(step, **{self.extent.unit: self.extent.count})
         if plan.num_steps > MOST_STEPS:
             raise checks.refusal("num_rounds", f"take at most {MOST_STEPS} steps", plan.num_steps)

@@ -17,7 +17,8 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import fraction
 from jaxlsgd.core.registry import Kind
-from jaxlsgd.schedules import Schedule, power_decay
+from jaxlsgd.schedules import Schedule
+from jaxlsgd.schedules.step_size import power_or_constant
 from jaxlsgd.study.errors import SpecError, refusing
 
 MOST_STEPS = 10**8
@@ -161,7 +162,7 @@ def _steps(where: str, value: Any, default: float | None, name: str) -> list[flo
 
 def _with_step(part: Part, name: str, gamma0: float, alpha: float, where: str) -> ProblemPart:
     with refusing(where):
-        power_decay(gamma0, alpha)
+        power_or_constant(gamma0, alpha)
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     fields |= {"name": name, "made": dataclasses.replace(part.made, name=name)}
     return ProblemPart(**fields, gamma0=gamma0, alpha=alpha)

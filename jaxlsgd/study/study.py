@@ -52,7 +52,8 @@ class Study:
 
     Args:
       problems: kinds ("paper-linear"), `Problem`s with a name, or tables {kind or problem, name, gamma0,
-        alpha, builder's arguments}; lists of gamma0 and alpha make one problem of each combination.
+        alpha, builder's arguments}; lists of gamma0 and alpha make one problem of each combination;
+        alpha = 0 is a constant step.
       schedules: paper names ("C5"), tables {family, arguments, name, warmup} or `Schedule`s.
       horizons: observations per client t_T, or tables {num_steps} or {num_rounds}.
       methods: names ("plug_in", "random_scaling[schedule]"), `Estimator`s, or tables {kind, arguments,
