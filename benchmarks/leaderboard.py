@@ -327,8 +327,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.colorbar(images[-1], ax=list(axes), label="lowest coverage, %", pad=0.01, fraction=0.02)
     horizons = " and ".join(f"{t:,}" for t in sorted({row["num_steps"] for row in rows}))
     figure.suptitle(
-        f"95 % intervals: lowest coverage over {', '.join(unique(rows, 'schedule'))} at t_T = {horizons}, and median length "
-        f"over an efficient one's. Bold: within {NEAR} points of 95 % everywhere, up to three standard errors.",
+        f"95 % intervals: lowest coverage over {', '.join(unique(rows, 'schedule'))} at t_T = {horizons}, and median length over an "
+        f"efficient one's.\nBold: within {NEAR} points of 95 % everywhere, up to three standard errors.",
         x=0.01,
         ha="left",
         fontsize=10,
