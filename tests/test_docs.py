@@ -1,184 +1,126 @@
-"""The API reference: every public name is in it, it reads well, and it needs no network."""
+"""The documentation: every public name has a place, pages need no network, and notebooks run.
+
+`scripts/docs` builds all of it and `scripts/test` checks all of it, strictly; here one small page goes through the same
+settings.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import types
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
 import jaxlsgd
 
-pytest.importorskip("pdoc")
-
 ROOT = Path(__file__).parents[1]
-BUILD = ROOT / "scripts" / "reference" / "build.py"
+REFERENCE = ROOT / "scripts" / "reference"
+NOTEBOOKS = sorted((ROOT / "scripts" / "notebooks").glob("*.ipynb"))
 SCRIPTS = ("docs", "study", "test", "test_lowest", "test_places")
-# Elements that a browser loads something for, and where they say what.
-LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
+PAGE = """\
+# Small
+
+The mean $\\bar y$ and
+
+$$
+\\sqrt{T} (\\bar y - x^*).
+$$
+
+```{eval-rst}
+.. autofunction:: jaxlsgd.problems.linear
+.. autoclass:: jaxlsgd.problems.Solution
+.. automodule:: jaxlsgd.inference.rivals.hulc
+```
+"""
 
 
-class Page(HTMLParser):
-    """Identifiers, links, what a browser would load, and the text of a page, without source code."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.ids: set[str] = set()
-        self.links: list[str] = []
-        self.loads: list[str] = []
-        self._words: list[str] = []
-        self._hidden = False
-        # Source code is the one block with numbered lines.
-        self.feed(
-            re.sub(
-                r'(?s)<div class="pdoc-code codehilite"><pre><span></span><span id=.*?</div>',
-                "",
-                html,
-            )
-        )
-        self.text = re.sub(r"\s+", " ", "".join(self._words))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._hidden = tag in ("style", "script")
-        for name, value in attrs:
-            if name == "id":
-                self.ids.add(value or "")
-            if (tag, name) == ("a", "href"):
-                self.links.append(value or "")
-            if (tag, name) in LOADED:
-                self.loads.append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._hidden = self._hidden and tag not in ("style", "script")
-
-    def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self._words.append(data)
+def public_modules() -> list[str]:
+    """Return the package, the modules among its public names, and those among theirs."""
+    found = ["jaxlsgd"]
+    for name in found:
+        module = importlib.import_module(name)
+        values = [getattr(module, public) for public in getattr(module, "__all__", ())]
+        modules = [value.__name__ for value in values if isinstance(value, types.ModuleType)]
+        found += [other for other in modules if other not in found]
+    return found
 
 
-def build(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BUILD), *map(str, arguments)]
+def test_every_public_name_has_a_place() -> None:
+    pages = {path: path.read_text("utf-8") for path in (REFERENCE / "api").glob("*.md")}
+    given = re.findall(
+        r"automodule:: (\S+)(?:\n +:exclude-members: (.+))?", "\n".join(pages.values())
+    )
+    assert sorted(name for name, _ in given) == sorted(public_modules())
+    elsewhere = {*jaxlsgd.__all__, *jaxlsgd.measures.__all__, *jaxlsgd.report.page.__all__}
+    for module, excluded in given:  # what is left out here has its place there
+        names = excluded.split(", ") if excluded else []
+        assert elsewhere >= {*names}, module
+    contents = (REFERENCE / "index.md").read_text("utf-8")
+    for page in pages:
+        assert f"\napi/{page.stem}\n" in contents
+    for page in [*(ROOT / "scripts" / "guides").glob("*.md"), *NOTEBOOKS]:
+        assert f"\n../{page.parent.name}/{page.stem}\n" in contents
+
+
+def test_pages_show_docstrings_as_they_are_written_and_need_no_network(tmp_path: Path) -> None:
+    for package in ("sphinx", "furo", "myst_nb", "latex2mathml"):
+        pytest.importorskip(package)
+    source, out = tmp_path / "scripts" / "reference", tmp_path / "out"
+    source.mkdir(parents=True)
+    (source / "index.md").write_text(PAGE, encoding="utf-8")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-c", REFERENCE, tmp_path, out]
     settings = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "url=scripts/reference/index.html" in (out / "index.html").read_text("utf-8")
+    html = (out / "scripts" / "reference" / "index.html").read_text("utf-8")
+    assert html.count("<math ") == 2 and "\\bar" not in html
+    loaded = re.findall(
+        r"<(?:script|img|iframe)[^>]* src=\"([^\"]+)|<link[^>]* href=\"([^\"]+)", html
+    )
+    assert loaded and not [link for link in loaded if "//" in "".join(link)]
+    for path in (out / "_static").rglob("*.css"):
+        assert not re.search(r"@import|url\(\s*['\"]?(https?:)?//", path.read_text("utf-8")), path
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", html))
+    assert "weights: ArrayLike | None = None" in text  # as it is written
+    assert "(d,) Monte-Carlo standard error of the truth" in text  # the comment beside a field
+    assert "largest ∣gradient∣ of the sample" in text
+    formula = re.search(
+        r"<pre>(?:(?!</pre>).)*x\* = Σ_k p_k x\*_k(?:(?!</pre>).)*</pre>",
+        re.sub(r"</?span[^>]*>", "", html),
+        re.S,
+    )
+    assert formula  # an indented formula stays in its lines
+    assert "::" not in text and "Alias for field" not in text
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
-    """The whole reference, built once: some five seconds."""
-    out = tmp_path_factory.mktemp("docs") / "reference"
-    done = build(out)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return out
-
-
-@pytest.fixture(scope="module")
-def pages(reference: Path) -> dict[str, Page]:
-    """Pages by the name of their module."""
-    return {
-        ".".join(path.relative_to(reference).with_suffix("").parts): Page(path.read_text("utf-8"))
-        for path in sorted(reference.rglob("*.html"))
-        if path.name != "index.html"
-    }
-
-
-def test_every_public_name_is_there_also_if_it_is_loaded_on_first_use(pages) -> None:
-    for module in ("jaxlsgd", "jaxlsgd.algorithms", "jaxlsgd.study", "jaxlsgd.inference"):
-        found = importlib.import_module(module)
-        for name in found.__all__:
-            value = getattr(found, name)
-            if isinstance(value, types.ModuleType):
-                assert value.__name__ in pages, name
-            else:
-                assert name in pages[module].ids, name
-    assert "as jaxlsgd.measures" in pages["jaxlsgd"].text
-
-
-def test_nothing_private_is_there(pages) -> None:
-    for name, page in pages.items():
-        if name.startswith("guides."):
-            continue
-        assert not any(part.startswith("_") for part in name.split("."))
-        parts = {part for id_ in page.ids for part in re.sub(r"-.*", "", id_).split(".")}
-        hidden = {part for part in parts if part.startswith("_")}
-        assert hidden <= {"__init__", "__version__"}, name
-
-
-def test_docstrings_are_rendered(pages, reference) -> None:
-    text = pages["jaxlsgd.algorithms"].text
-    assert "Arguments: mu: μ, at least 0; 0 is Local SGD." in text
-    assert "d_k = g_k + μ (x_k − x̄)" in text
-    for name, page in pages.items():
-        assert "::" not in page.text, name
-    html = (reference / "jaxlsgd" / "inference" / "random_scaling.html").read_text("utf-8")
-    assert "<strong>mode:</strong>" in html  # Args: a list
-    assert "(ȳ − x*)/√V̂ does not" in html  # stars are stars
-    assert "t*(β)" in html
-    assert '<span class="n">estimator</span> <span class="o">=</span>' in html  # Python in colours
-
-
-def test_signatures_stand_as_they_are_written(pages) -> None:
-    text = pages["jaxlsgd"].text
-    assert "methods: Sequence[Estimator] = METHODS" in text
-    assert "Sync( params: Params, E: Any, eta: Any, gradient: Params | None = None" in text
-    assert "local steps of round m" in text  # the comment beside a field
-    for name, page in pages.items():
-        for ugly in ("ForwardRef", "Alias for field", "<function", "jax.jaxlib", "_src."):
-            assert ugly not in page.text, (name, ugly)
-
-
-def test_a_browser_needs_nothing_but_the_directory(pages, reference) -> None:
-    for name, page in pages.items():
-        for link in page.loads:
-            assert link.startswith("data:"), (name, link)
-    for path in reference.rglob("*"):
-        if path.is_file():
-            text = path.read_text("utf-8")
-            assert not re.search(r"@import|url\(\s*['\"]?(https?:)?//|cdn", text), path
-            assert str(ROOT) not in text, path
-
-
-def test_links_lead_somewhere(pages) -> None:
-    for name, page in pages.items():
-        folder = Path(*name.split(".")).parent
-        for link in page.links:
-            target, _, anchor = unquote(link).partition("#")
-            path = os.path.normpath(folder / target) if target else str(Path(*name.split(".")))
-            found = pages[path.removesuffix(".html").replace(os.sep, ".")]
-            assert not anchor or anchor in found.ids, (name, link)
-
-
-def test_guides_are_in_it(pages) -> None:
-    for path in (ROOT / "scripts" / "guides").glob("*.md"):
-        page, text = pages[f"guides.{path.stem}"], path.read_text("utf-8")
-        assert text.partition("\n")[0].removeprefix("# ") in page.text
-        assert f"guides/{path.stem}.html" in pages["jaxlsgd"].links
-        assert "](" not in page.text and "```" not in page.text and "|---" not in page.text
-
-
-def test_the_index_leads_to_the_package(reference) -> None:
-    assert "url=./jaxlsgd.html" in (reference / "index.html").read_text("utf-8")
-
-
-def test_some_modules_alone_replace_an_old_reference_but_nothing_else(tmp_path) -> None:
-    out = tmp_path / "reference"
-    for _ in range(2):
-        done = build(out, "jaxlsgd.schedules", "jaxlsgd.schedules.plan")
-        assert done.returncode == 0, done.stderr
-    assert (out / "jaxlsgd" / "schedules" / "plan.html").is_file()
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.tex").write_text("years")
-    done = build(tmp_path / "precious", "jaxlsgd.schedules")
-    assert done.returncode == 1
-    assert "holds something else" in done.stderr
-    assert (tmp_path / "precious" / "thesis.tex").read_text() == "years"
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run_and_are_kept_without_outputs(
+    path: Path, tmp_path: Path, monkeypatch
+) -> None:
+    for package in ("matplotlib", "pandas"):
+        pytest.importorskip(package)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None)
+            tree = ast.parse("".join(cell["source"]))
+            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, path.name, "exec"), names)
+            if isinstance(last, ast.Expr):  # a notebook shows it
+                value = eval(compile(ast.Expression(last.value), path.name, "eval"), names)
+                assert value is None or repr(value) or value._repr_html_()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

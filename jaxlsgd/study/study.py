@@ -51,14 +51,14 @@ class Study:
     checked at once and kept as named parts.
 
     Args:
-      problems: kinds ("paper-linear"), `Problem`s with a name, or tables {kind or problem, name, gamma0,
-        alpha, builder's arguments}; lists of gamma0 and alpha make one problem of each combination;
-        alpha = 0 is a constant step.
-      schedules: paper names ("C5"), tables {family, arguments, name, warmup} or `Schedule`s.
+      problems: kinds ("paper-linear"), `Problem` objects with a name, or tables {kind or problem, name, gamma0,
+        alpha, builder's arguments}; lists of gamma0 and alpha make one problem of each combination; alpha = 0
+        is a constant step.
+      schedules: paper names ("C5"), tables {family, arguments, name, warmup} or `Schedule` objects.
       horizons: observations per client t_T, or tables {num_steps} or {num_rounds}.
-      methods: names ("plug_in", "random_scaling[schedule]"), `Estimator`s, or tables {kind, arguments,
+      methods: names ("plug_in", "random_scaling[schedule]"), `Estimator` objects, or tables {kind, arguments,
         name}.
-      algorithms: names ("local_sgd"), `Algorithm`s, or tables {kind, arguments, name}.
+      algorithms: names ("local_sgd"), `Algorithm` objects, or tables {kind, arguments, name}.
       replications: independent runs of every cell; more of them later extend a study.
       seed: root of all draws; the same data for every cell (common random numbers).
       levels: confidence levels in (0, 1).
