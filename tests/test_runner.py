@@ -140,7 +140,7 @@ def test_signal_drains_and_the_rest_is_resumed_on_other_devices(tmp_path, held, 
     assert code == 0
     assert "a run is writing" in text
     process.send_signal(signal.SIGTERM)
-    err = read_until(process.stderr, "stopping once the tiles in flight are finished")
+    err = read_until(process.stderr, "stopping once the 4 tiles in flight are finished, in ")
     held.open()
     text, err = process.communicate(timeout=LIMIT)
     assert (process.returncode, text.split(":")[0]) == (3, "partial"), err
@@ -284,8 +284,51 @@ def test_second_request_drops_the_tiles_in_flight(tmp_path, monkeypatch) -> None
 
     monkeypatch.setattr(threads, "run_job", run_job)
     outcome = run(small(), tmp_path, stop=stop)
-    assert (outcome.exit_code, outcome.tiles_run, outcome.tiles_left) == (3, 0, 10)
+    assert (outcome.exit_code, outcome.tiles_run, outcome.tiles_left) == (130, 0, 10)
     assert tiles(tmp_path) == {}
+
+
+def test_a_second_ctrl_c_ends_a_run_whose_threads_do_not(tmp_path, held, study_file) -> None:
+    out = tmp_path / "out"
+    process = start("run", study_file, "--out", out, "--devices", 2, env=held.environment)
+    wait_until(lambda: held.begun == 2, process)
+    process.send_signal(signal.SIGINT)
+    text = read_until(process.stderr, "stopping ")
+    assert "the 4 tiles in flight are finished, in a time that is not known" in text
+    process.send_signal(signal.SIGINT)  # the jobs are held for good, as by a compiler
+    text, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130, err
+    assert "partial: 0 tiles" in text and "dropped; the same command resumes" in text
+    assert not Results(out).running()
+    assert "partial, dropped by signal 2" in (out / "run.log").read_text()
+    held.open()
+    assert call("run", study_file, "--out", out, "--quiet")[0] == 0
+
+
+def test_what_is_in_flight_is_said_with_its_time(tmp_path, monkeypatch) -> None:
+    stop, stream = Stop(), io.StringIO()
+    lines = progress.LineProgress(stream)
+    monkeypatch.setattr(progress.TimeLeft, "seconds_per_work", lambda self, now: 0.01)
+
+    def run_job(job, device):
+        for tile in job:
+            yield TileAdvanced(tile, tile.cell.num_steps // 4)
+        wait(lambda: lines._work == 2 * 16 * 10 * 3)
+        stop()
+        wait(lambda: "stopping" in stream.getvalue())
+        for tile in job:
+            yield TileFinished(tile, fake_rows(tile.cell, tile.first))
+
+    def wait(true) -> None:
+        while not true():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(threads, "run_job", run_job)
+    outcome = run(small(), tmp_path, devices=1, stop=stop, progress=lines)
+    assert (outcome.exit_code, outcome.tiles_run) == (3, 2)
+    left = 2 * 16 * 30 * 3  # tiles, replications, steps and clients
+    words = f"the 2 tiles in flight are finished, in about {progress.duration(left * 0.01)} ("
+    assert words in stream.getvalue()
 
 
 def test_first_request_finishes_the_tiles_in_flight(tmp_path, monkeypatch) -> None:

@@ -6,12 +6,14 @@ Modules that import JAX are imported by the functions that need them, so that `-
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import os
 import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,9 +238,10 @@ def _add_run(verbs: Verbs) -> None:
     text = (
         "run a study, or what is missing of it\n\n"
         "Every finished tile of replications is kept: the same command resumes a study, and more\n"
-        "replications in the study file extend it. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 finishes the\n"
-        "tiles in flight and exits with code 3; a second one drops them. A directory that holds a\n"
-        "different study is refused. With --dask, the workers of a cluster compute and this process writes; start\n"
+        "replications in the study file extend it. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 starts nothing more,\n"
+        "says how long the tiles in flight take, finishes them and exits with code 3; a second one drops them\n"
+        "and exits at once, with code 130 after Ctrl-C (128 and the number of the signal). If nothing is left\n"
+        "to do, the code is 0, whatever came. A directory that holds a different study is refused. With --dask, the workers of a cluster compute and this process writes; start\n"
         "a cluster with 'dask scheduler' and 'dask worker', or with a package like dask-jobqueue."
     )
     examples = (
@@ -309,7 +312,19 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not arguments.distributed or _is_first_process():
         _print_outcome(outcome, arguments.out, arguments.quiet)
+    if outcome.signal:
+        atexit.register(_exit_without_threads, outcome.exit_code)
     return outcome.exit_code
+
+
+def _exit_without_threads(code: int) -> None:
+    """End the process at once if a thread still compiles or computes, which nothing can interrupt."""
+    from jaxlsgd.study.executors.threads import NAME
+
+    if any(thread.name.startswith(NAME) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _print_outcome(outcome: Outcome, directory: str, quiet: bool) -> None:
@@ -335,7 +350,8 @@ def _outcome(outcome: Outcome, directory: str) -> str:
         cells = plural(len(outcome.errors), "cell")
         return f"failed: {cells}; {made}, all other rows are in {directory}"
     if outcome.tiles_left:
-        return f"partial: {made}, {outcome.tiles_left} left; the same command resumes"
+        dropped = ", those in flight were dropped" if outcome.signal else ""
+        return f"partial: {made}, {outcome.tiles_left} left{dropped}; the same command resumes"
     return f"done: {made}; next: jaxlsgd table {directory}"
 
 
@@ -463,6 +479,8 @@ def reproduce(arguments: argparse.Namespace) -> int:
                 allow_other_code=arguments.allow_other_code,
             )
         _print_outcome(outcome, str(directory), arguments.quiet)
+        if outcome.signal:
+            atexit.register(_exit_without_threads, outcome.exit_code)
         return outcome.exit_code
 
     machine.prepare()

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -34,9 +35,11 @@ class Stop:
     def __init__(self, max_time: float | None = None) -> None:
         self._requests = 0
         self._deadline = None if max_time is None else time.monotonic() + max_time
+        self.signal: int = signal.SIGINT  # that made the last request; this one if none did
 
-    def __call__(self, *signal_arguments: object) -> None:
+    def __call__(self, number: int = signal.SIGINT, frame: object = None) -> None:
         self._requests += 1
+        self.signal = number
 
     @property
     def draining(self) -> bool:
@@ -93,29 +96,40 @@ class TimeLeft:
 
     def seconds(self, now: float) -> float | None:
         """Return the estimate; None while there is no basis for one."""
-        seconds, done = self._marks[-1]
-        if done >= self._totals.work * (1 - 1e-9):
+        left = self._totals.work - self._marks[-1][1]
+        if left <= self._totals.work * 1e-9:
             return 0.0
+        each = self.seconds_per_work(now)
+        to_come = max(0, self._totals.kinds - len(self._waits))
+        return None if each is None else to_come * max(self._waits, default=0.0) + left * each
+
+    def seconds_per_work(self, now: float) -> float | None:
+        """Return how long work takes now, without compiling; None while there is no basis for it."""
+        seconds, done = self._marks[-1]
         # The first work includes compiling, so it is no basis for the rate.
         if seconds <= 0 or (passed := seconds + now - self._last) < self.BASIS:
             return None
         half = max(mark for mark in self._marks if mark[0] <= seconds / 2)
-        to_come = max(0, self._totals.kinds - len(self._waits))
-        waiting = to_come * max(self._waits, default=0.0)
-        return waiting + (self._totals.work - done) * (passed - half[0]) / (done - half[1])
+        return (passed - half[0]) / (done - half[1])
 
 
 class SilentProgress:
     """Progress that shows nothing; warnings go to Python's log. Subclasses show more."""
 
+    def __init__(self) -> None:
+        self.start(Totals(0, 0, 0, 0.0))
+
     def start(self, totals: Totals) -> None:
         """Begin."""
+        self.time_left = TimeLeft(totals, time.monotonic())
 
     def begin(self) -> None:
         """Record that a kind of programs begins its first work."""
+        self.time_left.begin(time.monotonic())
 
     def advance(self, replications: float, work: float) -> None:
         """Record work done."""
+        self.time_left.advance(work, time.monotonic())
 
     def cell_done(self) -> None:
         """Record that a cell is complete."""
@@ -138,21 +152,18 @@ class LineProgress(SilentProgress):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        self.start(Totals(0, 0, 0, 0.0))
+        super().__init__()
 
     def start(self, totals: Totals) -> None:
+        super().start(totals)
         self._totals, self._cells = totals, totals.cells_done
         self._replications = self._work = 0.0
         self._began = self._shown = time.monotonic()
-        self._left = TimeLeft(totals, self._began)
-
-    def begin(self) -> None:
-        self._left.begin(time.monotonic())
 
     def advance(self, replications: float, work: float) -> None:
+        super().advance(replications, work)
         self._replications += replications
         self._work += work
-        self._left.advance(work, time.monotonic())
 
     def cell_done(self) -> None:
         self._cells += 1
@@ -173,7 +184,7 @@ class LineProgress(SilentProgress):
         """Return the state of the run in one line."""
         elapsed = max(now - self._began, 1e-9)
         share = self._work / self._totals.work if self._totals.work else 1.0
-        seconds = self._left.seconds(now)
+        seconds = self.time_left.seconds(now)
         left = "estimating the time left" if seconds is None else f"{duration(seconds)} left"
         return (
             f"cells {self._cells}/{self._totals.cells}, {min(share, 1):.0%}, "

@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
 from jaxlsgd.core.checks import describe
+from jaxlsgd.core.display import plural
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
@@ -26,6 +27,7 @@ from jaxlsgd.study.executors.threads import Threads
 from jaxlsgd.study.jobs import (
     Job,
     Tabulated,
+    Tile,
     TileAdvanced,
     TileFinished,
     planned,
@@ -33,12 +35,11 @@ from jaxlsgd.study.jobs import (
     stepping,
     work,
 )
-from jaxlsgd.study.progress import Dropped, RunLog, SilentProgress, Stop, Totals
+from jaxlsgd.study.progress import Dropped, RunLog, SilentProgress, Stop, Totals, duration
 from jaxlsgd.study.store.writer import Writer
 from jaxlsgd.study.study import Study
 
 DONE, FAILED, PARTIAL = 0, 1, 3
-_STOPPING = "stopping once the tiles in flight are finished (a second signal drops them)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +52,17 @@ class Outcome:
     seconds: float
     tally: Tally = dataclasses.field(default_factory=Tally)  # of replications that failed
     lost: tuple[str, ...] = ()  # tiles that were there or committed, and are missing at the end
+    signal: int = 0  # that dropped the tiles in flight; 0 if they were finished
 
     @property
     def exit_code(self) -> int:
-        """0 if all rows are there, 1 if a cell failed or tiles are gone, 3 if some are to come."""
-        return FAILED if self.errors or self.lost else PARTIAL if self.tiles_left else DONE
+        """0 if all rows are there, 1 if a cell failed or tiles are gone; if some are to come, 3, or 128 and
+        the number of the signal that dropped those in flight (130 after two Ctrl-C)."""
+        if self.errors or self.lost:
+            return FAILED
+        if not self.tiles_left:
+            return DONE
+        return 128 + self.signal if self.signal else PARTIAL
 
 
 def run(
@@ -123,7 +130,7 @@ def _run_on(
 ) -> Outcome:
     began = time.monotonic()
     with write(executor.environment) as writer, _logged(writer, log):
-        run = _Run(writer, stop, log)
+        run = _Run(writer, stop, log, executor.size)
         if run.prepare():
             executor.remember(run.tables)
             todo = planned(run.cells, writer.results.firsts(), writer.lacks, executor.size)
@@ -132,7 +139,8 @@ def _run_on(
         seconds = time.monotonic() - began
         lost = tuple(writer.lost()) if run.prepared else ()
         left = run.tiles_left + len(lost)
-        outcome = Outcome(run.count, left, run.errors, seconds, run.tally, lost)
+        signal = stop.signal if stop.dropping else 0
+        outcome = Outcome(run.count, left, run.errors, seconds, run.tally, lost, signal)
         log.note(_end(outcome))
     return outcome
 
@@ -157,7 +165,8 @@ def _logged(writer: Writer, log: RunLog) -> Iterator[None]:
 
 
 def _end(outcome: Outcome) -> str:
-    word = {DONE: "done", FAILED: "failed", PARTIAL: "partial"}[outcome.exit_code]
+    words = {DONE: "done", FAILED: "failed", PARTIAL: "partial"}
+    word = words.get(outcome.exit_code, f"partial, dropped by signal {outcome.signal}")
     made = f"tiles run {outcome.tiles_run}, to come {outcome.tiles_left}"
     gone = f", gone {len(outcome.lost)} ({outcome.lost[0]}, …)" if outcome.lost else ""
     failed = f"cells failed {len(outcome.errors)}"
@@ -200,11 +209,19 @@ def _dask(client: Any, stop: Stop, log: RunLog) -> Executor | None:
     return None if expected is None else dask.Dask(client, expected, log.warn)
 
 
+def _work(tile: Tile, steps: int) -> int:
+    """Return the client-steps of some steps of a tile."""
+    cell = tile.cell
+    return cell.tile_size * steps * stepping(cell.problem, cell.algorithm)
+
+
 class _Run:
     """The state of one run."""
 
-    def __init__(self, writer: Writer, stop: Stop, log: RunLog) -> None:
+    def __init__(self, writer: Writer, stop: Stop, log: RunLog, workers: int) -> None:
         self.writer, self.stop, self.log, self.progress = writer, stop, log, log.progress
+        self._workers = workers
+        self._flying: dict[Tile, dict[Tile, int]] = {}  # its job: steps left of all tiles of that
         self.count = 0
         self.prepared = False  # whether all tiles that were there have been read
         self.errors: dict[str, str] = {}
@@ -256,10 +273,25 @@ class _Run:
                     self.progress.tick()
                     if self.stop.draining and not warned:
                         warned = True
-                        self.log.warn(_STOPPING)
+                        self.log.warn(self._stopping())
                     self._take(event)
         finally:
             self.progress.close()
+
+    def _stopping(self) -> str:
+        """Return that the run stops, and how long what is in flight takes."""
+        flying = dict(self._flying)  # threads that compute may add to it
+        jobs = {id(steps): steps for steps in flying.values()}.values()
+        longest = max((sum(_work(*each) for each in job.items()) for job in jobs), default=0)
+        each = self.progress.time_left.seconds_per_work(time.monotonic())
+        when = (
+            "in a time that is not known before programs are compiled and have run for some seconds"
+        )
+        if each is not None or not longest:
+            when = f"in about {duration(longest * self._workers * (each or 0.0))}"
+        tiles = plural(len(flying), "tile")
+        again = "a second Ctrl-C or signal drops them and stops at once"
+        return f"stopping once the {tiles} in flight are finished, {when} ({again})"
 
     def warn_of_failures(self) -> None:
         """Warn of cells in which many replications failed, now or before."""
@@ -273,16 +305,21 @@ class _Run:
         """Yield the jobs without the tiles of cells that have failed in the meantime."""
         for job in todo:
             if left := tuple(tile for tile in job if tile.cell.id not in self.errors):
+                steps = {tile: tile.cell.num_steps for tile in left}
+                self._flying |= dict.fromkeys(left, steps)
                 yield left
 
     def _take(self, event: Event) -> None:
+        if isinstance(event, TileFinished | TileFailed):
+            self._flying.pop(event.tile, None)
         if isinstance(event, TileAdvanced):
-            cell, done = event.tile.cell, event.tile.cell.tile_size * event.steps
-            clients = stepping(cell.problem, cell.algorithm)
+            cell, job = event.tile.cell, self._flying.get(event.tile, {})
+            job[event.tile] = max(0, job.get(event.tile, 0) - event.steps)
             if (kind := program_kind(cell)) not in self._kinds:
                 self._kinds.add(kind)
                 self.progress.begin()
-            self.progress.advance(done / cell.num_steps, done * clients)
+            done = cell.tile_size * event.steps / cell.num_steps
+            self.progress.advance(done, _work(event.tile, event.steps))
         elif isinstance(event, Tabulated):
             self.writer.keep(event.rows)
         elif isinstance(event, TileFailed):
