@@ -312,7 +312,7 @@ def test_what_is_in_flight_is_said_with_its_time(tmp_path, monkeypatch) -> None:
 
     def run_job(job, device):
         for tile in job:
-            yield TileAdvanced(tile, tile.cell.num_steps // 4)
+            yield TileAdvanced(tile, tile.cell.num_steps // 4)  # 10
         wait(lambda: lines._work == 2 * 16 * 10 * 3)
         stop()
         wait(lambda: "stopping" in stream.getvalue())
@@ -326,7 +326,7 @@ def test_what_is_in_flight_is_said_with_its_time(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(threads, "run_job", run_job)
     outcome = run(small(), tmp_path, devices=1, stop=stop, progress=lines)
     assert (outcome.exit_code, outcome.tiles_run) == (3, 2)
-    left = 2 * 16 * 30 * 3  # tiles, replications, steps and clients
+    left = sum(cell.num_steps - 10 for cell in small().cells) * 16 * 3  # replications, clients
     words = f"the 2 tiles in flight are finished, in about {progress.duration(left * 0.01)} ("
     assert words in stream.getvalue()
 
