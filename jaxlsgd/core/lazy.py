@@ -29,3 +29,13 @@ def attach(
         return value
 
     return load, lambda: sorted({*where, *vars(sys.modules[package])})
+
+
+def later(module: str, name: str) -> Any:
+    """Return a function of a later room, for the methods that lead there, such as `cell.plot()`.
+
+    Args:
+      module: within the package, such as "report.figures".
+      name: of the function, which is imported when this is called.
+    """
+    return getattr(importlib.import_module(f"jaxlsgd.{module}"), name)

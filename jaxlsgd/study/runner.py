@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
 from jaxlsgd.core.checks import describe
-from jaxlsgd.core.display import plural
+from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
@@ -43,7 +43,7 @@ DONE, FAILED, PARTIAL = 0, 1, 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(Tabular):
     """How a run ended."""
 
     tiles_run: int
@@ -63,6 +63,27 @@ class Outcome:
         if not self.tiles_left:
             return DONE
         return 128 + self.signal if self.signal else PARTIAL
+
+    def table(self) -> Table:
+        """Return how the run ended, as a table; `print(outcome)` and a notebook show it."""
+        failed = self.errors.items()
+        lines = [
+            ("tiles computed", f"{self.tiles_run:,}"),
+            ("tiles to come", f"{self.tiles_left:,}"),
+            ("tiles lost", f"{len(self.lost):,}" if self.lost else ""),
+            ("runs that failed", self.tally.total()),
+            ("time", duration(self.seconds)),
+            *(
+                (f"cell {cell} failed", why.strip().partition("\n")[0][:200])
+                for cell, why in failed
+            ),
+        ]
+        return facts("outcome", _word(self), lines)
+
+
+def _word(outcome: Outcome) -> str:
+    words = {DONE: "done", FAILED: "failed", PARTIAL: "partial"}
+    return words.get(outcome.exit_code, f"partial, dropped by signal {outcome.signal}")
 
 
 def run(
@@ -165,12 +186,10 @@ def _logged(writer: Writer, log: RunLog) -> Iterator[None]:
 
 
 def _end(outcome: Outcome) -> str:
-    words = {DONE: "done", FAILED: "failed", PARTIAL: "partial"}
-    word = words.get(outcome.exit_code, f"partial, dropped by signal {outcome.signal}")
     made = f"tiles run {outcome.tiles_run}, to come {outcome.tiles_left}"
     gone = f", gone {len(outcome.lost)} ({outcome.lost[0]}, …)" if outcome.lost else ""
     failed = f"cells failed {len(outcome.errors)}"
-    return f"end: {word}; {made}{gone}, {failed}, {outcome.seconds:.0f} s"
+    return f"end: {_word(outcome)}; {made}{gone}, {failed}, {outcome.seconds:.0f} s"
 
 
 def _run_with_others(
