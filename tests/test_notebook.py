@@ -11,9 +11,13 @@ import chex
 import jax
 import pytest
 from report_helpers import fake_cell
+from study_helpers import small
+from test_store import fill
 
-from jaxlsgd import fit, measures, plug_in, problems, schedules, simulate
+from jaxlsgd import Study, fit, measures, plug_in, problems, schedules, simulate
 from jaxlsgd.core import progress
+from jaxlsgd.report import export
+from jaxlsgd.study import Outcome, Results
 
 PROBLEM = problems.linear(2, 3)
 PLAN = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=300)
@@ -146,3 +150,67 @@ def test_a_cell_in_a_notebook_says_what_it_is():
     assert cells[5:8] == ["plug_in", "38", "0"]
     assert cells[8:10] == [f"{row['bias']:.4g}", f"{row['length']:.4g}"]  # its truth is 0
     assert "-" in Tables(fake_cell(truth=None, diverged=40)._repr_html_()).cells
+
+
+def test_objects_print_as_tables_and_are_tables_in_a_notebook(tmp_path):
+    study = Study(
+        [{"kind": "linear", "dim": 2, "num_clients": 3}], ["C1"], [40], ["plug_in"], replications=7
+    )
+    outcome = Outcome(3, 2, {"a-cell": "ValueError: no\nmore"}, 61.0)
+    for shown, words in [
+        (PLAN, ["plan", "C5", "300", "60", "0.5 m^-0.505"]),
+        (PROBLEM, ["problem", "linear", "2: x[0] … x[1]", "3", "equal"]),
+        (study, ["study", "1 cell", "plug_in", "7 per cell, 1 tile of 512"]),
+        (
+            outcome,
+            ["outcome", "failed", "3", "2", "0:01:01", "cell a-cell failed", "ValueError: no"],
+        ),
+        (fake_cell("C5"), ["plug_in", "completed"]),
+    ]:
+        cells = Tables(shown._repr_html_()).cells
+        text = " ".join(str(shown).split())
+        assert set(words) <= set(cells)
+        assert all(" ".join(cell.split()) in text for cell in cells)
+        assert "\n" not in repr(shown) and len(repr(shown)) < 300
+    assert str(PLAN.check()) == repr(PLAN.check())
+    assert Tables(PLAN.check()._repr_html_()).cells[:5] == [
+        *("assumption", "verdict", "why"),
+        *("3.3", "holds"),
+    ]
+    table = measures.coverage_table(fake_cell("C5"))
+    assert repr(table) == str(table) and isinstance(table, str)
+    assert table.table.latex().count("plug\\_in") >= 1
+
+
+def test_results_show_the_coverage_of_their_cells(tmp_path):
+    fill(tmp_path, small())
+    found = Results(tmp_path)
+    assert "2 of 2 cells complete" in str(found)
+    assert "random_scaling" in Tables(found._repr_html_()).cells
+    assert repr(found) == f"Results({str(tmp_path)!r}, cells=2)"
+    frame = found.to_frame()
+    assert list(frame["schedule"].unique()) == ["C1", "P(1/2)"] and "coverage_mcse" in frame
+    rows = found.to_frame(rows=True)
+    assert tuple(rows.columns) == export.COLUMNS
+    assert len(rows) == sum(len(rows.query(f"schedule == '{x}'")) for x in ("C1", "P(1/2)"))
+    with pytest.raises(ValueError, match="measure: must be one of coverage, length"):
+        found.plot("width")
+
+
+def test_figures_show_themselves_and_frames_have_the_numbers():
+    one = fit(jax.random.key(0), PROBLEM, PLAN, **HOW)
+    axis = one.plot().axes[0]
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["x[0]", "x[1]"]
+    frame = one.to_frame()
+    estimate, lower, upper = one.interval("plug_in")
+    assert frame["estimate"].tolist() == estimate.tolist()
+    assert frame["lower"].tolist() == lower.tolist() and frame["upper"].tolist() == upper.tolist()
+    drawn = [segment for lines in axis.collections for segment in lines.get_segments()]
+    assert sorted(x[0] for x, _ in drawn) == pytest.approx(sorted(lower))
+    cell = fake_cell("C5")
+    row = measures.summarise(cell)[0]
+    (points,) = [x for x in cell.plot().axes[0].lines if len(x.get_xdata()) == 1][:1]
+    assert points.get_ydata()[0] == pytest.approx(100 * row["coverage"])
+    assert cell.plot("length")._repr_png_().startswith(b"\x89PNG")
+    assert cell.to_frame()["coverage"][0] == row["coverage"]
+    assert PLAN.to_frame()["observations"].tolist()[-1] == 300

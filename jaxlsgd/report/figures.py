@@ -159,6 +159,7 @@ def intervals(fit: Fit) -> Figure:
             label = "truth" if i == 0 else None
             axis.plot(np.asarray(truth)[keep], y, "|", color="0.3", markersize=9, label=label)
     axis.set_yticks(list(shown.values()), list(shown))
+    axis.set_ylim(min(shown.values()) - 0.6, 0.6)
     axis.set_xlabel(f"{100 * fit.cell.levels[0]:g} % intervals")
     axis.set_title(_title(fit.cell.problem.name or "problem", fit.cell.plan.name, what="one run"))
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
