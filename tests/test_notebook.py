@@ -59,40 +59,65 @@ def told(asked, stream) -> str:
 def test_progress_is_shown_where_somebody_looks_on(monkeypatch):
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)  # without rich
     assert told(None, io.StringIO()) == told(False, Terminal()) == ""
-    assert told(True, io.StringIO()) == "linear, C5: 100%, 0 s left\n"
+    assert told(True, io.StringIO()).endswith("linear, C5: 100%, 0:00:00 left\n")
     live = told(None, Terminal())
     assert "\rlinear" in live.replace("\x1b[K", "") and live.endswith("\r\x1b[K")
-    kernel = types.SimpleNamespace(kernel=1)
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: kernel))
-    assert told(None, io.StringIO()) == live
 
 
 def test_progress_is_a_bar_where_rich_is_installed():
     pytest.importorskip("rich")
-    assert "linear, C5" in told(None, Terminal())
+    shown = told(None, Terminal())
+    assert "linear, C5: 25%, measuring the time" in shown and "━" in shown
 
 
-def test_plain_lines_come_every_few_seconds(monkeypatch):
-    clock = iter([0.0, 1.0, 6.0, 7.0])
+def test_progress_is_a_bar_in_a_notebook(monkeypatch):
+    class Handle:
+        def update(self, content):
+            contents.append(content)
+
+    contents: list[str] = []
+
+    def display(content, display_id):
+        contents.append(content)
+        return Handle()
+
+    kernel = types.SimpleNamespace(kernel=1)
+    shell = types.SimpleNamespace(get_ipython=lambda: kernel)
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    parts = types.SimpleNamespace(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython.display", parts)
+    stream = io.StringIO()
+    assert told(None, stream) == ""  # nothing on stderr
+    first = '<progress max="1" value="0.2500"></progress> linear, C5: 25%, measuring the time'
+    assert contents[0] == first
+    assert 'value="1.0000"' in contents[-2] and contents[-1] == ""
+
+
+def shares_at(monkeypatch, stream, *times: float, **options) -> str:
+    """What is shown of 25, 50 and 100 %, reported at given times after a start at 0."""
+    clock = iter([0.0, *times])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    lines = told(True, io.StringIO())
-    assert lines == "linear, C5: 50%, 6 s left\nlinear, C5: 100%, 0 s left\n"
+    with progress.shown(True, "truth", stream, **options) as tell:
+        for share in (0.25, 0.5, 1.0):
+            tell(share)
+    return stream.getvalue().replace("\x1b[K", "")
+
+
+def test_plain_lines_come_every_few_seconds_with_a_time_once_it_can_be_told(monkeypatch):
+    # Compiling takes the first 100 s. A quarter takes 6 s from there on, so that two take 12 s.
+    lines = shares_at(monkeypatch, io.StringIO(), 100.0, 106.0, 118.0)
+    assert lines == (
+        "truth: 25%, measuring the time\ntruth: 50%, 0:00:12 left\ntruth: 100%, 0:00:00 left\n"
+    )
+    lines = shares_at(monkeypatch, io.StringIO(), 1.0, 2.0, 3.0)
+    assert lines == "truth: 25%, measuring the time\ntruth: 100%, 0:00:00 left\n"
 
 
 def test_progress_may_wait_for_what_is_often_done_sooner(monkeypatch):
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)  # without rich
-
-    def shown_at(*times: float) -> str:
-        clock = iter([0.0, *times])
-        monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-        stream = Terminal()
-        with progress.shown(None, "truth", stream, after=2.0) as tell:
-            for share in (0.25, 0.5, 1.0):
-                tell(share)
-        return stream.getvalue().replace("\x1b[K", "")
-
-    assert shown_at(0.5, 1.9) == ""
-    assert shown_at(1.0, 3.0, 3.0, 6.0) == "\rtruth: 50%, 3 s left\rtruth: 100%, 0 s left\r"
+    assert shares_at(monkeypatch, Terminal(), 0.5, 1.9, 1.95, after=2.0) == "\r"
+    shown = shares_at(monkeypatch, Terminal(), 1.0, 5.0, 9.0, after=2.0)
+    assert shown == "\rtruth: 50%, 0:00:08 left\rtruth: 100%, 0:00:00 left\r"
 
 
 def test_a_wrong_progress_is_refused():

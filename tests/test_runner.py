@@ -33,6 +33,7 @@ from study_helpers import (
 )
 
 from jaxlsgd.cli import studies
+from jaxlsgd.core.progress import MEASURING, Lines, LiveLine, TimeLeft, duration
 from jaxlsgd.engine import machine
 from jaxlsgd.study import Results, SpecError, StoreError, progress, run
 from jaxlsgd.study.executors import threads
@@ -122,7 +123,7 @@ def test_killed_at_random_moments_and_resumed_gives_the_same_bytes(tmp_path, hel
         assert tiles(out).items() < quiet.items()
     code, shown = on_a_terminal("run", tmp_path / "study.toml", "--out", out)
     assert code == 0, shown
-    assert "\r\x1b[Kcells 2/2, 100%" in shown
+    assert "cells 2/2, 100%" in shown
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in committed.items())
     assert tiles(out) == quiet
     assert not list(out.glob("cells/*/.*"))
@@ -307,8 +308,8 @@ def test_a_second_ctrl_c_ends_a_run_whose_threads_do_not(tmp_path, held, study_f
 
 def test_what_is_in_flight_is_said_with_its_time(tmp_path, monkeypatch) -> None:
     stop, stream = Stop(), io.StringIO()
-    lines = progress.LineProgress(stream)
-    monkeypatch.setattr(progress.TimeLeft, "seconds_per_work", lambda self, now: 0.01)
+    lines = progress.ShownProgress(Lines(stream))
+    monkeypatch.setattr(TimeLeft, "seconds_per_work", lambda self, now: 0.01)
 
     def run_job(job, device):
         for tile in job:
@@ -327,7 +328,7 @@ def test_what_is_in_flight_is_said_with_its_time(tmp_path, monkeypatch) -> None:
     outcome = run(small(), tmp_path, devices=1, stop=stop, progress=lines)
     assert (outcome.exit_code, outcome.tiles_run) == (3, 2)
     left = sum(cell.num_steps - 10 for cell in small().cells) * 16 * 3  # replications, clients
-    words = f"the 2 tiles in flight are finished, in about {progress.duration(left * 0.01)} ("
+    words = f"the 2 tiles in flight are finished, in about {duration(left * 0.01)} ("
     assert words in stream.getvalue()
 
 
@@ -396,7 +397,7 @@ def test_cells_of_one_program_run_behind_one_another(tmp_path, faked) -> None:
 
 def test_progress_lines_have_cells_rate_time_and_memory(tmp_path, faked) -> None:
     stream = io.StringIO()
-    run(small(), tmp_path, progress=progress.LineProgress(stream))
+    run(small(), tmp_path, progress=progress.ShownProgress(Lines(stream)))
     last = stream.getvalue().strip().split("\n")[-1]
     assert last.startswith("cells 2/2, 100%, ")
     for word in ("replications/s", "0:00:00 left", "peak", "MB"):
@@ -405,30 +406,40 @@ def test_progress_lines_have_cells_rate_time_and_memory(tmp_path, faked) -> None
 
 def test_live_line_is_written_over_and_warnings_stand_alone() -> None:
     stream = io.StringIO()
-    live = progress.LiveProgress(stream)
+    live = progress.ShownProgress(LiveLine(stream))
     live.start(progress.Totals(2, 0, 32, 100.0))
     live.advance(16, 50.0)
-    live.every = 0.0
+    live._display.every = 0.0
     live.tick()
     live.warn("mind this")
     live.close()
     shown = stream.getvalue()
     assert shown.startswith("\r\x1b[Kcells 0/2, 50%")
+    assert MEASURING in shown
     assert "\r\x1b[Kjaxlsgd: mind this\n" in shown
     assert shown.endswith("\n")
 
 
 def test_closed_stream_does_not_end_a_study() -> None:
     stream = io.StringIO()
-    lines = progress.LineProgress(stream)
+    lines = progress.ShownProgress(Lines(stream))
     stream.close()
     lines.warn("this goes nowhere")
 
 
-def test_progress_suits_the_stream() -> None:
-    assert type(progress.for_stream(io.StringIO())) is progress.LineProgress
-    assert type(progress.for_stream(io.StringIO(), quiet=True)) is progress.SilentProgress
-    assert [progress.duration(x) for x in (3.2, 3723, float("nan"))] == ["0:00:03", "1:02:03", "?"]
+def test_progress_means_the_same_as_in_a_simulation(tmp_path, faked, capsys) -> None:
+    for asked, kind in [(None, "Silent"), (False, "Silent"), (True, "Shown"), (print, "Shared")]:
+        found = progress.progress_of(asked, io.StringIO())
+        assert type(found).__name__ == f"{kind}Progress"
+    assert progress.progress_of(found) is found
+    with pytest.raises(ValueError, match="progress: must be None, True, False or a function"):
+        run(small(), tmp_path, progress="yes")
+    shares: list[float] = []
+    assert run(small(), tmp_path, progress=shares.append).exit_code == 0
+    assert shares == sorted(shares) and len(shares) == 10 and shares[-1] == 1.0
+    assert run(small(replications=96), tmp_path, progress=True).exit_code == 0
+    assert "cells 2/2, 100%" in capsys.readouterr().err
+    assert [duration(x) for x in (3.2, 3723, float("nan"))] == ["0:00:03", "1:02:03", "?"]
 
 
 def test_tiles_that_are_deleted_during_a_run_are_named_at_its_end(tmp_path, monkeypatch) -> None:

@@ -173,8 +173,8 @@ def _naming(path: str) -> Iterator[None]:
 def _plan_lines(
     study: Study, times: Times | None, how: str, devices: int, error: float | None
 ) -> Iterator[tuple[str, str]]:
+    from jaxlsgd.core.progress import duration
     from jaxlsgd.study import forecast
-    from jaxlsgd.study.progress import duration
 
     found = forecast.forecast(study)
     yield "cells", f"{found.cells:,}"
@@ -293,7 +293,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a study."""
     _start_jax(arguments)  # before kinds of the user's own or problems can create an array
     load_imports(arguments)
-    from jaxlsgd.study import progress
     from jaxlsgd.study.progress import Stop
     from jaxlsgd.study.study import Study
 
@@ -306,7 +305,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.out,
             **place,
             stop=stop,
-            progress=progress.for_stream(sys.stderr, arguments.quiet),
+            progress=not arguments.quiet,
             fresh=arguments.fresh,
             allow_other_code=arguments.allow_other_code,
         )
@@ -334,7 +333,7 @@ def _print_outcome(outcome: Outcome, directory: str, quiet: bool) -> None:
 
 
 def _outcome(outcome: Outcome, directory: str) -> str:
-    from jaxlsgd.study.progress import duration
+    from jaxlsgd.core.progress import duration
 
     made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
     if total := outcome.tally.total():
@@ -465,7 +464,6 @@ def reproduce(arguments: argparse.Namespace) -> int:
     from jaxlsgd.engine import machine
     from jaxlsgd.report.paper import reproduce as paper
     from jaxlsgd.report.paper.reproduce import Size
-    from jaxlsgd.study import progress
     from jaxlsgd.study.progress import Stop
 
     stop = Stop()  # shared by all studies, so that a signal during one starts no other
@@ -475,7 +473,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
             outcome = study.run(
                 directory,
                 stop=stop,
-                progress=progress.for_stream(sys.stderr, arguments.quiet),
+                progress=not arguments.quiet,
                 allow_other_code=arguments.allow_other_code,
             )
         _print_outcome(outcome, str(directory), arguments.quiet)

@@ -16,6 +16,7 @@ from typing import Any
 from jaxlsgd.analysis.failures import Tally
 from jaxlsgd.core.checks import describe
 from jaxlsgd.core.display import Table, Tabular, facts, plural
+from jaxlsgd.core.progress import Progress, duration
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
@@ -35,7 +36,7 @@ from jaxlsgd.study.jobs import (
     stepping,
     work,
 )
-from jaxlsgd.study.progress import Dropped, RunLog, SilentProgress, Stop, Totals, duration
+from jaxlsgd.study.progress import Dropped, RunLog, SilentProgress, Stop, Totals, progress_of
 from jaxlsgd.study.store.writer import Writer
 from jaxlsgd.study.study import Study
 
@@ -94,7 +95,7 @@ def run(
     client: Any = None,
     distributed: bool = False,
     max_time: float | None = None,
-    progress: SilentProgress | None = None,
+    progress: Progress | SilentProgress = None,
     stop: Stop | None = None,
     fresh: bool = False,
     allow_other_code: bool = False,
@@ -112,7 +113,8 @@ def run(
       distributed: whether this is one of several processes that JAX has joined, all of which make this
         call; the first of them alone looks at the directory. See `jaxlsgd.engine.distributed.start`.
       max_time: seconds after which no further tile is started.
-      progress: shows the progress; if None, warnings are logged and nothing else is shown.
+      progress: as for `simulate`: None shows it in a terminal or notebook, True everywhere, False nowhere, with
+        warnings in Python's log; a function is called with the share that is done.
       stop: lets another thread, or a signal, end the run.
       fresh: refuse a directory that already holds a study.
       allow_other_code: accept rows that other code of this package made, and record that.
@@ -130,7 +132,7 @@ def run(
     """
     began = time.monotonic()
     jobs.check(study)
-    stop, log = stop or Stop(max_time), RunLog(progress or SilentProgress())
+    stop, log = stop or Stop(max_time), RunLog(progress_of(progress))
     write = functools.partial(
         Writer, directory, study, fresh=fresh, allow_other_code=allow_other_code
     )
