@@ -10,7 +10,9 @@ import random
 import resource
 import signal
 import subprocess
+import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import jax
@@ -35,6 +37,8 @@ from study_helpers import (
 from jaxlsgd.cli import studies
 from jaxlsgd.core.progress import MEASURING, Lines, LiveLine, TimeLeft, duration
 from jaxlsgd.engine import machine
+from jaxlsgd.runs import simulate
+from jaxlsgd.runs.simulate import on_devices
 from jaxlsgd.study import Results, SpecError, StoreError, progress, run
 from jaxlsgd.study.executors import threads
 from jaxlsgd.study.jobs import TileAdvanced, TileFinished
@@ -304,6 +308,21 @@ def test_a_second_ctrl_c_ends_a_run_whose_threads_do_not(tmp_path, held, study_f
     assert "partial, dropped by signal 2" in (out / "run.log").read_text()
     held.open()
     assert call("run", study_file, "--out", out, "--quiet")[0] == 0
+
+
+def test_an_error_on_one_device_stops_the_others() -> None:
+    """So does Ctrl-C, which is an error in the thread that waits."""
+    stopped = threading.Event()
+
+    def failing(device):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        on_devices([failing, lambda device: stopped.wait()], ["a", "b"], stopped.set)
+    report = simulate._Progress(None, 1)
+    report.stop()
+    with pytest.raises(CancelledError):
+        report.through(iter([None]))
 
 
 def test_what_is_in_flight_is_said_with_its_time(tmp_path, monkeypatch) -> None:
