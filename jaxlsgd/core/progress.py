@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import importlib
 import importlib.util
 import sys
 import time
@@ -178,12 +179,11 @@ class NotebookBar(Lines):
             self._put("")
 
     def _put(self, content: str) -> None:
-        from IPython.display import HTML, display  # it is there in a notebook
-
+        ipython = importlib.import_module("IPython.display")  # it is there in a notebook
         if self._handle is None:
-            self._handle = display(HTML(content), display_id=True)
+            self._handle = ipython.display(ipython.HTML(content), display_id=True)
         else:
-            self._handle.update(HTML(content))
+            self._handle.update(ipython.HTML(content))
 
 
 def display_for(stream: TextIO) -> Lines:
@@ -207,11 +207,12 @@ def check(progress: object) -> None:
         raise refusal("progress", "be None, True, False or a function of the share", progress)
 
 
-def wanted(progress: Progress, stream: TextIO | None) -> bool:
-    """Return whether to show progress on a stream: None means in a terminal or notebook and nowhere else."""
-    if stream is None or progress is False:  # None under pythonw
-        return False
-    return progress is True or stream.isatty() or in_notebook()
+def display_if_wanted(progress: Progress, stream: TextIO | None) -> Lines | None:
+    """Return the display on a stream, stderr if None; None if a `progress` that is no function wants none."""
+    out = stream or sys.stderr
+    if out is None or progress is False:  # None under pythonw
+        return None
+    return display_for(out) if progress is True or out.isatty() or in_notebook() else None
 
 
 @contextlib.contextmanager
@@ -228,13 +229,11 @@ def shown(
       after: seconds before anything is written, so that short computations write nothing.
     """
     check(progress)
-    out = stream or sys.stderr
     if callable(progress):
         yield progress
-    elif not wanted(progress, out):
+    elif (display := display_if_wanted(progress, stream)) is None:
         yield None
     else:
-        display = display_for(out)
         try:
             yield _reporter(display, what, time.monotonic() + after)
         finally:

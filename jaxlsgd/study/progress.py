@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from jaxlsgd.core.display import printable
-from jaxlsgd.core.progress import Lines, Progress, Report, TimeLeft, check, display_for, wanted
+from jaxlsgd.core.progress import Lines, Progress, Report, TimeLeft, check, display_if_wanted
 from jaxlsgd.study.store import lock, provenance
 from jaxlsgd.study.store.files import StoreError
 
@@ -187,8 +187,8 @@ def progress_of(
     check(progress)
     if callable(progress):
         return SharedProgress(progress)
-    stream = stream or sys.stderr
-    return ShownProgress(display_for(stream)) if wanted(progress, stream) else SilentProgress()
+    display = display_if_wanted(progress, stream)
+    return SilentProgress() if display is None else ShownProgress(display)
 
 
 def peak_memory() -> int:
