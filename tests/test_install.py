@@ -102,3 +102,4 @@ def test_the_command_line_of_a_clone_needs_nothing_before(tmp_path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert (elsewhere / "mine.toml").is_file()
+    assert f"next: {clone}/scripts/jaxlsgd plan mine.toml" in done.stdout

@@ -23,6 +23,7 @@ from jaxlsgd.cli._common import (
     add_import,
     add_other_code,
     add_verb,
+    command,
     integer,
     load_imports,
     positive,
@@ -81,7 +82,7 @@ def init(arguments: argparse.Namespace) -> int:
             file.write(content)
     except FileExistsError:
         raise ValueError(f"{path} already exists; choose another name") from None
-    print(f"wrote {path}; next: jaxlsgd plan {path}")
+    print(f"wrote {path}; next: {command()} plan {path}")
     return 0
 
 
@@ -351,7 +352,7 @@ def _outcome(outcome: Outcome, directory: str) -> str:
     if outcome.tiles_left:
         dropped = ", those in flight were dropped" if outcome.signal else ""
         return f"partial: {made}, {outcome.tiles_left} left{dropped}; the same command resumes"
-    return f"done: {made}; next: jaxlsgd table {directory}"
+    return f"done: {made}; next: {command()} table {directory}"
 
 
 def _is_first_process() -> bool:
