@@ -245,6 +245,10 @@ def test_the_names_of_the_library_are_there_whatever_was_imported_before() -> No
             found = getattr(room, name)
             assert isinstance(found, types.ModuleType) == where.endswith(":"), (room, name)
     assert callable(jaxlsgd.prepare) and callable(jaxlsgd.study.replay)
+    # Builders are functions in all rooms, though their files have the same names.
+    builders = ("bootstrap", "one_step", "hulc", "random_scaling")
+    assert all(callable(getattr(jaxlsgd.inference, name)) for name in builders)
+    assert jaxlsgd.inference.one_step is jaxlsgd.one_step
     assert jaxlsgd.study.Study is jaxlsgd.Study
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         jaxlsgd.simulat  # type: ignore[attr-defined]  # noqa: B018

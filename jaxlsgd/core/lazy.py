@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,8 +17,19 @@ def attach(
     Args:
       package: its `__name__`.
       where: the module of each name. A path that ends in ":" gives the module itself, as in
-        {"joint": "jaxlsgd.inference.joint:"}.
+        {"joint": "jaxlsgd.inference.joint:"}. A name that is also that of its module, as in
+        {"one_step": "jaxlsgd.inference.one_step"}, is the function, also after the module was imported.
     """
+
+    class Package(types.ModuleType):
+        """A package of which imports of its modules do not hide functions of the same names."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if isinstance(value, types.ModuleType) and not where.get(name, ":").endswith(":"):
+                value = getattr(value, name)
+            super().__setattr__(name, value)
+
+    sys.modules[package].__class__ = Package
 
     def load(name: str) -> Any:
         if name not in where:
