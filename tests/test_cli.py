@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pkgutil
 import re
@@ -379,3 +380,13 @@ def test_the_table_answers_and_rows_are_exported(tmp_path, capsys):
     assert cli.main(["export", place, "--format", "csv", "--force"]) == 0
     assert cli.main(["export", place, "-o", str(tmp_path / "x.nc"), "--format", "netcdf"]) == 0
     assert cli.main(["status", place]) == 0  # the file in the directory is in nobody's way
+
+
+def test_types_of_signatures_have_a_place() -> None:
+    """Every name in an annotation of the front doors is one of the package, or of its `typing`."""
+    known = {*jaxlsgd.__all__, *jaxlsgd.typing.__all__, "Until"}
+    for door in (jaxlsgd.fit, jaxlsgd.simulate, jaxlsgd.fit_table, jaxlsgd.track):
+        for parameter in inspect.signature(door).parameters.values():
+            for name in re.findall(r"\b[A-Z]\w+", str(parameter.annotation)):
+                elsewhere = {"Sequence", "Any", "None", "Mesh", "Callable", "NoReturn", "Mapping"}
+                assert name in known | elsewhere, (door.__name__, parameter.name, name)
