@@ -63,6 +63,7 @@ _WHERE = {
     "report": "jaxlsgd.report:",
     "schedules": "jaxlsgd.schedules:",
     "study": "jaxlsgd.study:",
+    "typing": "jaxlsgd.typing:",
 }
 __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = ["__version__", *_WHERE]
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
         report,
         schedules,
         study,
+        typing,
     )
     from jaxlsgd.analysis import measures
     from jaxlsgd.core.algorithm import Algorithm, Participation

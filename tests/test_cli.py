@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pkgutil
 import re
@@ -245,6 +246,10 @@ def test_the_names_of_the_library_are_there_whatever_was_imported_before() -> No
             found = getattr(room, name)
             assert isinstance(found, types.ModuleType) == where.endswith(":"), (room, name)
     assert callable(jaxlsgd.prepare) and callable(jaxlsgd.study.replay)
+    # Builders are functions in all rooms, though their files have the same names.
+    builders = ("bootstrap", "one_step", "hulc", "random_scaling")
+    assert all(callable(getattr(jaxlsgd.inference, name)) for name in builders)
+    assert jaxlsgd.inference.one_step is jaxlsgd.one_step
     assert jaxlsgd.study.Study is jaxlsgd.Study
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         jaxlsgd.simulat  # type: ignore[attr-defined]  # noqa: B018
@@ -375,3 +380,13 @@ def test_the_table_answers_and_rows_are_exported(tmp_path, capsys):
     assert cli.main(["export", place, "--format", "csv", "--force"]) == 0
     assert cli.main(["export", place, "-o", str(tmp_path / "x.nc"), "--format", "netcdf"]) == 0
     assert cli.main(["status", place]) == 0  # the file in the directory is in nobody's way
+
+
+def test_types_of_signatures_have_a_place() -> None:
+    """Every name in an annotation of the front doors is one of the package, or of its `typing`."""
+    known = {*jaxlsgd.__all__, *jaxlsgd.typing.__all__, "Until"}
+    for door in (jaxlsgd.fit, jaxlsgd.simulate, jaxlsgd.fit_table, jaxlsgd.track):
+        for parameter in inspect.signature(door).parameters.values():
+            for name in re.findall(r"\b[A-Z]\w+", str(parameter.annotation)):
+                elsewhere = {"Sequence", "Any", "None", "Mesh", "Callable", "NoReturn", "Mapping"}
+                assert name in known | elsewhere, (door.__name__, parameter.name, name)

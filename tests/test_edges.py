@@ -195,7 +195,10 @@ def test_very_many_tiles_do_not_keep_a_request_to_stop_waiting(tmp_path, monkeyp
     run(small(), tmp_path / "warm")  # what is traced once
     with counted() as lines:
         outcome = run(study, tmp_path / "out", stop=stop)
-    assert outcome.exit_code == 3
+    assert outcome.exit_code in (
+        3,
+        130,
+    )  # two devices may have asked by the time that it is noticed
     assert outcome.tiles_left + outcome.tiles_run == 2 * 10**8
     assert lines.run < 5_000_000
 

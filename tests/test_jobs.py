@@ -73,9 +73,12 @@ def test_jobs_stay_short_and_small(monkeypatch) -> None:
     assert sorted(len(job) for job in grouped(whole, 1)) == [6, 7, 7]
     monkeypatch.setattr(jobs, "MOST_CELLS", 100)
     most = sum(jobs.work(tile.cell) for tile in whole) // 4
-    monkeypatch.setattr(jobs, "MOST_WORK", most)
-    assert len(grouped(whole, 1)) in (4, 5)
-    monkeypatch.setattr(jobs, "MOST_WORK", 10**15)
+    for widths, name in (((), "MOST_WORK"), ((1, 4), "MOST_WORK_IN_LANES")):
+        monkeypatch.setattr(jobs, "_widths", lambda cell, widths=widths: widths)
+        monkeypatch.setattr(jobs, name, most)
+        assert len(grouped(whole, 1)) in (4, 5)
+        monkeypatch.setattr(jobs, name, 10**15)
+        assert len(grouped(whole, 1)) == 1
     monkeypatch.setattr(jobs, "MOST_BYTES", 1)
     assert [len(job) for job in grouped(whole, 1)] == [1] * 20
 

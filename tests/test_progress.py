@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from jaxlsgd.study.progress import TimeLeft, Totals
+from jaxlsgd.core.progress import TimeLeft
 
 
 def time_left(work: float = 1000.0, kinds: int = 1) -> TimeLeft:
-    return TimeLeft(Totals(1, 0, 100, work, kinds), 0.0)
+    return TimeLeft(work, kinds, 0.0)
 
 
 def test_there_is_no_estimate_before_there_is_a_basis() -> None:

@@ -10,7 +10,9 @@ import random
 import resource
 import signal
 import subprocess
+import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import jax
@@ -33,7 +35,10 @@ from study_helpers import (
 )
 
 from jaxlsgd.cli import studies
+from jaxlsgd.core.progress import MEASURING, Lines, LiveLine, TimeLeft, duration
 from jaxlsgd.engine import machine
+from jaxlsgd.runs import simulate
+from jaxlsgd.runs.simulate import on_devices
 from jaxlsgd.study import Results, SpecError, StoreError, progress, run
 from jaxlsgd.study.executors import threads
 from jaxlsgd.study.jobs import TileAdvanced, TileFinished
@@ -122,7 +127,7 @@ def test_killed_at_random_moments_and_resumed_gives_the_same_bytes(tmp_path, hel
         assert tiles(out).items() < quiet.items()
     code, shown = on_a_terminal("run", tmp_path / "study.toml", "--out", out)
     assert code == 0, shown
-    assert "\r\x1b[Kcells 2/2, 100%" in shown
+    assert "cells 2/2, 100%" in shown
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in committed.items())
     assert tiles(out) == quiet
     assert not list(out.glob("cells/*/.*"))
@@ -140,7 +145,7 @@ def test_signal_drains_and_the_rest_is_resumed_on_other_devices(tmp_path, held, 
     assert code == 0
     assert "a run is writing" in text
     process.send_signal(signal.SIGTERM)
-    err = read_until(process.stderr, "stopping once the tiles in flight are finished")
+    err = read_until(process.stderr, "stopping once the 4 tiles in flight are finished, in ")
     held.open()
     text, err = process.communicate(timeout=LIMIT)
     assert (process.returncode, text.split(":")[0]) == (3, "partial"), err
@@ -284,8 +289,66 @@ def test_second_request_drops_the_tiles_in_flight(tmp_path, monkeypatch) -> None
 
     monkeypatch.setattr(threads, "run_job", run_job)
     outcome = run(small(), tmp_path, stop=stop)
-    assert (outcome.exit_code, outcome.tiles_run, outcome.tiles_left) == (3, 0, 10)
+    assert (outcome.exit_code, outcome.tiles_run, outcome.tiles_left) == (130, 0, 10)
     assert tiles(tmp_path) == {}
+
+
+def test_a_second_ctrl_c_ends_a_run_whose_threads_do_not(tmp_path, held, study_file) -> None:
+    out = tmp_path / "out"
+    process = start("run", study_file, "--out", out, "--devices", 2, env=held.environment)
+    wait_until(lambda: held.begun == 2, process)
+    process.send_signal(signal.SIGINT)
+    text = read_until(process.stderr, "stopping ")
+    assert "the 4 tiles in flight are finished, in a time that is not known" in text
+    process.send_signal(signal.SIGINT)  # the jobs are held for good, as by a compiler
+    text, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130, err
+    assert "partial: 0 tiles" in text and "dropped; the same command resumes" in text
+    assert not Results(out).running()
+    assert "partial, dropped by signal 2" in (out / "run.log").read_text()
+    held.open()
+    assert call("run", study_file, "--out", out, "--quiet")[0] == 0
+
+
+def test_an_error_on_one_device_stops_the_others() -> None:
+    """So does Ctrl-C, which is an error in the thread that waits."""
+    stopped = threading.Event()
+
+    def failing(device):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        on_devices([failing, lambda device: stopped.wait()], ["a", "b"], stopped.set)
+    report = simulate._Progress(None, 1)
+    report.stop()
+    with pytest.raises(CancelledError):
+        report.through(iter([None]))
+
+
+def test_what_is_in_flight_is_said_with_its_time(tmp_path, monkeypatch) -> None:
+    stop, stream = Stop(), io.StringIO()
+    lines = progress.ShownProgress(Lines(stream))
+    monkeypatch.setattr(TimeLeft, "seconds_per_work", lambda self, now: 0.01)
+
+    def run_job(job, device):
+        for tile in job:
+            yield TileAdvanced(tile, tile.cell.num_steps // 4)  # 10
+        wait(lambda: lines._work == 2 * 16 * 10 * 3)
+        stop()
+        wait(lambda: "stopping" in stream.getvalue())
+        for tile in job:
+            yield TileFinished(tile, fake_rows(tile.cell, tile.first))
+
+    def wait(true) -> None:
+        while not true():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(threads, "run_job", run_job)
+    outcome = run(small(), tmp_path, devices=1, stop=stop, progress=lines)
+    assert (outcome.exit_code, outcome.tiles_run) == (3, 2)
+    left = sum(cell.num_steps - 10 for cell in small().cells) * 16 * 3  # replications, clients
+    words = f"the 2 tiles in flight are finished, in about {duration(left * 0.01)} ("
+    assert words in stream.getvalue()
 
 
 def test_first_request_finishes_the_tiles_in_flight(tmp_path, monkeypatch) -> None:
@@ -353,7 +416,7 @@ def test_cells_of_one_program_run_behind_one_another(tmp_path, faked) -> None:
 
 def test_progress_lines_have_cells_rate_time_and_memory(tmp_path, faked) -> None:
     stream = io.StringIO()
-    run(small(), tmp_path, progress=progress.LineProgress(stream))
+    run(small(), tmp_path, progress=progress.ShownProgress(Lines(stream)))
     last = stream.getvalue().strip().split("\n")[-1]
     assert last.startswith("cells 2/2, 100%, ")
     for word in ("replications/s", "0:00:00 left", "peak", "MB"):
@@ -362,30 +425,40 @@ def test_progress_lines_have_cells_rate_time_and_memory(tmp_path, faked) -> None
 
 def test_live_line_is_written_over_and_warnings_stand_alone() -> None:
     stream = io.StringIO()
-    live = progress.LiveProgress(stream)
+    live = progress.ShownProgress(LiveLine(stream))
     live.start(progress.Totals(2, 0, 32, 100.0))
     live.advance(16, 50.0)
-    live.every = 0.0
+    live._display.every = 0.0
     live.tick()
     live.warn("mind this")
     live.close()
     shown = stream.getvalue()
     assert shown.startswith("\r\x1b[Kcells 0/2, 50%")
+    assert MEASURING in shown
     assert "\r\x1b[Kjaxlsgd: mind this\n" in shown
     assert shown.endswith("\n")
 
 
 def test_closed_stream_does_not_end_a_study() -> None:
     stream = io.StringIO()
-    lines = progress.LineProgress(stream)
+    lines = progress.ShownProgress(Lines(stream))
     stream.close()
     lines.warn("this goes nowhere")
 
 
-def test_progress_suits_the_stream() -> None:
-    assert type(progress.for_stream(io.StringIO())) is progress.LineProgress
-    assert type(progress.for_stream(io.StringIO(), quiet=True)) is progress.SilentProgress
-    assert [progress.duration(x) for x in (3.2, 3723, float("nan"))] == ["0:00:03", "1:02:03", "?"]
+def test_progress_means_the_same_as_in_a_simulation(tmp_path, faked, capsys) -> None:
+    for asked, kind in [(None, "Silent"), (False, "Silent"), (True, "Shown"), (print, "Shared")]:
+        found = progress.progress_of(asked, io.StringIO())
+        assert type(found).__name__ == f"{kind}Progress"
+    assert progress.progress_of(found) is found
+    with pytest.raises(ValueError, match="progress: must be None, True, False or a function"):
+        run(small(), tmp_path, progress="yes")
+    shares: list[float] = []
+    assert run(small(), tmp_path, progress=shares.append).exit_code == 0
+    assert shares == sorted(shares) and len(shares) == 10 and shares[-1] == 1.0
+    assert run(small(replications=96), tmp_path, progress=True).exit_code == 0
+    assert "cells 2/2, 100%" in capsys.readouterr().err
+    assert [duration(x) for x in (3.2, 3723, float("nan"))] == ["0:00:03", "1:02:03", "?"]
 
 
 def test_tiles_that_are_deleted_during_a_run_are_named_at_its_end(tmp_path, monkeypatch) -> None:

@@ -102,7 +102,7 @@ def room(module: str) -> str:
 
 
 def test_imports_go_one_way():
-    for module in filter(None, files()):
+    for module in files().keys() - {"", "typing"}:  # which collect names of the rooms
         assert room(module) in ROOMS, f"{module} has no place in the order of rooms"
         here = ROOMS.index(room(module))
         for target, _ in imports(module):

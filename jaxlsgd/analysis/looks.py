@@ -17,7 +17,7 @@ from jaxlsgd.analysis.moments import Row, share
 from jaxlsgd.core import checks
 from jaxlsgd.core.causes import DIVERGED
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.display import Shown, Table, align, percent
+from jaxlsgd.core.display import Shown, Table, percent
 from jaxlsgd.core.rows import CellRows
 
 if TYPE_CHECKING:
@@ -248,8 +248,7 @@ def looks_table(
         notes.append(
             "Runs that do not stop are read at the end of the plan, which is their budget. All looks were computed."
         )
-    text = "\n".join([align([header, *lines], left), "", *notes])
-    return Shown.of(text, Table("", header, lines, left, notes).html())
+    return Shown.of(Table("", header, lines, left, notes))
 
 
 def _stop_texts(row: Row | None) -> list[str]:

@@ -7,7 +7,6 @@ square follows from that of the mean square by the delta method.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from jaxlsgd.analysis.moments import (
 )
 from jaxlsgd.analysis.pairs import differences, paired_difference
 from jaxlsgd.core.causes import FAILURES
-from jaxlsgd.core.display import WIDTH, Shown, Table, align, percent, with_error
+from jaxlsgd.core.display import Shown, Table, percent, with_error
 from jaxlsgd.core.rows import CellRows, MethodRows
 
 __all__ = ["coverage_table", "differences", "paired_difference", "summarise", "wilson"]
@@ -311,16 +310,14 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> Shown:
     shown = columns_for_people(rows)
     kinds = ["coverage", *(["coverage_all"] if any(row["n_failed"] for row in rows) else [])]
     heads = ["coverage %", "all runs %"][: len(kinds)]
-    lines = [[*shown, *heads, "length", "n_ok"]]
+    lines = []
     for row in rows:
         shares = [percent(*(row[kind + end] for end in SHARE)) for kind in kinds]
         length = with_error(row["length"], row["length_mcse"])
         lines.append([*(str(row[key]) for key in shown), *shares, length, _share_text(row)])
     left = [i for i, key in enumerate(shown) if key not in NUMBERS]
-    notes = list(_table_notes(cells, rows))
-    filled = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes]
-    text = "\n".join([align(lines, left), *([""] if notes else []), *filled])
-    return Shown.of(text, Table("", lines[0], lines[1:], left, notes).html())
+    header = [*shown, *heads, "length", "n_ok"]
+    return Shown.of(Table("", header, lines, left, list(_table_notes(cells, rows))))
 
 
 def _table_notes(cells: Sequence[CellRows], rows: Sequence[Row]) -> Iterator[str]:

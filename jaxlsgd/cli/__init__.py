@@ -30,7 +30,8 @@ a first study:
 the paper:
   jaxlsgd reproduce all --out paper     its tables and figures next to ours
 
-exit codes: 0 done, 1 failed, 2 refused (usage, study file), 3 partial (stopped early).
+exit codes: 0 done, 1 failed, 2 refused (usage, study file), 3 partial (stopped early, what was in
+flight is kept), 130 interrupted (by Ctrl-C; in 'run', by a second one).
 'jaxlsgd VERB --help' explains each verb. JAXLSGD_DEBUG=1 shows tracebacks.
 """
 

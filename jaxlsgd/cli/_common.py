@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -10,6 +11,11 @@ from typing import Any, NoReturn, Protocol
 
 USAGE = 2  # exit code
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def command() -> str:
+    """Return how this command line was called: `scripts/jaxlsgd` of a clone says so."""
+    return os.environ.get("JAXLSGD_COMMAND", "jaxlsgd")
 
 
 class Parser(argparse.ArgumentParser):

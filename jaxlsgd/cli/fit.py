@@ -119,8 +119,7 @@ def fit(arguments: argparse.Namespace) -> int:
         dialect = files.Dialect.of(arguments.encoding, arguments.separator, arguments.decimal)
         new = files.read_all(arguments.predict[0], dialect)
     options = {name: getattr(arguments, name) for name in DEFAULTS if name != "progress"}
-    progress = _progress if sys.stderr.isatty() else None
-    result = fit_table(Path(arguments.file), progress=progress, **options)
+    result = fit_table(Path(arguments.file), **options)
     written = {
         "text": lambda: f"{result}\n",
         "csv": result.to_csv,
@@ -152,9 +151,3 @@ def _more(result: TableFit, arguments: argparse.Namespace) -> str:
             f"{plural(found.constraints, 'constraint')}, p = {p_value(found.p_value)}"
         )
     return "".join(f"\n{part}\n" for part in parts)
-
-
-def _progress(text: str) -> None:
-    """Writes one line on the terminal, over the last one."""
-    sys.stderr.write(f"\r\x1b[K{text}" if text else "\r\x1b[K")
-    sys.stderr.flush()

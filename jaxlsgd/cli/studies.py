@@ -6,12 +6,14 @@ Modules that import JAX are imported by the functions that need them, so that `-
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import os
 import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from jaxlsgd.cli._common import (
     add_import,
     add_other_code,
     add_verb,
+    command,
     integer,
     load_imports,
     positive,
@@ -79,7 +82,7 @@ def init(arguments: argparse.Namespace) -> int:
             file.write(content)
     except FileExistsError:
         raise ValueError(f"{path} already exists; choose another name") from None
-    print(f"wrote {path}; next: jaxlsgd plan {path}")
+    print(f"wrote {path}; next: {command()} plan {path}")
     return 0
 
 
@@ -171,8 +174,8 @@ def _naming(path: str) -> Iterator[None]:
 def _plan_lines(
     study: Study, times: Times | None, how: str, devices: int, error: float | None
 ) -> Iterator[tuple[str, str]]:
+    from jaxlsgd.core.progress import duration
     from jaxlsgd.study import forecast
-    from jaxlsgd.study.progress import duration
 
     found = forecast.forecast(study)
     yield "cells", f"{found.cells:,}"
@@ -236,9 +239,10 @@ def _add_run(verbs: Verbs) -> None:
     text = (
         "run a study, or what is missing of it\n\n"
         "Every finished tile of replications is kept: the same command resumes a study, and more\n"
-        "replications in the study file extend it. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 finishes the\n"
-        "tiles in flight and exits with code 3; a second one drops them. A directory that holds a\n"
-        "different study is refused. With --dask, the workers of a cluster compute and this process writes; start\n"
+        "replications in the study file extend it. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 starts nothing more,\n"
+        "says how long the tiles in flight take, finishes them and exits with code 3; a second one drops them\n"
+        "and exits at once, with code 130 after Ctrl-C (128 and the number of the signal). If nothing is left\n"
+        "to do, the code is 0, whatever came. A directory that holds a different study is refused. With --dask, the workers of a cluster compute and this process writes; start\n"
         "a cluster with 'dask scheduler' and 'dask worker', or with a package like dask-jobqueue."
     )
     examples = (
@@ -290,7 +294,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a study."""
     _start_jax(arguments)  # before kinds of the user's own or problems can create an array
     load_imports(arguments)
-    from jaxlsgd.study import progress
     from jaxlsgd.study.progress import Stop
     from jaxlsgd.study.study import Study
 
@@ -303,13 +306,25 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.out,
             **place,
             stop=stop,
-            progress=progress.for_stream(sys.stderr, arguments.quiet),
+            progress=not arguments.quiet,
             fresh=arguments.fresh,
             allow_other_code=arguments.allow_other_code,
         )
     if not arguments.distributed or _is_first_process():
         _print_outcome(outcome, arguments.out, arguments.quiet)
+    if outcome.signal:
+        atexit.register(_exit_without_threads, outcome.exit_code)
     return outcome.exit_code
+
+
+def _exit_without_threads(code: int) -> None:
+    """End the process at once if a thread still compiles or computes, which nothing can interrupt."""
+    from jaxlsgd.study.executors.threads import NAME
+
+    if any(thread.name.startswith(NAME) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _print_outcome(outcome: Outcome, directory: str, quiet: bool) -> None:
@@ -319,7 +334,7 @@ def _print_outcome(outcome: Outcome, directory: str, quiet: bool) -> None:
 
 
 def _outcome(outcome: Outcome, directory: str) -> str:
-    from jaxlsgd.study.progress import duration
+    from jaxlsgd.core.progress import duration
 
     made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
     if total := outcome.tally.total():
@@ -335,8 +350,9 @@ def _outcome(outcome: Outcome, directory: str) -> str:
         cells = plural(len(outcome.errors), "cell")
         return f"failed: {cells}; {made}, all other rows are in {directory}"
     if outcome.tiles_left:
-        return f"partial: {made}, {outcome.tiles_left} left; the same command resumes"
-    return f"done: {made}; next: jaxlsgd table {directory}"
+        dropped = ", those in flight were dropped" if outcome.signal else ""
+        return f"partial: {made}, {outcome.tiles_left} left{dropped}; the same command resumes"
+    return f"done: {made}; next: {command()} table {directory}"
 
 
 def _is_first_process() -> bool:
@@ -449,7 +465,6 @@ def reproduce(arguments: argparse.Namespace) -> int:
     from jaxlsgd.engine import machine
     from jaxlsgd.report.paper import reproduce as paper
     from jaxlsgd.report.paper.reproduce import Size
-    from jaxlsgd.study import progress
     from jaxlsgd.study.progress import Stop
 
     stop = Stop()  # shared by all studies, so that a signal during one starts no other
@@ -459,10 +474,12 @@ def reproduce(arguments: argparse.Namespace) -> int:
             outcome = study.run(
                 directory,
                 stop=stop,
-                progress=progress.for_stream(sys.stderr, arguments.quiet),
+                progress=not arguments.quiet,
                 allow_other_code=arguments.allow_other_code,
             )
         _print_outcome(outcome, str(directory), arguments.quiet)
+        if outcome.signal:
+            atexit.register(_exit_without_threads, outcome.exit_code)
         return outcome.exit_code
 
     machine.prepare()

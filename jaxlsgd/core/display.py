@@ -106,23 +106,6 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
-class Shown(str):
-    """Text that a notebook shows as HTML."""
-
-    __slots__ = ("html",)
-    html: str
-
-    @classmethod
-    def of(cls, text: str, html: str) -> Shown:
-        """Return the text, with the HTML that a notebook shows."""
-        shown = cls(text)
-        shown.html = html
-        return shown
-
-    def _repr_html_(self) -> str:
-        return self.html
-
-
 class Table(NamedTuple):
     """A table, as text, HTML, Markdown, LaTeX or CSV.
 
@@ -208,6 +191,74 @@ class Table(NamedTuple):
         stream = io.StringIO()
         write_csv(stream, self.header, self.lines)
         return stream.getvalue()
+
+    def to_frame(self) -> Any:
+        """Return header and lines as a `pandas.DataFrame`."""
+        return frame(zip(self.header, zip(*self.lines, strict=True), strict=True))
+
+
+class Shown(str):
+    """A table as text, which is also shown as text where it is not printed, and as a table in a notebook.
+
+    Its `table` is there as Markdown, LaTeX, CSV or a frame: `coverage_table(cells).table.latex()`.
+    """
+
+    __slots__ = ("table",)
+    table: Table
+
+    @classmethod
+    def of(cls, table: Table) -> Shown:
+        """Return the text of a table."""
+        shown = cls(table.text().rstrip("\n"))
+        shown.table = table
+        return shown
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return self.table.html()
+
+
+class Tabular:
+    """An object that prints as a table, and is one in a notebook."""
+
+    def table(self) -> Table:
+        """Return the table that is shown."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.table().text().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+
+def facts(kind: str, name: str, lines: Iterable[tuple[str, Any]]) -> Table:
+    """Return what is to be known of one object as a table of two columns; empty values are left out."""
+    known = [(what, str(value)) for what, value in lines if value not in ("", None)]
+    return Table("", (kind, name), known, (0, 1))
+
+
+def frame(columns: Iterable[tuple[str, Any]]) -> Any:
+    """Return a `pandas.DataFrame` of named columns."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("frames need pandas: pip install 'jaxlsgd[tables]'") from error
+    return pandas.DataFrame(dict(columns))
+
+
+def self_shown(figure: Any) -> Any:
+    """Return a Matplotlib figure that a notebook shows though pyplot, which registers figures, is not used."""
+
+    def png() -> bytes:
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", dpi=110)
+        return stream.getvalue()
+
+    figure._repr_png_ = png
+    return figure
 
 
 def write_csv(file: TextIO, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:

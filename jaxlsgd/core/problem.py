@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxlsgd.core import checks, tracing
 from jaxlsgd.core.checks import blaming, refusal
+from jaxlsgd.core.display import Table, Tabular, facts
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
 from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.tracing import linear_form
@@ -45,8 +46,8 @@ class Moment(NamedTuple):
     t: Any  # () uint32, the number of the observation, from 0
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Problem:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Problem(Tabular):
     """A federated estimation problem: minimise Σ_k p_k E f(x; ξ_k) over x.
 
     Observations come from one of two sources: `sample(key, client)`, which is easier to write, or
@@ -167,6 +168,41 @@ class Problem:
             shape = np.shape(leaf)
             names += [stem + (f"[{','.join(map(str, i))}]" if i else "") for i in np.ndindex(shape)]
         return names
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        return f"Problem({name}dim={self.dim}, num_clients={self.num_clients})"
+
+    def table(self) -> Table:
+        """Return what the problem is, as a table; `print(problem)` and a notebook show it."""
+        names, p, errors = self.parameter_names(), self.weights, self.truth_error
+        equal = np.allclose(p, p[0])
+        truth = self.true_vector
+        known = "not known"
+        if truth is not None:
+            known = ", ".join(f"{x:.4g}" for x in truth[:6]) + (", …" if len(truth) > 6 else "")
+            known += "" if errors is None else f" (known to ±{errors.max():.2g})"
+        draws = self.draws
+        source = "sample(key, client)"
+        if draws is not None:
+            source = f"observe(draws, client) of {draws.normal} normals, {draws.uniform} uniforms"
+        of = f"{names[0]} … {names[-1]}" if len(names) > 1 else names[0]
+        lines = [
+            ("parameters", f"{self.dim}: {of}"),
+            ("clients", f"{self.num_clients:,}"),
+            ("weights", "equal" if equal else f"{p.min():.3g} to {p.max():.3g}"),
+            ("truth x*", known),
+            (
+                "G and S",
+                " and ".join(x for x in "GS" if getattr(self, x) is not None) or "not known",
+            ),
+            ("observations", source + (", drifting" if self.drifts else "")),
+            ("gradient", "of its own" if self.gradient else "by JAX"),
+            ("Hessian", "of its own" if self.hessian else "by JAX"),
+            ("γ_0 that suits", "" if self.gamma0 is None else f"{self.gamma0:.4g}"),
+            ("intervals are", self.about),
+        ]
+        return facts("problem", self.name or "without a name", lines)
 
     def structure(self) -> Structure:
         """Return what the compiled program depends on besides array shapes: functions and counts."""

@@ -1,19 +1,218 @@
-"""Progress of one long computation: a bar or a live line in a terminal or notebook, else plain lines on request."""
+"""Progress of a long computation: one display for simulations, fits, studies and tables.
+
+In a terminal it is a bar if rich is installed and a line that is written over if not; in a notebook a bar; elsewhere, if
+it is asked for, a plain line every few seconds. Start at `shown`; `TimeLeft` has the forecast.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import html
+import importlib
 import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 from jaxlsgd.core.checks import refusal
 
 Report = Callable[[float], None]  # is called with the share that is done, from 0 to 1
 Progress = bool | Report | None
-_EVERY = {True: 0.2, False: 5.0}  # seconds between two lines, live and plain
+MEASURING = "measuring the time"  # in place of a forecast that has no basis yet
+
+
+class TimeLeft:
+    """Estimate of the time that a computation still takes.
+
+    Seconds without progress before the first work of a kind of programs count as compiling, and are expected
+    again for each kind to come. The rate of work is that of the later half of the work so far.
+
+    Args:
+      work: to be done, in any unit.
+      kinds: of programs that are to be compiled for it.
+      now: the time at which it begins.
+    """
+
+    BASIS = 3.0  # seconds of work before there is an estimate
+
+    def __init__(self, work: float, kinds: int, now: float) -> None:
+        self._work, self._kinds, self._last = work, kinds, now
+        self._waits: list[float] = []  # for each kind that has begun
+        self._marks = [(0.0, 0.0)]  # seconds at work, and the work done by then
+
+    def begin(self, now: float) -> None:
+        """Record that a kind of programs begins its first work."""
+        self._waits.append(now - self._last)
+        self._last = now
+
+    def advance(self, work: float, now: float) -> None:
+        """Record work done."""
+        seconds, done = self._marks[-1]
+        self._marks.append((seconds + now - self._last, done + work))
+        self._last = now
+        if len(self._marks) > 200:
+            del self._marks[1:-1:2]
+
+    def seconds(self, now: float) -> float | None:
+        """Return the estimate; None while there is no basis for one."""
+        left = self._work - self._marks[-1][1]
+        if left <= self._work * 1e-9:
+            return 0.0
+        each = self.seconds_per_work(now)
+        to_come = max(0, self._kinds - len(self._waits))
+        return None if each is None else to_come * max(self._waits, default=0.0) + left * each
+
+    def seconds_per_work(self, now: float) -> float | None:
+        """Return how long work takes now, without compiling; None while there is no basis for it."""
+        seconds, done = self._marks[-1]
+        # The first work includes compiling, so it is no basis for the rate.
+        if seconds <= 0 or (passed := seconds + now - self._last) < self.BASIS:
+            return None
+        half = max(mark for mark in self._marks if mark[0] <= seconds / 2)
+        return (passed - half[0]) / (done - half[1])
+
+    def text(self, now: float) -> str:
+        """Return the estimate in words."""
+        seconds = self.seconds(now)
+        return MEASURING if seconds is None else f"{duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """Return hours, minutes and seconds as text: '1:02:03'."""
+    if not 0 <= seconds < 1e9:
+        return "?"
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+class Lines:
+    """A display of plain lines, for logs and pipes."""
+
+    every = 5.0  # seconds between two
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def show(self, share: float, text: str) -> None:
+        """Show how far the computation is."""
+        self.write(f"{text}\n")
+
+    def note(self, text: str) -> None:
+        """Show a message that stays."""
+        self.write(f"{text}\n")
+
+    def close(self) -> None:
+        """Remove what does not stay."""
+
+    def write(self, text: str) -> None:
+        """Write to the stream; a closed terminal must not end a run."""
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write(text)
+            self.stream.flush()
+
+
+class LiveLine(Lines):
+    """A display of one line that is written over, for terminals."""
+
+    every = 0.2
+
+    def show(self, share: float, text: str) -> None:
+        self.write(f"\r\x1b[K{text}")
+
+    def note(self, text: str) -> None:
+        self.write(f"\r\x1b[K{text}\n")
+
+    def close(self) -> None:
+        self.write("\r\x1b[K")
+
+
+class RichBar(Lines):
+    """A display of a bar by rich, for terminals."""
+
+    every = 0.2
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._bar: Any = None
+
+    def show(self, share: float, text: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        with contextlib.suppress(OSError, ValueError):
+            if self._bar is None:
+                columns = BarColumn(bar_width=16), TextColumn("{task.description}", markup=False)
+                self._bar = Bar(*columns, console=Console(file=self.stream), transient=True)
+                self._bar.add_task(text, total=1.0, completed=share)
+                self._bar.start()
+            self._bar.update(0, completed=share, description=text)
+
+    def note(self, text: str) -> None:
+        if self._bar is None:
+            return super().note(text)
+        with contextlib.suppress(OSError, ValueError):
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self._bar is not None:
+                self._bar.stop()
+        self._bar = None
+
+
+class NotebookBar(Lines):
+    """A display of a bar in a notebook, which is gone at the end."""
+
+    every = 0.5
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._handle: Any = None
+
+    def show(self, share: float, text: str) -> None:
+        self._put(f'<progress max="1" value="{share:.4f}"></progress> {html.escape(text)}')
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._put("")
+
+    def _put(self, content: str) -> None:
+        ipython = importlib.import_module("IPython.display")  # it is there in a notebook
+        if self._handle is None:
+            self._handle = ipython.display(ipython.HTML(content), display_id=True)
+        else:
+            self._handle.update(ipython.HTML(content))
+
+
+def display_for(stream: TextIO) -> Lines:
+    """Return the display that suits a stream; in a notebook, a bar."""
+    if in_notebook():
+        return NotebookBar(stream)
+    if not stream.isatty():
+        return Lines(stream)
+    return LiveLine(stream) if importlib.util.find_spec("rich") is None else RichBar(stream)
+
+
+def in_notebook() -> bool:
+    """Return whether this runs in a Jupyter kernel, without importing IPython."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def check(progress: object) -> None:
+    """Refuse what is not a `Progress`."""
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise refusal("progress", "be None, True, False or a function of the share", progress)
+
+
+def display_if_wanted(progress: Progress, stream: TextIO | None) -> Lines | None:
+    """Return the display on a stream, stderr if None; None if a `progress` that is no function wants none."""
+    out = stream or sys.stderr
+    if out is None or progress is False:  # None under pythonw
+        return None
+    return display_for(out) if progress is True or out.isatty() or in_notebook() else None
 
 
 @contextlib.contextmanager
@@ -29,74 +228,34 @@ def shown(
       stream: where to write, stderr if None.
       after: seconds before anything is written, so that short computations write nothing.
     """
-    if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise refusal("progress", "be None, True, False or a function of the share", progress)
-    out = stream or sys.stderr  # None under pythonw
-    terminal = out is not None and out.isatty()
-    live = terminal or _in_notebook()
+    check(progress)
     if callable(progress):
         yield progress
-    elif out is None or progress is False or (progress is None and not live):
+    elif (display := display_if_wanted(progress, stream)) is None:
         yield None
     else:
-        rich = terminal and importlib.util.find_spec("rich") is not None
-        began = time.monotonic() if after > 0 else None
-        display = _bar(what, out) if rich else _lines(what, out, live, began)
-        with display if began is None else _later(display, began + after) as report:
-            yield report
+        try:
+            yield _reporter(display, what, time.monotonic() + after)
+        finally:
+            display.close()
 
 
-@contextlib.contextmanager
-def _later(display: contextlib.AbstractContextManager[Report], when: float) -> Iterator[Report]:
-    """Open a display at the first report after some time."""
-    opened: list[Report] = []
-    with contextlib.ExitStack() as stack:
-
-        def report(share: float) -> None:
-            if not opened and share < 1 and time.monotonic() >= when:
-                opened.append(stack.enter_context(display))
-            for each in opened:
-                each(share)
-
-        yield report
-
-
-def _in_notebook() -> bool:
-    """Return whether this runs in a Jupyter kernel, without importing IPython."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")
-
-
-@contextlib.contextmanager
-def _bar(what: str, stream: TextIO) -> Iterator[Report]:
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task(what, total=1.0)
-        yield lambda share: bar.update(task, completed=share)
-
-
-@contextlib.contextmanager
-def _lines(what: str, stream: TextIO, live: bool, since: float | None = None) -> Iterator[Report]:
-    began = last = time.monotonic() if since is None else since
+def _reporter(display: Lines, what: str, begin: float) -> Report:
+    """Return a function that shows shares from some time on."""
+    left: TimeLeft | None = None
+    done, due = 0.0, begin
 
     def report(share: float) -> None:
-        nonlocal last
+        nonlocal left, done, due
         now = time.monotonic()
-        if now - last < _EVERY[live] and share < 1:
-            return
-        last = now
-        left = (now - began) * (1 - share) / share if share > 0 else 0.0
-        text = f"{what}: {share:.0%}, {left:.0f} s left"
-        with contextlib.suppress(OSError, ValueError):  # a closed terminal must not end a run
-            stream.write(f"\r\x1b[K{text}" if live else f"{text}\n")
-            stream.flush()
+        if left is None:  # before it, programs were compiled
+            left = TimeLeft(1.0, 1, now)
+            left.begin(now)
+        left.advance(max(0.0, share - done), now)
+        done = max(done, share)
+        # What is over before it was ever due is not shown at all.
+        if now >= due if share < 1 else due > begin or now >= begin:
+            due = now + display.every
+            display.show(share, f"{what}: {share:.0%}, {left.text(now)}")
 
-    try:
-        yield report
-    finally:
-        if live:
-            with contextlib.suppress(OSError, ValueError):
-                stream.write("\r\x1b[K")
-                stream.flush()
+    return report

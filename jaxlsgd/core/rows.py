@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.causes import Cause, causes
-from jaxlsgd.core.display import Table
+from jaxlsgd.core.display import Table, Tabular, facts
+from jaxlsgd.core.lazy import later
 from jaxlsgd.core.storage import npz
 
 
@@ -76,8 +77,8 @@ def unpack(content: bytes) -> dict[str, MethodRows]:
     return {name: MethodRows(**fields) for name, fields in found.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class CellRows:
+@dataclasses.dataclass(frozen=True, repr=False)
+class CellRows(Tabular):
     """All rows of one cell (a problem under a plan), with what their analysis needs."""
 
     problem: str
@@ -128,7 +129,25 @@ class CellRows:
 
         return cell_file.save(self, path, force=force)
 
-    def _repr_html_(self) -> str:
+    def __repr__(self) -> str:
+        where = f"{self.problem!r}, {self.algorithm!r}, {self.schedule!r}"
+        some = f"replications={self.replications}, " if self.methods else ""
+        return f"CellRows({where}, num_steps={self.num_steps}, {some}methods={list(self.methods)})"
+
+    def plot(self, measure: str = "coverage", **options: Any) -> Any:
+        """Return a Matplotlib figure of coverage or length by method; see `report.figures.plot`."""
+        return later("report.figures", "plot")(self, measure, **options)
+
+    def to_frame(self, rows: bool = False) -> Any:
+        """Return a `pandas.DataFrame` of measures, or of the rows themselves; see `report.export.to_frame`."""
+        return later("report.export", "to_frame")(self, rows)
+
+    def table(self) -> Table:
+        """Return what the rows are, as a table; `print(cell)` and a notebook show it."""
+        if not self.methods:
+            return facts(
+                "cell", "without rows", [("problem", self.problem), ("schedule", self.schedule)]
+            )
         name, level = next(iter(self.methods)), f"{100 * self.levels[0]:g} %"
         where = self.coordinates[name][0]
         title = (
@@ -138,7 +157,7 @@ class CellRows:
         header = ["method", "completed", "truth", "mean estimate", f"mean length, {level}"]
         lines = [self._line(name) for name in self.methods]
         note = "Coverage, with standard errors: jaxlsgd.measures.coverage_table(cell)."
-        return Table(title, header, lines, (0,), (note,)).html()
+        return Table(title, header, lines, (0,), (note,))
 
     def _line(self, name: str) -> list[str]:
         """Return a line of the table: a method's first coordinate at the last round."""

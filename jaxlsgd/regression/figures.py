@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import self_shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +27,7 @@ def _figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install 'jaxlsgd[plots]'") from error
-    return Figure((width, height), layout="constrained")
+    return self_shown(Figure((width, height), layout="constrained"))
 
 
 def _saved(figure: Figure, path: Any) -> Figure:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator
+from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.regression import files
 from jaxlsgd.regression.design import Model, as_frame, design
 from jaxlsgd.regression.in_memory import fit_block
@@ -57,7 +58,7 @@ def fit_table(
     separator: str | None = None,
     decimal: str = ".",
     until: float | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress = None,
     **unknown: NoReturn,
 ) -> TableFit:
     """Fit a regression to rows that clients hold, by Local SGD, with intervals.
@@ -112,7 +113,8 @@ def fit_table(
       until: for a file that is read once, stop as soon as all intervals are at most that to either side, on the
         scale of the table; the rest is not read. Looked at after every 65,536 rows. Stops by width keep the level of
         fixed intervals in the limit (Chow and Robbins).
-      progress: called with a line of text now and then; with "" at the end.
+      progress: as for `simulate`: None shows it in a terminal or notebook, True everywhere, False nowhere; a
+        function is called with the share that is done.
 
     Returns:
       A `TableFit`; `print` it, or see `params`, `bse`, `pvalues`, `conf_int`, `ratios`, `predict`, `margins`, `test`,
@@ -130,7 +132,8 @@ def fit_table(
     dialect = files.Dialect.of(encoding, separator, decimal)
     if isinstance(frame, (str, Path)):
         if files.is_large(frame) if stream is None else stream:
-            return fit_stream(frame, model, options, progress, dialect)
+            with shown(progress, Path(frame).name, after=1.0) as report:
+                return fit_stream(frame, model, options, report, dialect)
         frame = files.read_all(frame, dialect)
     elif stream:
         raise refusal("stream", "be left out for a table in memory", stream)
@@ -139,7 +142,8 @@ def fit_table(
         raise refusal("until", rule, until)
     frame = as_frame(frame)
     plan = design(frame, model)
-    return fit_block(plan, plan.read(frame), options, progress)
+    with shown(progress, f"{family} regression", after=1.0) as report:
+        return fit_block(plan, plan.read(frame), options, report)
 
 
 # Options of `fit_table` with their defaults.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxlsgd.core.progress import Report
 from jaxlsgd.regression import local_sgd
 from jaxlsgd.regression.design import Block, Design
 from jaxlsgd.regression.options import STEPS, Options, check_columns
@@ -32,7 +32,7 @@ def fit_block(
     plan: Design,
     block: Block,
     options: Options,
-    progress: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> TableFit:
     """Fit rows that are numbers already."""
     check_columns(len(plan.names), options)
@@ -48,7 +48,7 @@ def fit_block(
             block.dropped,
             remarks(rows, options, plan.names),
         )
-    run = _Run(space, options, progress or (lambda text: None))
+    run = _Run(space, options, report or (lambda share: None))
     for retry in range(_RETRIES + 1):
         found = run.go(4.0**-retry)
         if found is not None:
@@ -85,9 +85,9 @@ def _too_many(shape: tuple[int, ...]) -> str:
 class _Run:
     """Local SGD in whitened coordinates, pass after pass."""
 
-    def __init__(self, space: Whitened, options: Options, progress: Callable[[str], None]) -> None:
+    def __init__(self, space: Whitened, options: Options, report: Report) -> None:
         self.space, self.rows, self.options = space, space.rows, options
-        self.progress = progress
+        self.report = report
         sizes = self.rows.sizes
         # One pass needs many rounds, as its noise is estimated from them.
         self.steps = min(_ONE_PASS_STEPS, int(sizes.min())) if options.fresh else STEPS
@@ -126,7 +126,7 @@ class _Run:
             )
             if not np.isfinite(carried.x).all():
                 return None
-            self.progress(f"pass {number} of about {rule.passes}")
+            self.report(min(0.99, number / min(rule.passes, limit)))
             enough = number >= min(rule.passes, limit)
             if not enough and number % every:
                 continue
@@ -146,7 +146,7 @@ class _Run:
             sample = self._sample(first, found)
             share = float(np.max(ours / np.maximum(np.diagonal(sample), 1e-300)))
             if options.fresh or share <= options.share or number == limit:
-                self.progress("")
+                self.report(1.0)
                 pairs = zip(options.methods[1:], carried.states[1:], strict=True)
                 others = [read(method, state, plan) for method, state in pairs]
                 back = self.rows.coordinates.back

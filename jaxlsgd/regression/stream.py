@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.progress import Report
 from jaxlsgd.regression import files, local_sgd, pilot
 from jaxlsgd.regression.design import (
     Block,
@@ -59,7 +60,7 @@ def fit_stream(
     path: str | Path,
     model: Model,
     options: Options,
-    progress: Callable[[str], None] | None,
+    report: Report | None,
     dialect: files.Dialect = files.Dialect(),  # noqa: B008
 ) -> TableFit:
     """Fit a file in one pass.
@@ -68,7 +69,7 @@ def fit_stream(
       path: of the file.
       model: the columns.
       options: of the fit.
-      progress: called with a line of text after every chunk, or None.
+      report: called with the share of the rows that were met, after every chunk, or None.
       dialect: of a CSV file.
     """
     if options.target == "sample":
@@ -85,7 +86,7 @@ def fit_stream(
     first = _pilot_blocks(source)
     table = extra("pyarrow").Table.from_batches(first).slice(0, PILOT_ROWS)
     if table.num_rows < PILOT_ROWS:
-        return _fit_whole(*first_rows(table, model), options, progress)
+        return _fit_whole(*first_rows(table, model), options, report)
     compiling = threading.Thread(target=_compiler(table, model, options))
     compiling.start()
     plan, block = first_rows(table, model)
@@ -94,7 +95,7 @@ def fit_stream(
     total = files.rows_of(path, table)
     blocks = itertools.chain(first, source)
     for retry in range(_RETRIES):
-        stream = _Stream(plan, space, options, total, 4.0**-retry, progress or (lambda text: None))
+        stream = _Stream(plan, space, options, total, 4.0**-retry, report or (lambda share: None))
         found = stream.go(blocks, compiling)
         if found is not None:
             notes, chunks = remarks(rows, options, plan.names), stream.chunks
@@ -112,13 +113,11 @@ def fit_stream(
     raise RuntimeError(DIVERGED)
 
 
-def _fit_whole(
-    plan: Design, block: Block, options: Options, progress: Callable[[str], None] | None
-) -> TableFit:
+def _fit_whole(plan: Design, block: Block, options: Options, report: Report | None) -> TableFit:
     """Fit a file that was read to its end by the pilot: in one pass if its clients have rows enough for one."""
     if len(block.y) and np.unique(block.client.astype(str), return_counts=True)[1].min() < STEPS:
         options = dataclasses.replace(options, rows="reshuffled")
-    return fit_block(plan, block, options, progress)
+    return fit_block(plan, block, options, report)
 
 
 def _ahead(source: Iterator[Any], count: int) -> Iterator[Any]:
@@ -155,10 +154,10 @@ class _Stream:
         options: Options,
         total: int,
         slower: float,
-        progress: Callable[[str], None],
+        report: Report,
     ) -> None:
         self.space, self.options = space, options
-        self.total, self.slower, self.progress = total, slower, progress
+        self.total, self.slower, self.report = total, slower, report
         share = space.rows.sizes / space.rows.sizes.sum()
         sizes = np.maximum(1, (share * total).astype(np.int64))
         chunks = max(1, total // CHUNK)
@@ -190,7 +189,7 @@ class _Stream:
                 self.carried = local_sgd.start(inside, self.space.start)
             self._run(chunk)
             met = int(self.met.sum())
-            self.progress(f"{met:,} of about {max(met, self.total):,} rows")
+            self.report(min(0.99, met / self.total))
             if number % _LOOK_EVERY == 0 and not np.isfinite(self.carried.x).all():
                 return None
             if number == due:
@@ -199,7 +198,7 @@ class _Stream:
             if self.options.until is not None and number >= _FIRST_READING and self._is_sure():
                 self.stopped = True
                 break
-        self.progress("")
+        self.report(1.0)
         readings = self._read()
         if not np.isfinite(readings[0].estimate).all():
             return None

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxlsgd.analysis.measures import summarise
 from jaxlsgd.core import checks
 from jaxlsgd.core.causes import Cause
-from jaxlsgd.core.display import write_csv
+from jaxlsgd.core.display import Table, write_csv
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.core.storage import replacing
 from jaxlsgd.report.tables import cells_of
@@ -57,6 +58,27 @@ def write(source: Any, path: str | Path, format: str, *, force: bool = False) ->
     with replacing(path, force) as temporary:
         save(cells, temporary)
     return path
+
+
+def to_frame(source: Any, rows: bool = False) -> Any:
+    """Return a `pandas.DataFrame` of measures, or of the rows of all replications.
+
+    Args:
+      source: `CellRows`, a sequence of them, or the results of a study.
+      rows: False for a line per cell, method, saved round, level and coordinate, with coverage, length and
+        their standard errors, as `jaxlsgd table --format csv` has them; True for the lines of `write`.
+
+    Example::
+
+        results.to_frame().query("method == 'one_step'")[["schedule", "coverage", "coverage_mcse"]]
+    """
+    cells = cells_of(source)
+    if rows:
+        lines = [line for cell in cells for line in _lines(cell)]
+        return Table("", COLUMNS, lines).to_frame()
+    found = [row for cell in cells for row in summarise(cell)]
+    names = list(found[0]) if found else []
+    return Table.of(found, names).to_frame()
 
 
 def to_xarray(source: Any) -> Any:

@@ -21,6 +21,7 @@ from jaxlsgd.analysis.measures import LOCAL_SGD, summarise
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core import checks
 from jaxlsgd.core.causes import FAILURES
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import plural
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import style
@@ -29,6 +30,8 @@ from jaxlsgd.report.tables import cells_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from jaxlsgd.runs.fit import Fit
 
 
 Setting = tuple[Any, ...]  # problem and algorithm
@@ -82,6 +85,87 @@ def method_labels(rows: Iterable[Row]) -> dict[str, str]:
         name: f"{label} ({name})" if label in shared and label != name else label
         for name, label in labels.items()
     }
+
+
+def plot(
+    source: Any, measure: str = "coverage", *, level: float | None = None, coordinate: int = 0
+) -> Figure:
+    """Draw coverage or length at the last round of cells, as `by_schedule` does.
+
+    Args:
+      source: `CellRows`, a sequence of them, or the results of a study.
+      measure: "coverage" or "length".
+      level: one of the cells' levels, the first if None.
+      coordinate: which of each method's coordinates, by number.
+
+    Example::
+
+        results.plot("length").savefig("length.pdf")
+    """
+    checks.choice("measure", measure, ("coverage", "length"))
+    cells = cells_of(source)
+    if not cells:
+        raise refusal("source", "have rows", "none")
+    level = cells[0].levels[0] if level is None else level
+    rows = [
+        row
+        for cell in cells
+        for row in summarise(cell, last_only=True)
+        if row["level"] == level
+        and row["coordinate"] in cell.coordinates[row["method"]][coordinate : coordinate + 1]
+    ]
+    known = [row for row in rows if row[measure] is not None]
+    if not known:
+        why = f"a {measure} at level {level:g} of coordinate {coordinate}"
+        raise refusal("source", f"have {why}", "no row with one")
+    return by_schedule(known, measure, rows)
+
+
+_MOST_INTERVALS = 40  # coordinates in a figure
+
+
+@style.styled
+def intervals(fit: Fit) -> Figure:
+    """Draw the intervals of one run: coordinates along y, methods next to one another, and the truth if known.
+
+    At most 40 coordinates are drawn, the first ones, and a note says so.
+    """
+    methods = [method for method in fit.cell.methods if method.name not in fit.failures]
+    if not methods:
+        raise refusal("fit", "have an interval to draw", "none")
+    names = list(dict.fromkeys(x for m in methods for x in m.coordinates(fit.cell.problem)))
+    shown = {name: -i for i, name in enumerate(names[:_MOST_INTERVALS])}
+    figure, axes = style.grid(1, 1, wide=1.3)
+    figure.set_figheight(max(2.4, 1.2 + 0.16 * len(shown) * (1 + len(methods))))
+    axis, looks = axes[0][0], style.method_looks(method.name for method in methods)
+    for i, method in enumerate(methods):
+        center, lower, upper = map(np.asarray, fit.interval(method.name))
+        keep = [j for j, name in enumerate(method.coordinates(fit.cell.problem)) if name in shown]
+        there = [method.coordinates(fit.cell.problem)[j] for j in keep]
+        y = np.array([shown[name] for name in there]) - 0.6 * ((i + 0.5) / len(methods) - 0.5)
+        error = np.stack([center - lower, upper - center])[:, keep]
+        look = looks[method.name]
+        axis.errorbar(
+            center[keep],
+            y,
+            xerr=error,
+            fmt=look.marker,
+            color=look.color,
+            markersize=4,
+            label=method.label or method.name,
+        )
+        truth = fit.cell.with_rows(fit.rows).truth[method.name]
+        if truth is not None:
+            label = "truth" if i == 0 else None
+            axis.plot(np.asarray(truth)[keep], y, "|", color="0.3", markersize=9, label=label)
+    axis.set_yticks(list(shown.values()), list(shown))
+    axis.set_ylim(min(shown.values()) - 0.6, 0.6)
+    axis.set_xlabel(f"{100 * fit.cell.levels[0]:g} % intervals")
+    axis.set_title(_title(fit.cell.problem.name or "problem", fit.cell.plan.name, what="one run"))
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    if len(names) > len(shown):
+        style.note(figure, f"The first {len(shown)} of {len(names)} coordinates.")
+    return figure
 
 
 @style.styled

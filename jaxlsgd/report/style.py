@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+from jaxlsgd.core.display import self_shown
 from jaxlsgd.schedules import PAPER_SCHEDULES
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def grid(
     size = (wide * _PANEL[0] * columns + _LEGEND, _PANEL[1] * rows + _NOTE)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **share)
+    self_shown(figure)
     return figure, [list(line) for line in axes]
 
 

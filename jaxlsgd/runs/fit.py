@@ -19,6 +19,7 @@ from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, p_value, paragraph, plural
 from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
+from jaxlsgd.core.lazy import later
 from jaxlsgd.core.problem import Array, Params, Problem, check_finite, unravel
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.random import check_key
@@ -41,7 +42,7 @@ class Test:
     p_value: NDArray[np.float64]  # two-sided
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Fit:
     """The result of one run; `print(fit)` shows it as a table."""
 
@@ -226,6 +227,29 @@ class Fit:
 
     def __str__(self) -> str:
         return _table(self)
+
+    def __repr__(self) -> str:
+        cell = self.cell
+        names = [method.name for method in cell.methods]
+        return f"Fit({cell.problem!r}, {cell.plan!r}, methods={names})"
+
+    def plot(self) -> Any:
+        """Return a Matplotlib figure of all intervals by coordinate and method; see `report.figures.intervals`."""
+        return later("report.figures", "intervals")(self)
+
+    def to_frame(self) -> Any:
+        """Return a `pandas.DataFrame` of the last round: estimate, bounds and p-value (of x_j = 0) by method,
+        level and coordinate; methods without an interval are left out."""
+        lines = [
+            (method.name, level, name, *(float(part[j]) for part in interval), float(p[j]))
+            for method in _completed(self)
+            for p in [self.test(method.name).p_value]
+            for level in self.cell.levels
+            for interval in [self.interval(method.name, level)]
+            for j, name in enumerate(method.coordinates(self.cell.problem))
+        ]
+        header = ("method", "level", "coordinate", "estimate", "lower", "upper", "p_value")
+        return Table("", header, lines).to_frame()
 
     def _repr_html_(self) -> str:
         return _html(self)

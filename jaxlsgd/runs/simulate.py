@@ -355,7 +355,8 @@ def _run_tiles(
         return report.through(run_cells(key, [cell], firsts[i], size, device, shared_draws=False))
 
     jobs = [lambda device, i=i: run(i, device) for i in mine]
-    found = on_devices(jobs, [place for place in places if place.process_index == here])
+    local = [place for place in places if place.process_index == here]
+    found = on_devices(jobs, local, report.stop)
     if not distributed.spans(places):
         return found
     packed = {i: pack(rows) for i, rows in zip(mine, found, strict=True)}
@@ -387,8 +388,15 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def on_devices(jobs: Sequence[Callable[[Any], Any]], devices: Sequence[Any]) -> list[Any]:
-    """Run jobs, each called with a device, one at a time per device; return results in order."""
+def on_devices(
+    jobs: Sequence[Callable[[Any], Any]],
+    devices: Sequence[Any],
+    stop: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """Run jobs, each called with a device, one at a time per device; return results in order.
+
+    After an error or Ctrl-C, `stop` is called before the jobs that run are waited for.
+    """
     if len(devices) == 1 or len(jobs) == 1:
         return [job(devices[0]) for job in jobs]
     free = list(devices)
@@ -404,7 +412,11 @@ def on_devices(jobs: Sequence[Callable[[Any], Any]], devices: Sequence[Any]) -> 
                 free.append(device)
 
     with concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
-        return list(pool.map(run, jobs))
+        try:
+            return list(pool.map(run, jobs))
+        except BaseException:
+            stop()
+            raise
 
 
 class _Progress:
@@ -412,12 +424,18 @@ class _Progress:
 
     def __init__(self, show: Show, total: int) -> None:
         self._show, self._total, self._done = show, total, 0
-        self._lock = threading.Lock()
+        self._lock, self._stopped = threading.Lock(), False
+
+    def stop(self) -> None:
+        """Have all cells end at their next event."""
+        self._stopped = True
 
     def through(self, events: Iterator[Advanced | Finished]) -> dict[str, MethodRows]:
         """Consume the events of one cell and return its rows."""
         rows: dict[str, MethodRows] = {}
         for event in events:
+            if self._stopped:
+                raise concurrent.futures.CancelledError
             if isinstance(event, Finished):
                 rows = event.rows
             elif self._show is not None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxlsgd.core.display import Table
+
 if TYPE_CHECKING:
     from jaxlsgd.schedules import Plan
 
@@ -33,6 +35,11 @@ class AssumptionReport(tuple[Verdict, ...]):
             textwrap.fill(f"{label:<9}{verdict:<16}{why}", 100, subsequent_indent=blank)
             for label, verdict, why in self
         )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return Table("", ("assumption", "verdict", "why"), self, (0, 1, 2)).html()
 
 
 def check(plan: Plan) -> AssumptionReport:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import Table, Tabular, facts, frame
 from jaxlsgd.schedules import assumptions
 from jaxlsgd.schedules.families import Schedule, custom
 from jaxlsgd.schedules.step_size import StepSize, custom_step
@@ -24,7 +25,7 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Plan(Tabular):
     """A schedule and a step size written out for T rounds; arrays are read-only."""
 
     E: NDArray[np.int64]  # (T,) local steps of each round
@@ -127,6 +128,27 @@ class Plan:
     def __repr__(self) -> str:
         what = f"{self.schedule}, γ_m = {self.step_size.name}"
         return f"Plan({what}, num_rounds={self.num_rounds}, num_steps={self.num_steps})"
+
+    def table(self) -> Table:
+        """Return what the plan is, as a table; `print(plan)` and a notebook show it."""
+        E, eta = self.E, self.eta
+        steps = f"{E[0]} … {E[-1]}" if len(E) > 1 else f"{E[0]}"
+        lines = [
+            ("rounds T", f"{self.num_rounds:,}"),
+            ("observations per client t_T", f"{self.num_steps:,}"),
+            ("local steps E_m", f"{steps}, {E.min()} to {E.max()}"),
+            ("warm-up rounds", f"{self.warmup_rounds:,}"),
+            ("effective step γ_m", self.step_size.name),
+            ("local step η_m", f"{eta[0]:.4g} … {eta[-1]:.4g}"),
+            ("communication T/t_T", f"{self.acf:.4g}"),
+            ("ν̂", f"{self.nu_hat:.4g}" + (f" (limit {self.nu:.4g})" if self.nu else "")),
+        ]
+        return facts("plan", str(self.schedule), lines)
+
+    def to_frame(self) -> Any:
+        """Return a `pandas.DataFrame` with a line per round: round, E, eta, gamma and observations so far."""
+        columns = {"E": self.E, "eta": self.eta, "gamma": self.gamma, "observations": self.ends}
+        return frame([("round", np.arange(1, self.num_rounds + 1)), *columns.items()])
 
     def prefix(self, num_rounds: int) -> Plan:
         """Return the first rounds of this plan (its warm-up is still that of the whole horizon).

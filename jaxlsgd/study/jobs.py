@@ -27,9 +27,11 @@ from jaxlsgd.study.errors import refusing
 from jaxlsgd.study.parts import Part
 from jaxlsgd.study.study import Study
 
-# A job is lost if its process is killed, and finished before a run stops, so it must not be long:
-# this is about half a minute on one core.
-MOST_WORK = 2_000_000_000  # client-steps
+# A job is lost if its process is killed, and finished before a run stops, so it must not be long. Without
+# lanes this is about ten seconds on one core, and cells that share their draws with fewer others cost 10 %
+# more time at most. With lanes it would cost twice the time, so that they have about twenty seconds.
+MOST_WORK = 300_000_000  # client-steps
+MOST_WORK_IN_LANES = 2_000_000_000
 MOST_CELLS = 32
 MOST_BYTES = 1_000_000_000  # of the states that are in memory side by side
 
@@ -134,10 +136,15 @@ def _own_bytes(problem: Part, algorithm: Part, methods: tuple[Part, ...], dtype:
 def job_bytes(job: Job, platform: str = "cpu") -> int:
     """Return the memory of a job on its device: the draws, and a state per tile, or per lane if there are lanes."""
     cell = job[0].cell
-    parts = cell.problem, cell.algorithm, cell.methods
-    widths = _lane_widths(*parts, cell.tile_size, cell.dtype, platform)
+    widths = _widths(cell, platform)
     lanes = sum(widths_for(len(job), widths)) if widths else len(job)
     return _draw_bytes(cell) + lanes * state_bytes(cell)
+
+
+def _widths(cell: CellSpec, platform: str = "cpu") -> tuple[int, ...]:
+    """Return how many tiles like that of a cell may run as lanes of one program; () if they do not."""
+    parts = cell.problem, cell.algorithm, cell.methods
+    return _lane_widths(*parts, cell.tile_size, cell.dtype, platform)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -150,7 +157,8 @@ def _lane_widths(
 
 def _bounded(tiles: list[Tile]) -> list[Job]:
     total = sum(work(tile.cell) for tile in tiles)
-    parts = max(-(-len(tiles) // _most(tiles)), -(-total // MOST_WORK))
+    most = MOST_WORK_IN_LANES if _widths(tiles[0].cell) else MOST_WORK
+    parts = max(-(-len(tiles) // _most(tiles)), -(-total // most))
     return _split(tiles, parts)
 
 

@@ -1,6 +1,6 @@
 """Progress of a run: how it is shown, how it is logged, and how it is stopped.
 
-`Stop` ends a run, `SilentProgress` and its subclasses show it, `RunLog` keeps what happened in `run.log`.
+`Stop` ends a run, `progress_of` returns what shows it, `RunLog` keeps what happened in `run.log`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from jaxlsgd.core.display import printable
+from jaxlsgd.core.progress import Lines, Progress, Report, TimeLeft, check, display_if_wanted
 from jaxlsgd.study.store import lock, provenance
 from jaxlsgd.study.store.files import StoreError
 
@@ -34,9 +36,11 @@ class Stop:
     def __init__(self, max_time: float | None = None) -> None:
         self._requests = 0
         self._deadline = None if max_time is None else time.monotonic() + max_time
+        self.signal: int = signal.SIGINT  # that made the last request; this one if none did
 
-    def __call__(self, *signal_arguments: object) -> None:
+    def __call__(self, number: int = signal.SIGINT, frame: object = None) -> None:
         self._requests += 1
+        self.signal = number
 
     @property
     def draining(self) -> bool:
@@ -64,58 +68,23 @@ class Totals(NamedTuple):
     kinds: int = 1  # of programs that are to be compiled for them
 
 
-class TimeLeft:
-    """Estimate of the time that a run still takes.
-
-    Seconds without progress before the first work of a kind of programs count as compiling, and are expected
-    again for each kind to come. The rate of work is that of the later half of the work so far.
-    """
-
-    BASIS = 3.0  # seconds of work before there is an estimate
-
-    def __init__(self, totals: Totals, now: float) -> None:
-        self._totals, self._last = totals, now
-        self._waits: list[float] = []  # for each kind that has begun
-        self._marks = [(0.0, 0.0)]  # seconds at work, and the work done by then
-
-    def begin(self, now: float) -> None:
-        """Record that a kind of programs begins its first work."""
-        self._waits.append(now - self._last)
-        self._last = now
-
-    def advance(self, work: float, now: float) -> None:
-        """Record work done."""
-        seconds, done = self._marks[-1]
-        self._marks.append((seconds + now - self._last, done + work))
-        self._last = now
-        if len(self._marks) > 200:
-            del self._marks[1:-1:2]
-
-    def seconds(self, now: float) -> float | None:
-        """Return the estimate; None while there is no basis for one."""
-        seconds, done = self._marks[-1]
-        if done >= self._totals.work * (1 - 1e-9):
-            return 0.0
-        # The first work includes compiling, so it is no basis for the rate.
-        if seconds <= 0 or (passed := seconds + now - self._last) < self.BASIS:
-            return None
-        half = max(mark for mark in self._marks if mark[0] <= seconds / 2)
-        to_come = max(0, self._totals.kinds - len(self._waits))
-        waiting = to_come * max(self._waits, default=0.0)
-        return waiting + (self._totals.work - done) * (passed - half[0]) / (done - half[1])
-
-
 class SilentProgress:
     """Progress that shows nothing; warnings go to Python's log. Subclasses show more."""
 
+    def __init__(self) -> None:
+        self.start(Totals(0, 0, 0, 0.0))
+
     def start(self, totals: Totals) -> None:
         """Begin."""
+        self.time_left = TimeLeft(totals.work, totals.kinds, time.monotonic())
 
     def begin(self) -> None:
         """Record that a kind of programs begins its first work."""
+        self.time_left.begin(time.monotonic())
 
     def advance(self, replications: float, work: float) -> None:
         """Record work done."""
+        self.time_left.advance(work, time.monotonic())
 
     def cell_done(self) -> None:
         """Record that a cell is complete."""
@@ -131,96 +100,95 @@ class SilentProgress:
         """End."""
 
 
-class LineProgress(SilentProgress):
-    """A plain line every few seconds, for logs and pipes."""
+class ShownProgress(SilentProgress):
+    """Progress on a display: a bar, a live line, or plain lines.
 
-    every = 5.0
+    Args:
+      display: from `core.progress.display_for`.
+    """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self.start(Totals(0, 0, 0, 0.0))
+    def __init__(self, display: Lines) -> None:
+        self._display = display
+        super().__init__()
 
     def start(self, totals: Totals) -> None:
+        super().start(totals)
         self._totals, self._cells = totals, totals.cells_done
         self._replications = self._work = 0.0
         self._began = self._shown = time.monotonic()
-        self._left = TimeLeft(totals, self._began)
-
-    def begin(self) -> None:
-        self._left.begin(time.monotonic())
 
     def advance(self, replications: float, work: float) -> None:
+        super().advance(replications, work)
         self._replications += replications
         self._work += work
-        self._left.advance(work, time.monotonic())
 
     def cell_done(self) -> None:
         self._cells += 1
 
     def tick(self) -> None:
         now = time.monotonic()
-        if now - self._shown >= self.every:
+        if now - self._shown >= self._display.every:
             self._shown = now
-            self._show(self.line(now))
+            self._display.show(self._share, self.line(now))
 
     def warn(self, text: str) -> None:
-        self._write(f"jaxlsgd: {printable(text)}\n")
+        self._display.note(f"jaxlsgd: {printable(text)}")
 
     def close(self) -> None:
-        self._show(self.line(time.monotonic()))
+        self._display.close()
+        self._display.note(self.line(time.monotonic()))
+
+    @property
+    def _share(self) -> float:
+        return min(1.0, self._work / self._totals.work) if self._totals.work else 1.0
 
     def line(self, now: float) -> str:
         """Return the state of the run in one line."""
-        elapsed = max(now - self._began, 1e-9)
-        share = self._work / self._totals.work if self._totals.work else 1.0
-        seconds = self._left.seconds(now)
-        left = "estimating the time left" if seconds is None else f"{duration(seconds)} left"
+        rate = self._replications / max(now - self._began, 1e-9)
         return (
-            f"cells {self._cells}/{self._totals.cells}, {min(share, 1):.0%}, "
-            f"{self._replications / elapsed:,.0f} replications/s, "
-            f"{left}, peak {peak_memory() / 1e6:,.0f} MB"
+            f"cells {self._cells}/{self._totals.cells}, {self._share:.0%}, {rate:,.0f} replications/s, "
+            f"{self.time_left.text(now)}, peak {peak_memory() / 1e6:,.0f} MB"
         )
 
-    def _show(self, line: str) -> None:
-        self._write(line + "\n")
 
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            pass  # a closed terminal must not end a study
+class SharedProgress(SilentProgress):
+    """Progress for a function that is called with the share that is done.
 
+    Args:
+      report: the function.
+    """
 
-class LiveProgress(LineProgress):
-    """One line that is overwritten, for terminals."""
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        super().__init__()
 
-    every = 0.2
+    def start(self, totals: Totals) -> None:
+        super().start(totals)
+        self._work, self._total = 0.0, totals.work
 
-    def warn(self, text: str) -> None:
-        self._write(f"\r\x1b[Kjaxlsgd: {printable(text)}\n")
-
-    def close(self) -> None:
-        super().close()
-        self._write("\n")
-
-    def _show(self, line: str) -> None:
-        self._write(f"\r\x1b[K{line}")
+    def advance(self, replications: float, work: float) -> None:
+        super().advance(replications, work)
+        self._work += work
+        self._report(min(1.0, self._work / self._total) if self._total else 1.0)
 
 
-def for_stream(stream: TextIO, quiet: bool = False) -> SilentProgress:
-    """Return the progress that suits a stream."""
-    if quiet:
-        return SilentProgress()
-    return LiveProgress(stream) if stream.isatty() else LineProgress(stream)
+def progress_of(
+    progress: Progress | SilentProgress, stream: TextIO | None = None
+) -> SilentProgress:
+    """Return how a run shows its progress.
 
-
-def duration(seconds: float) -> str:
-    """Return hours, minutes and seconds as text: '1:02:03'."""
-    if not 0 <= seconds < 1e9:
-        return "?"
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    Args:
+      progress: as for `simulate`: None shows it in a terminal or notebook, True everywhere, False nowhere; a
+        function is called with the share that is done. Or a `SilentProgress` or a subclass of it.
+      stream: where to write, stderr if None.
+    """
+    if isinstance(progress, SilentProgress):
+        return progress
+    check(progress)
+    if callable(progress):
+        return SharedProgress(progress)
+    display = display_if_wanted(progress, stream)
+    return SilentProgress() if display is None else ShownProgress(display)
 
 
 def peak_memory() -> int:

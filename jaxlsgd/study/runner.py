@@ -15,6 +15,8 @@ from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
 from jaxlsgd.core.checks import describe
+from jaxlsgd.core.display import Table, Tabular, facts, plural
+from jaxlsgd.core.progress import Progress, duration
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
@@ -26,6 +28,7 @@ from jaxlsgd.study.executors.threads import Threads
 from jaxlsgd.study.jobs import (
     Job,
     Tabulated,
+    Tile,
     TileAdvanced,
     TileFinished,
     planned,
@@ -33,16 +36,15 @@ from jaxlsgd.study.jobs import (
     stepping,
     work,
 )
-from jaxlsgd.study.progress import Dropped, RunLog, SilentProgress, Stop, Totals
+from jaxlsgd.study.progress import Dropped, RunLog, SilentProgress, Stop, Totals, progress_of
 from jaxlsgd.study.store.writer import Writer
 from jaxlsgd.study.study import Study
 
 DONE, FAILED, PARTIAL = 0, 1, 3
-_STOPPING = "stopping once the tiles in flight are finished (a second signal drops them)"
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(Tabular):
     """How a run ended."""
 
     tiles_run: int
@@ -51,11 +53,38 @@ class Outcome:
     seconds: float
     tally: Tally = dataclasses.field(default_factory=Tally)  # of replications that failed
     lost: tuple[str, ...] = ()  # tiles that were there or committed, and are missing at the end
+    signal: int = 0  # that dropped the tiles in flight; 0 if they were finished
 
     @property
     def exit_code(self) -> int:
-        """0 if all rows are there, 1 if a cell failed or tiles are gone, 3 if some are to come."""
-        return FAILED if self.errors or self.lost else PARTIAL if self.tiles_left else DONE
+        """0 if all rows are there, 1 if a cell failed or tiles are gone; if some are to come, 3, or 128 and
+        the number of the signal that dropped those in flight (130 after two Ctrl-C)."""
+        if self.errors or self.lost:
+            return FAILED
+        if not self.tiles_left:
+            return DONE
+        return 128 + self.signal if self.signal else PARTIAL
+
+    def table(self) -> Table:
+        """Return how the run ended, as a table; `print(outcome)` and a notebook show it."""
+        failed = self.errors.items()
+        lines = [
+            ("tiles computed", f"{self.tiles_run:,}"),
+            ("tiles to come", f"{self.tiles_left:,}"),
+            ("tiles lost", f"{len(self.lost):,}" if self.lost else ""),
+            ("runs that failed", self.tally.total()),
+            ("time", duration(self.seconds)),
+            *(
+                (f"cell {cell} failed", why.strip().partition("\n")[0][:200])
+                for cell, why in failed
+            ),
+        ]
+        return facts("outcome", _word(self), lines)
+
+
+def _word(outcome: Outcome) -> str:
+    words = {DONE: "done", FAILED: "failed", PARTIAL: "partial"}
+    return words.get(outcome.exit_code, f"partial, dropped by signal {outcome.signal}")
 
 
 def run(
@@ -66,7 +95,7 @@ def run(
     client: Any = None,
     distributed: bool = False,
     max_time: float | None = None,
-    progress: SilentProgress | None = None,
+    progress: Progress | SilentProgress = None,
     stop: Stop | None = None,
     fresh: bool = False,
     allow_other_code: bool = False,
@@ -84,7 +113,8 @@ def run(
       distributed: whether this is one of several processes that JAX has joined, all of which make this
         call; the first of them alone looks at the directory. See `jaxlsgd.engine.distributed.start`.
       max_time: seconds after which no further tile is started.
-      progress: shows the progress; if None, warnings are logged and nothing else is shown.
+      progress: as for `simulate`: None shows it in a terminal or notebook, True everywhere, False nowhere, with
+        warnings in Python's log; a function is called with the share that is done.
       stop: lets another thread, or a signal, end the run.
       fresh: refuse a directory that already holds a study.
       allow_other_code: accept rows that other code of this package made, and record that.
@@ -102,7 +132,7 @@ def run(
     """
     began = time.monotonic()
     jobs.check(study)
-    stop, log = stop or Stop(max_time), RunLog(progress or SilentProgress())
+    stop, log = stop or Stop(max_time), RunLog(progress_of(progress))
     write = functools.partial(
         Writer, directory, study, fresh=fresh, allow_other_code=allow_other_code
     )
@@ -123,7 +153,7 @@ def _run_on(
 ) -> Outcome:
     began = time.monotonic()
     with write(executor.environment) as writer, _logged(writer, log):
-        run = _Run(writer, stop, log)
+        run = _Run(writer, stop, log, executor.size)
         if run.prepare():
             executor.remember(run.tables)
             todo = planned(run.cells, writer.results.firsts(), writer.lacks, executor.size)
@@ -132,7 +162,8 @@ def _run_on(
         seconds = time.monotonic() - began
         lost = tuple(writer.lost()) if run.prepared else ()
         left = run.tiles_left + len(lost)
-        outcome = Outcome(run.count, left, run.errors, seconds, run.tally, lost)
+        signal = stop.signal if stop.dropping else 0
+        outcome = Outcome(run.count, left, run.errors, seconds, run.tally, lost, signal)
         log.note(_end(outcome))
     return outcome
 
@@ -157,11 +188,10 @@ def _logged(writer: Writer, log: RunLog) -> Iterator[None]:
 
 
 def _end(outcome: Outcome) -> str:
-    word = {DONE: "done", FAILED: "failed", PARTIAL: "partial"}[outcome.exit_code]
     made = f"tiles run {outcome.tiles_run}, to come {outcome.tiles_left}"
     gone = f", gone {len(outcome.lost)} ({outcome.lost[0]}, …)" if outcome.lost else ""
     failed = f"cells failed {len(outcome.errors)}"
-    return f"end: {word}; {made}{gone}, {failed}, {outcome.seconds:.0f} s"
+    return f"end: {_word(outcome)}; {made}{gone}, {failed}, {outcome.seconds:.0f} s"
 
 
 def _run_with_others(
@@ -200,11 +230,19 @@ def _dask(client: Any, stop: Stop, log: RunLog) -> Executor | None:
     return None if expected is None else dask.Dask(client, expected, log.warn)
 
 
+def _work(tile: Tile, steps: int) -> int:
+    """Return the client-steps of some steps of a tile."""
+    cell = tile.cell
+    return cell.tile_size * steps * stepping(cell.problem, cell.algorithm)
+
+
 class _Run:
     """The state of one run."""
 
-    def __init__(self, writer: Writer, stop: Stop, log: RunLog) -> None:
+    def __init__(self, writer: Writer, stop: Stop, log: RunLog, workers: int) -> None:
         self.writer, self.stop, self.log, self.progress = writer, stop, log, log.progress
+        self._workers = workers
+        self._flying: dict[Tile, dict[Tile, int]] = {}  # its job: steps left of all tiles of that
         self.count = 0
         self.prepared = False  # whether all tiles that were there have been read
         self.errors: dict[str, str] = {}
@@ -256,10 +294,25 @@ class _Run:
                     self.progress.tick()
                     if self.stop.draining and not warned:
                         warned = True
-                        self.log.warn(_STOPPING)
+                        self.log.warn(self._stopping())
                     self._take(event)
         finally:
             self.progress.close()
+
+    def _stopping(self) -> str:
+        """Return that the run stops, and how long what is in flight takes."""
+        flying = dict(self._flying)  # threads that compute may add to it
+        jobs = {id(steps): steps for steps in flying.values()}.values()
+        longest = max((sum(_work(*each) for each in job.items()) for job in jobs), default=0)
+        each = self.progress.time_left.seconds_per_work(time.monotonic())
+        when = (
+            "in a time that is not known before programs are compiled and have run for some seconds"
+        )
+        if each is not None or not longest:
+            when = f"in about {duration(longest * self._workers * (each or 0.0))}"
+        tiles = plural(len(flying), "tile")
+        again = "a second Ctrl-C or signal drops them and stops at once"
+        return f"stopping once the {tiles} in flight are finished, {when} ({again})"
 
     def warn_of_failures(self) -> None:
         """Warn of cells in which many replications failed, now or before."""
@@ -273,16 +326,21 @@ class _Run:
         """Yield the jobs without the tiles of cells that have failed in the meantime."""
         for job in todo:
             if left := tuple(tile for tile in job if tile.cell.id not in self.errors):
+                steps = {tile: tile.cell.num_steps for tile in left}
+                self._flying |= dict.fromkeys(left, steps)
                 yield left
 
     def _take(self, event: Event) -> None:
+        if isinstance(event, TileFinished | TileFailed):
+            self._flying.pop(event.tile, None)
         if isinstance(event, TileAdvanced):
-            cell, done = event.tile.cell, event.tile.cell.tile_size * event.steps
-            clients = stepping(cell.problem, cell.algorithm)
+            cell, job = event.tile.cell, self._flying.get(event.tile, {})
+            job[event.tile] = max(0, job.get(event.tile, 0) - event.steps)
             if (kind := program_kind(cell)) not in self._kinds:
                 self._kinds.add(kind)
                 self.progress.begin()
-            self.progress.advance(done / cell.num_steps, done * clients)
+            done = cell.tile_size * event.steps / cell.num_steps
+            self.progress.advance(done, _work(event.tile, event.steps))
         elif isinstance(event, Tabulated):
             self.writer.keep(event.rows)
         elif isinstance(event, TileFailed):

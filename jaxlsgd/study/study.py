@@ -8,12 +8,13 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.storage import read_regular
 from jaxlsgd.study.cells import EXCLUDE_KEYS, EXTRA_KEYS, CellSpec, digest_of, expand, read_rules
 from jaxlsgd.study.errors import OwnError, SpecError, refusing
@@ -43,8 +44,8 @@ MOST_RULES = 20_000_000  # rules of `exclude` times what each is compared with
 MOST_DOTS = 200  # of a key: the time to parse TOML grows with their square
 
 
-@dataclasses.dataclass(frozen=True)
-class Study:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Study(Tabular):
     """A grid problems × algorithms × schedules × horizons, with methods, levels and replications.
 
     Values may be given as they stand in a study file (names, tables as dicts) or as objects. They are
@@ -219,6 +220,24 @@ class Study:
         del plain["replications"]
         return digest_of(plain)
 
+    def __repr__(self) -> str:
+        return f"Study(cells={len(self.cells)}, replications={self.replications}, seed={self.seed})"
+
+    def table(self) -> Table:
+        """Return what the study is, as a table; `print(study)` and a notebook show it."""
+        tiles = plural(len(self.cells) * self.tiles_per_cell, "tile")
+        lines = [
+            *((key, _brief(names(getattr(self, key)))) for key in ("problems", "algorithms")),
+            ("schedules", _brief(map(str, self.schedules))),
+            ("horizons", _brief(map(str, self.horizons))),
+            ("methods", _brief(names(self.methods))),
+            ("levels", _brief(f"{level:g}" for level in self.levels)),
+            ("replications", f"{self.replications:,} per cell, {tiles} of {self.tile_size}"),
+            ("seed", self.seed),
+            ("dtype", self.dtype),
+        ]
+        return facts("study", plural(len(self.cells), "cell"), lines)
+
     def run(self, directory: str | os.PathLike[str], **options: Any) -> Outcome:
         """Run what is missing of the study in a directory; see `runner.run` for the options.
 
@@ -230,6 +249,12 @@ class Study:
         from jaxlsgd.study import runner
 
         return runner.run(self, directory, **options)
+
+
+def _brief(texts: Iterable[str]) -> str:
+    """Return texts side by side, at most eight of them."""
+    found = list(texts)
+    return ", ".join(found[:8]) + (f", … ({len(found)} in all)" if len(found) > 8 else "")
 
 
 def differences(old: Any, new: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxlsgd.engine import machine
@@ -14,6 +15,10 @@ from jaxlsgd.study.jobs import Job, Tile, TileFinished, run_job
 from jaxlsgd.study.progress import Dropped, Stop
 
 _TICK = 0.2  # seconds between two events while nothing happens
+_GRACE = (
+    0.5  # seconds in which threads whose tiles are dropped may end, before they are left behind
+)
+NAME = "jaxlsgd-"  # of threads begins so
 
 
 class Threads:
@@ -32,14 +37,15 @@ class Threads:
         """See `Executor.run`."""
         crew = _Crew(jobs, self.devices, stop)
         try:
-            while crew.busy:
+            while crew.busy and not stop.dropping:
                 yield from crew.events()
+            # A thread in XLA's compiler cannot be interrupted. It ends by itself, and writes nothing.
+            crew.leave(_GRACE if stop.dropping else None)
         except BaseException:
             stop()
             stop()
-            raise
-        finally:
             crew.leave()
+            raise
 
 
 class _Crew:
@@ -51,7 +57,7 @@ class _Crew:
         # Devices wait for a slow disk, so that little is lost if the process is killed.
         self._room = threading.Semaphore(len(devices))
         self.busy = {
-            threading.Thread(target=self._work, args=(d,), name=f"jaxlsgd-{d}", daemon=True)
+            threading.Thread(target=self._work, args=(d,), name=f"{NAME}{d}", daemon=True)
             for d in devices
         }
         for thread in self.busy:
@@ -71,12 +77,15 @@ class _Crew:
         if isinstance(event, TileFinished):
             self._room.release()
 
-    def leave(self) -> None:
-        """Wait for the threads and discard their events."""
+    def leave(self, most: float | None = None) -> None:
+        """Wait for the threads, or for some seconds at most, and discard their events."""
+        deadline = None if most is None else time.monotonic() + most
         for thread in list(self.busy):
-            while thread.is_alive():
+            while thread.is_alive() and (deadline is None or time.monotonic() < deadline):
                 self._room.release()
                 thread.join(timeout=_TICK / 10)
+        if self.busy:
+            self._room.release(len(self.busy))
 
     def _work(self, device: Device) -> None:
         try:

@@ -19,7 +19,10 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from jaxlsgd.analysis.measures import coverage_table
 from jaxlsgd.core.cell_file import Unfit, about_from_json
+from jaxlsgd.core.display import Table, Tabular, facts, plural
+from jaxlsgd.core.lazy import later
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.store import files
@@ -27,6 +30,7 @@ from jaxlsgd.study.store.files import Damaged, Missing, StoreError
 from jaxlsgd.study.study import Study
 
 _log = logging.getLogger("jaxlsgd.study")
+_MOST_SHOWN = 20  # cells in a table of results
 
 
 class Count(NamedTuple):
@@ -38,7 +42,7 @@ class Count(NamedTuple):
     tiles_wanted: int
 
 
-class Results:
+class Results(Tabular):
     """What a study's directory holds, also while it is being written.
 
     Files are read when they are needed, without JAX and without the lock. A manifest or a description of a
@@ -77,6 +81,30 @@ class Results:
         if text not in self.warnings:
             self.warnings.append(text)
             _log.warning("%s", text)
+
+    def __repr__(self) -> str:
+        return f"Results({str(self.directory)!r}, cells={len(self._cells)})"
+
+    def table(self) -> Table:
+        """Return coverage and length of the first cells with rows, as `print(results)` and a notebook show them."""
+        found = list(itertools.islice(filter(None, map(self.read, self.cells())), _MOST_SHOWN))
+        wanted, there = self.study.replications, self.counts().values()
+        done = sum(count.replications == wanted for count in there)
+        title = f"{self.directory}: {done} of {plural(len(self._cells), 'cell')} complete"
+        if not found:
+            return facts("results", title, [("rows", "none yet")])
+        made = coverage_table(found).table
+        more = f"The first {_MOST_SHOWN} cells; of all: jaxlsgd table {self.directory}."
+        notes = (*made.notes, *([more] if len(self._cells) > len(found) == _MOST_SHOWN else []))
+        return made._replace(title=title, notes=notes)
+
+    def plot(self, measure: str = "coverage", **options: Any) -> Any:
+        """Return a Matplotlib figure of coverage or length by schedule; see `report.figures.plot`."""
+        return later("report.figures", "plot")(self, measure, **options)
+
+    def to_frame(self, rows: bool = False) -> Any:
+        """Return a `pandas.DataFrame` of measures, or of the rows themselves; see `report.export.to_frame`."""
+        return later("report.export", "to_frame")(self, rows)
 
     def cells(self) -> list[str]:
         """Return the ids of all cells of the study, with or without rows."""
