@@ -69,7 +69,7 @@ def test_every_method_tells():
         *(
             one_step(),
             one_step(center="average"),
-            one_step(gradients="increments", hessian_every=3),
+            one_step(gradients="increments", hessians=3),
         ),
         *(plug_in(), plug_in("finite"), plug_in(average="observations")),
         *(random_scaling(), random_scaling("diagonal"), random_scaling(critical="finite_horizon")),

@@ -136,18 +136,17 @@ def test_methods_declare_what_they_need():
         random_scaling(critical="finite_horizon"): model + gradient + hessian,
         plug_in("finite"): model + gradient + hessian,
         plug_in(average="observations"): model + gradient + hessian,
-        increments(center="average"): model + hessian,
     }
     for method, numbers in each.items():
         assert numbers_sent(problem, short, method) == T * numbers, method.name
-    for every in (2, 10, 700):
-        found = numbers_sent(problem, short, increments(hessian_every=every))
-        assert found == T * model + T // every * hessian
+    for count in (0, 10, 30):
+        found = numbers_sent(problem, short, increments(hessians=count))
+        assert found == T * model + count * hessian
 
 
 def test_a_part_of_a_run_counts_its_rounds():
     problem, short = flat(5), plan("P(1/2)")
-    assert numbers_sent(problem, short, increments(hessian_every=10), rounds=25) == 25 * 5 + 2 * 15
+    assert numbers_sent(problem, short, increments(), rounds=450) == 450 * 5 + 15 * 15
     with pytest.raises(ValueError, match="rounds: must be an integer from 1 to 611, got 612"):
         numbers_sent(problem, short, rounds=612)
 

@@ -357,8 +357,7 @@ def reading_cost(method: Estimator, dim: int, dtype: str = "float32") -> Reading
     """Predict the size of the program that reads a method's intervals, and its memory per replication.
 
     A program that factorises matrices was seen to keep about twice its largest product of arrays and up to
-    twice the statistics: one-step from increments 2.4 times the statistics with 5 parameters, 4.5 times with 100,
-    and 11 times with 300, as one of its arrays has dim³ numbers. One that reads sums at anchors keeps 2.9 times the
+    twice the statistics. One that reads sums at anchors keeps 2.9 times the
     statistics with 5 parameters, and 3.8 times with 30 and 100. Others keep next to nothing.
 
     Args:

@@ -21,10 +21,11 @@ the observations remain.
 
 An interval is withheld if the path has not arrived: if the correction is `FAR` standard errors or more (root mean square),
 a Newton step is not to be trusted of a loss that may be curved. It is also withheld if Γ is not known well enough. Without
-Hessians that is so if λΣη_mE_m is below `TOLD` (d + 3): regression makes λΣη_mE_m too large by about d + 3.
+Hessians that is so if ℓ = λΣη_mE_m/max(d + 3, 8) is below `TOLD`: regression makes λΣη_mE_m too large by about d + 3; above
+it, V is divided by 1 − 1/ℓ².
 
-`FAR`, `TOLD`, the least degrees of freedom, the mean over coordinates below which no one's error of Γ goes, and the rule for
-bins were chosen by looking at simulations, and follow from no theorem.
+`FAR`, `TOLD`, 1 − 1/ℓ², the least degrees of freedom, the mean over coordinates below which no one's error of Γ goes, and the
+rule for bins were chosen by looking at simulations, and follow from no theorem.
 """
 
 from __future__ import annotations
@@ -148,8 +149,10 @@ def _reading(
     t = xp.where(used, b.t, 0)
     mean = xp.sum(_kept(used, b.t[:, None] * b.g), 0) / xp.sum(t)
     far = xp.sqrt(xp.sum(t) * xp.sum(times(fit.Wi, mean) ** 2) / d)
-    told = xp.trace(fit.G) / d * xp.sum(xp.where(used, b.gamma, 0)) >= TOLD * (d + 3)
-    told = told | (xp.sum(xp.where(xp.concatenate([used, used]), b.seen, 0)) > 1)
+    lasted = xp.trace(fit.G) / d * xp.sum(xp.where(used, b.gamma, 0)) / max(d + 3, 8)
+    alone = xp.sum(xp.where(xp.concatenate([used, used]), b.seen, 0)) < 2
+    V = xp.where(alone, V / xp.maximum(1 - 1 / lasted**2, TINY), V)
+    told = ~alone | (lasted > TOLD)
     known = fit.proper & told & xp.all(from_G > LEAST_DF)
     good = known & (far < FAR) & (rounds > d + 2)
     good = good & xp.all(xp.isfinite(V)) & xp.all(xp.isfinite(fit.x)) & xp.all(xp.diagonal(V) > 0)
