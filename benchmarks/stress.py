@@ -74,7 +74,7 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
         methods=_methods(case.plain),
         algorithm=case.algorithm,
     )
-    oracle = _oracle(case)
+    oracle = oracle_length(case.problem, case.num_steps)
     for name, rows in cell.methods.items():
         half, ok = rows.half_width[-1, 0], rows.ok[-1]
         errors = np.abs(rows.estimate[-1] - cell.truth[name])[ok]
@@ -127,16 +127,15 @@ def with_numbers_sent(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _oracle(case: Any) -> Any:
+def oracle_length(problem: Any, num_steps: int) -> Any:
     """Return lengths from the true G and S with all observations, or NaN if these are unknown."""
     from jaxlsgd.inference import NORMAL
 
-    problem = case.problem
     if problem.G is None or problem.S is None:
         return np.nan
     V = np.linalg.solve(problem.G, np.linalg.solve(problem.G, problem.S).T)
     z = NORMAL.multiplier(LEVEL, None, ())
-    return 2 * z * np.sqrt(np.diagonal(V) / case.num_steps)
+    return 2 * z * np.sqrt(np.diagonal(V) / num_steps)
 
 
 def report(rows: Sequence[Row], seed: int) -> str:

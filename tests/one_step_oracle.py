@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 import scipy.stats
 
 from jaxlsgd.core.estimator import BLOCK_STEPS
@@ -47,23 +48,23 @@ def make_path(
 
 
 def bins_of(path: Path) -> list[np.ndarray]:
-    """The rounds of each bin, by the rule as it is written down."""
-    blocks = np.cumsum(path.E) // BLOCK_STEPS
-    bins, start = [], 0
-    for m in range(1, len(path.E)):
-        first, last = start, m - 1
+    """The rounds of each bin that count, by the rule as it is written down."""
+    ends = np.cumsum(path.E)
+    blocks = ends // BLOCK_STEPS
+    first = int(np.sum(ends <= 8))
+    bins, start = [], first
+    for m in range(first + 1, len(path.E)):
+        last = m - 1
         changed = (
-            last + 2 >= 2 * (first + 1)
-            or path.E[last] >= 2 * path.E[first]
-            or 2 * path.E[last] <= path.E[first]
-            or path.eta[last] * 2**1.01 <= path.eta[first]
+            last + 2 >= 2 * (start + 1)
+            or path.E[last] >= 2 * path.E[start]
+            or 2 * path.E[last] <= path.E[start]
+            or path.eta[last] * 2**1.01 <= path.eta[start]
         )
         if blocks[m] > blocks[m - 1] and changed and len(bins) < binned_rounds.BINS - 1:
             bins.append(np.arange(start, m))
             start = m
     bins.append(np.arange(start, len(path.E)))
-    if len(bins) > 1 and path.E[bins[-1]].sum() < 0.03 * path.E.sum():
-        bins[-2:] = [np.concatenate(bins[-2:])]
     return bins
 
 
@@ -74,125 +75,160 @@ class Found(NamedTuple):
     scale: np.ndarray
     half_width: np.ndarray
     V: np.ndarray
+    far: float
 
 
-def oracle(path: Path, level: float = 0.95, every: int = 1) -> Found:
-    """The formulas of the module, round by round, with the residuals written out."""
-    bins, E = bins_of(path), path.E.astype(float)
-    total = E.sum()
-    after = [E[np.concatenate(bins[b:])].sum() for b in range(len(bins))]
-    curve = _curve(path, bins, every)
-    near, wide = (
-        max(b for b in range(len(bins)) if after[b] >= share * total) for share in (0.75, 0.97)
-    )
-    G, at = _mean(curve.G[near:], E, bins[near:]), _mean(curve.p[near:], E, bins[near:])
-    flat = _at(path, bins, curve, at, G, np.zeros((*G.shape, len(at))))
-    halves = [b for b in range(len(bins)) if after[b] >= 0.5 * total]
-    calm = min(
-        halves, key=lambda b: np.log(_from(flat, range(b, len(bins)), level).half_width).mean()
-    )
-    near = max(near, calm)
-    G, at = _mean(curve.G[near:], E, bins[near:]), _mean(curve.p[near:], E, bins[near:])
-    look = _from(flat, range(near, len(bins)), level)
-    slope = _slope(path, bins, curve, wide, look.V)
-    x = look.estimate
-    x = _from(_at(path, bins, curve, x, G + slope @ (x - at), slope), range(near, len(bins)), level)
-    x = x.estimate
-    seen = _at(path, bins, curve, x, G + slope @ (x - at), slope)
-    tails = [_from(seen, range(b, len(bins)), level) for b in halves]
-    return min(tails, key=lambda found: np.log(found.half_width).mean())
+def oracle(path: Path, level: float = 0.95, hessians: Any = None) -> Found:
+    """The formulas of `newton_step`, round by round, with residuals and regressions written out.
+
+    `hessians` are the rounds, from 0 on, whose Hessians at their ends are known; all if None.
+    """
+    bins, E, d = bins_of(path), path.E.astype(float), path.x.shape[1]
+    hessians = np.arange(len(E)) if hessians is None else np.asarray(hessians, int)
+    total = E[np.concatenate(bins)].sum()
+    rest = [sum(E[r].sum() for r in bins[b + 1 :]) for b in range(len(bins))]
+    late = [r for r, left in zip(bins, rest, strict=True) if left < total / 2]
+    S = sum(_scatter(path, r) for r in late) / sum(len(r) - 1 for r in late)
+    hot = -1
+    for b, r in enumerate(bins):
+        g = path.h[r].sum(0)
+        if rest[b] >= total / 2 and g @ np.linalg.solve(S, g) / E[r].sum() > d + 4 * (2 * d) ** 0.5:
+            hot = b
+    bins = bins[hot + 1 :]
+    groups = _groups(path, bins, hessians)
+    pull, weight = np.ones(len(bins)), np.ones(len(bins))
+    for _ in range(2):
+        fit = _fit(path, bins, groups, S, pull, weight)
+        pull = np.array([_pull(path, r, np.trace(fit.G) / d) for r in bins])
+        squares = [_squares(path, r, fit, a) for r, a in zip(bins, pull, strict=True)]
+        ratio = np.array(
+            [
+                np.trace(np.linalg.solve(S, sq)) / len(r) / d
+                for sq, r in zip(squares, bins, strict=True)
+            ]
+        )
+        n = np.array([len(r) for r in bins])
+        weight = np.where(ratio > 1 + 3 * np.sqrt(2 / (n * d)), 1 / ratio, 1.0)
+        S = sum(w * sq for w, sq in zip(weight, squares, strict=True)) / (weight @ n - 2)
+    fit = _fit(path, bins, groups, S, pull, weight)
+    alone = sum(map(len, groups)) < 2
+    return _interval(path, bins, fit, pull, weight, level, alone)
 
 
-class Curve(NamedTuple):
-    """By bin: mean places and Hessians, and what bends the gradient within."""
-
-    p: list[np.ndarray]
-    G: list[np.ndarray]
-    bent: list[np.ndarray]
+def _scatter(path: Path, r: np.ndarray) -> np.ndarray:
+    E = path.E[r].astype(float)
+    off = path.h[r] - E[:, None] * path.h[r].sum(0) / E.sum()
+    return (off / E[:, None]).T @ off
 
 
-def _curve(path: Path, bins: list[np.ndarray], every: int) -> Curve:
-    E, x, H = path.E.astype(float), path.x[:-1], (path.H[:-1] + path.H[:-1].swapaxes(1, 2)) / 2
-    p = [np.average(x[r], axis=0, weights=E[r]) for r in bins]
-    # The first round's Hessian is not fed to statistics.
-    known = [r[(r > 0) & (r % every == 0)] for r in bins]
-    G = [np.average(H[r], axis=0, weights=E[r]) for r in known]
-    bent = [
-        0.5 * E[all_].sum() / E[r].sum() * sum(E[m] * (H[m] - G_b) @ (x[m] - x[all_[0]]) for m in r)
-        for all_, r, G_b in zip(bins, known, G, strict=True)
-    ]
-    return Curve(p, G, bent)
+def _groups(path: Path, bins: list[np.ndarray], hessians: np.ndarray) -> list[list[np.ndarray]]:
+    """The Hessians of each bin, every other one in a group."""
+    found = []
+    for r in bins:
+        # The first bin also has those of the rounds that do not count.
+        low = r[0] if r is not bins[0] or r[0] > 8 else 0
+        mine = [(path.H[m + 1] + path.H[m + 1].T) / 2 for m in hessians if low <= m <= r[-1]]
+        found += [mine[::2], mine[1::2]]
+    return [group for group in found if group]
 
 
-def _mean(values: list[np.ndarray], E: np.ndarray, bins: list[np.ndarray]) -> np.ndarray:
-    return np.average(values, axis=0, weights=[E[r].sum() for r in bins])
-
-
-def _slope(
-    path: Path, bins: list[np.ndarray], curve: Curve, first: int, V: np.ndarray
-) -> np.ndarray:
-    E = path.E.astype(float)
-    G, p = (_mean(each[first:], E, bins[first:]) for each in (curve.G, curve.p))
-    w = np.array([E[r].sum() for r in bins[first:]])
-    w = w / w.sum()
-    dG, dp = np.array(curve.G[first:]) - G, np.array(curve.p[first:]) - p
-    ridge = np.einsum("b,bi,bj->ij", w, dp, dp) + len(w) * V
-    return np.einsum("b,bij,bk->ijk", w, dG, dp) @ np.linalg.inv(ridge)
-
-
-class Seen(NamedTuple):
-    """By bin, from a place x: what one Newton step needs."""
+class Fit(NamedTuple):
+    """One look."""
 
     x: np.ndarray
-    L: list[np.ndarray]  # ΣE Q λ̃ Qᵀ
-    residual: list[np.ndarray]
-    straight: list[np.ndarray]
-    rounds: list[np.ndarray]  # (rounds, d) residuals of each round at x
-    lever: list[np.ndarray]  # (rounds, d, d) what a move of x adds to them
+    G: np.ndarray
+    W: np.ndarray
+    inner: np.ndarray
+    variance: np.ndarray
+    h: np.ndarray
+    t2: float
 
 
-def _at(
+def _fit(path: Path, bins: list[np.ndarray], groups: Any, S: Any, pull: Any, weight: Any) -> Fit:
+    """Weighted least squares over all rounds, by their whitened coordinates."""
+    rounds = np.concatenate(bins)
+    E, x, h = path.E[rounds].astype(float), path.x[rounds], path.h[rounds]
+    a = np.concatenate([np.full(len(r), one) for r, one in zip(bins, pull, strict=True)])
+    w = np.concatenate([np.full(len(r), one) for r, one in zip(bins, weight, strict=True)])
+    t2 = np.sum(w * a * a * E)
+    center, mean = (w * a * a * E) @ x / t2, (w * a) @ h / t2
+    off = x - center
+    A, C = ((w * a * a * E)[:, None] * off).T @ off, ((w * a)[:, None] * h).T @ off
+    root = np.real(scipy.linalg.sqrtm(S))
+    values, Q = np.linalg.eigh(root @ A @ root)
+    W = root @ Q
+    Wi, d = np.linalg.inv(W), len(S)
+    C = Wi @ C @ W
+    H = [Wi @ np.mean(group, axis=0) @ Wi.T for group in groups]
+    many = np.array([len(group) for group in groups], float)
+    inner, variance = np.zeros((d, d)), np.zeros((d, d))
+    for i in range(d):
+        for j in range(d):
+            twice = 2.0 if i == j else 1.0
+            precision = (values[i] + values[j]) / twice
+            said = (C[i, j] + C[j, i]) / (values[i] + values[j]) * precision
+            if len(H) > 1:
+                middle = np.average(H, axis=0, weights=many)
+                spread = sum(
+                    k * np.sum((one - middle) ** 2) for k, one in zip(many, H, strict=True)
+                )
+                phi = spread / (len(H) - 1) / (d * (d + 1)) / many.sum()
+                precision += 1 / (phi * twice)
+                said += middle[i, j] / (phi * twice)
+            inner[i, j], variance[i, j] = said / precision, 1 / precision
+    G = W @ inner @ W.T
+    return Fit(center - np.linalg.solve(G, mean), G, W, inner, variance, mean, t2)
+
+
+def _pull(path: Path, r: np.ndarray, value: float) -> float:
+    E = path.E[r].astype(float)
+    length, step = E.mean(), value * (E @ path.eta[r]) / E.sum()
+    return (1 - (1 - step) ** length) / (length * step)
+
+
+def _squares(path: Path, r: np.ndarray, fit: Fit, pull: float) -> np.ndarray:
+    E = path.E[r].astype(float)[:, None]
+    off = path.h[r] - E * pull * (path.x[r] - fit.x) @ fit.G.T
+    return (off / E).T @ off
+
+
+def _interval(
     path: Path,
     bins: list[np.ndarray],
-    curve: Curve,
-    x: np.ndarray,
-    G: np.ndarray,
-    slope: np.ndarray,
-) -> Seen:
-    E, eta = path.E.astype(float), path.eta
-    lam, Q = np.linalg.eigh((G + G.T) / 2)
-    G = (G + G.T) / 2
-    seen = Seen(x, [], [], [], [], [])
-    for b, r in enumerate(bins):
-        pulled = sum((1 - (1 - eta[m] * lam) ** E[m]) / eta[m] for m in r) / E[r].sum()
-        R, pull = Q @ np.diag(pulled / lam) @ Q.T, Q @ np.diag(pulled) @ Q.T
-        K = pull + 0.5 * (curve.G[b] - G)
-        gap = curve.p[b] - x
-        gradient = R @ (G + slope @ gap / 2) @ gap
-        h, total = path.h[r].sum(0), E[r].sum()
-        seen.L.append(total * pull)
-        seen.residual.append(h - total * gradient - R @ curve.bent[b])
-        seen.straight.append(h - total * pull @ (curve.p[b] - x))
-        moves = (path.x[:-1][r] - curve.p[b]) @ K.T
-        seen.rounds.append(path.h[r] - E[r][:, None] * (gradient + moves))
-        seen.lever.append(E[r][:, None, None] * pull)
-    return seen
-
-
-def _from(seen: Seen, chosen: Any, level: float) -> Found:
-    L = np.linalg.inv(sum(seen.L[b] for b in chosen))
-    move = -L @ sum(seen.residual[b] for b in chosen)
-    curvature = -L @ sum(seen.straight[b] for b in chosen) - move
-    parts = []
-    for b in chosen:
-        residuals = seen.rounds[b] + seen.lever[b] @ move
-        parts.append(L @ (residuals.T @ residuals) @ L.T)
-    V, v = np.sum(parts, axis=0), np.array([np.diag(part) for part in parts])
+    fit: Fit,
+    pull: Any,
+    weight: Any,
+    level: float,
+    alone: bool,
+) -> Found:
+    d, n = len(fit.x), sum(len(r) for r in bins)
+    Gi, Wi = np.linalg.inv(fit.G), np.linalg.inv(fit.W)
+    M = sum(
+        (w * a) ** 2 * path.E[r].sum() / len(r) * _squares(path, r, fit, a)
+        for r, w, a in zip(bins, weight, pull, strict=True)
+    ) * (n / (n - 2))
+    V = Gi @ M @ Gi / fit.t2**2
+    change = np.zeros((d, d, d, d))  # what a unit of each element of Γ does to G
+    for i in range(d):
+        for j in range(i + 1):
+            unit = np.zeros((d, d))
+            unit[i, j] = unit[j, i] = 1
+            change[i, j] = fit.W @ unit @ fit.W.T
+    error, sandwich = np.zeros(d), np.diag(Gi @ M @ Gi)
+    for i in range(d):
+        for j in range(i + 1):
+            moved = Gi @ change[i, j] @ Gi @ fit.h
+            V = V + fit.variance[i, j] * np.outer(moved, moved)
+            # d diag(Gi M Gi) = −2 diag(Gi dG Gi M Gi), as a share, halved for a standard error
+            share = np.diag(Gi @ change[i, j] @ Gi @ M @ Gi) / sandwich
+            error += fit.variance[i, j] * share**2
+    error = np.maximum(error, error.mean())
+    df = 1 / (1 / np.maximum(1 / (2 * error), 4) + 1 / (n - d))
+    if alone:
+        time = sum(path.E[r] @ path.eta[r] for r in bins)
+        V = V / (1 - (max(d + 3, 8) / (np.trace(fit.G) / d * time)) ** 2)
     se = np.sqrt(np.diag(V))
-    n = np.array([[len(seen.rounds[b])] for b in chosen])
-    df = v.sum(0) ** 2 / (v**2 / n).sum(0)
-    upper = (1 + level) / 2
-    t = scipy.stats.t.ppf(upper, df) / scipy.stats.norm.ppf(upper)
-    bias = np.maximum(0.15 * np.abs(curvature) / se, 1e-6)
-    cv = np.sqrt(scipy.stats.ncx2.ppf(level, 1, bias**2))
-    return Found(seen.x + move, se, se * t * cv, V)
+    t = sum(path.E[r].sum() for r in bins)
+    mean = np.concatenate([path.h[r] for r in bins]).sum(0) / t
+    far = np.sqrt(t * np.sum((Wi @ mean) ** 2) / d)
+    return Found(fit.x, se, se * scipy.stats.t.ppf((1 + level) / 2, df), V, far)

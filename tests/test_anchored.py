@@ -225,8 +225,8 @@ def test_numbers_sent_count_anchors_and_hessians():
 def test_bad_input():
     with pytest.raises(ValueError, match="gradients: must be one of anchor, increments"):
         one_step(gradients="both")
-    with pytest.raises(ValueError, match="hessian_every: must be 1"):
-        one_step(hessian_every=3)
+    with pytest.raises(ValueError, match="hessians: must be left out"):
+        one_step(hessians=3)
     state = METHOD.init(jnp.zeros(2))
     with pytest.raises(ValueError, match="sync: must have the sum of the gradients at the anchor"):
         METHOD.update(state, Sync(jnp.zeros(2), 1, 0.1))

@@ -31,7 +31,7 @@ def priced():
 @pytest.mark.parametrize("format", ["text", "markdown", "latex"])
 def test_tables_for_people_say_what_methods_cost(format: str):
     text = tables.render(priced(), format)
-    for name in ("Hessian per client and round", "no gradients, no communication"):
+    for name in ("30 Hessians per client and run", "no gradients, no communication"):
         assert name in text
     assert "Cost of" not in tables.render(cell(), format), "of rows that do not tell"
     assert format != "text" or max(map(len, text.splitlines())) <= 100
@@ -69,7 +69,7 @@ def test_every_method_tells():
         *(
             one_step(),
             one_step(center="average"),
-            one_step(gradients="increments", hessian_every=3),
+            one_step(gradients="increments", hessians=3),
         ),
         *(plug_in(), plug_in("finite"), plug_in(average="observations")),
         *(random_scaling(), random_scaling("diagonal"), random_scaling(critical="finite_horizon")),

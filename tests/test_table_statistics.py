@@ -20,9 +20,7 @@ from test_table_input import table
 import jaxlsgd
 from jaxlsgd import fit_table
 from jaxlsgd.cli import main
-from jaxlsgd.inference import newton_step
-from jaxlsgd.inference.one_step import _score, one_step
-from jaxlsgd.regression import dependence, local_sgd, pilot, stream
+from jaxlsgd.regression import dependence, pilot, stream
 
 FEATURES = ["age", "yrs_married"]
 
@@ -510,27 +508,6 @@ def test_the_verb_shows_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 # Many columns.
-
-
-def test_the_slope_of_the_hessian_in_factors_is_the_same(monkeypatch: pytest.MonkeyPatch):
-    """With few columns it is a tensor of d³ numbers, with many a sum over bins."""
-    rng = np.random.default_rng(0)
-    method = one_step(gradients="increments")
-    hosted = local_sgd.Hosted((method,), np.zeros(3))
-    x = np.array([1.0, -1.0, 0.5])
-    for m in range(1, 200):
-        eta = 0.3 * m**-0.505
-        H = np.diag([1.0, 2.0, 3.0]) * (1 + 0.2 * x[0]) + 0.01 * np.diag(rng.normal(size=3))
-        h = 5 * H @ x + rng.normal(size=3)
-        x = x - eta * h / 5
-        rounds = tuple(np.asarray(one)[None] for one in (x, h / 5, H, h))
-        hosted.update(5, np.array([eta]), rounds)
-    (whole,) = hosted.states[0]
-    full = newton_step.read(whole, _score)
-    monkeypatch.setattr(newton_step, "_FACTORED", 0)
-    factored = newton_step.read(whole, _score)
-    for one, other in zip(full, factored, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-12)
 
 
 def test_many_columns_have_four_rounds_each():

@@ -37,6 +37,7 @@ class Sync(NamedTuple):
     hessian: Any = None  # (d, d), for the flattened parameters
     gradient_sum: Params | None = None  # h_m, the mean gradients of the round's steps added up
     anchored: Anchored | None = None
+    share: Any = None  # t_m/t_T, if the plan is known
 
 
 class Anchored(NamedTuple):
@@ -92,8 +93,8 @@ class Accumulator(NamedTuple):
     the last bit whether a cell runs alone in a program or beside others. `on_host` is the same statistic in
     NumPy and float64, for one run whose loop would take longer to compile than to run.
 
-    Clients send what a statistic needs, see `engine.cost.numbers_sent`. `hessian_every` is s if it reads only
-    the Hessians of rounds s, 2s, …: a client then sends no others.
+    Clients send what a statistic needs, see `engine.cost.numbers_sent`. `hessians` is n if it reads only n of
+    them, see `hessians_due`: a client then sends no others; None if it reads one per round.
     """
 
     init: Callable[[Params], Any]
@@ -105,8 +106,13 @@ class Accumulator(NamedTuple):
     rolling: Rolling | None = None
     any_width: bool = False
     on_host: OnHost | None = None
-    hessian_every: int = 1
+    hessians: int | None = None
     anchor: Anchor | None = None
+
+
+def hessians_due(count: int, share: Any, xp: Any = np) -> Any:
+    """Return how many of `count` Hessians are due when a share of the observations has been made: they are spread evenly."""
+    return xp.floor(count * share + 1e-3)
 
 
 class Anchor(NamedTuple):
@@ -298,10 +304,10 @@ class Estimator:
         return any(part.needs_hessian for part in self.accumulators)
 
     @property
-    def hessian_every(self) -> int:
-        """Return s if it needs only the Hessians of rounds s, 2s, …."""
-        every = [part.hessian_every for part in self.accumulators if part.needs_hessian]
-        return min(every, default=1)
+    def hessians(self) -> int | None:
+        """Return n if it needs only n Hessians in all, see `hessians_due`; None if it needs one per round."""
+        many = [part.hessians for part in self.accumulators if part.needs_hessian]
+        return None if None in many else max((n for n in many if n is not None), default=0)
 
     @property
     def anchor(self) -> Anchor | None:

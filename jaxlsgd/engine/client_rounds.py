@@ -169,10 +169,11 @@ def _sync(plan: Plan, m: int) -> Syncs:
     """Return E and η of the round with index m; not valid before the first."""
     at = max(m, 0)
     E, eta = np.asarray(plan.E[at], np.float64), np.asarray(plan.eta[at], np.float64)
-    return Syncs(np.int32(0), np.asarray(m >= 0), E, eta)
+    share = np.asarray(plan.ends[at] / plan.num_steps)
+    return Syncs(np.int32(0), np.asarray(m >= 0), E, eta, share)
 
 
-_NO_SYNC = Syncs(*(np.zeros(0, dtype) for dtype in (np.int32, bool, np.float64, np.float64)))
+_NO_SYNC = Syncs(*(np.zeros(0, dtype) for dtype in (np.int32, bool, *[np.float64] * 3)))
 
 
 def start(program: Program, data: ProblemData, replications: int) -> ShardState:

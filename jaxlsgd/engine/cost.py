@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, message_size
-from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon
+from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, hessians_due
 from jaxlsgd.core.forms import OuterProduct
 from jaxlsgd.core.problem import Draws, Problem, abstract_source
 from jaxlsgd.engine import federation, xla
@@ -57,7 +57,7 @@ def numbers_sent(
         d                 a gradient at the average, for a method that needs one (`Accumulator.needs_gradient`)
         d                 the sum of its gradients, if a method needs it (`needs_gradient_sum`) and the server
                           cannot compute it from how clients moved; in Local SGD it can
-        d (d + 1)/2       a Hessian, for a method that needs one, in every `hessian_every`-th round
+        d (d + 1)/2       a Hessian, for a method that needs one; of some, only in a few rounds (`Accumulator.hessians`)
         d                 the sum of its gradients at an anchor, if a method has one and it is not the start
         d (d + 1)         its Hessians at that anchor and the one before, in the rounds that such a method chooses
 
@@ -88,7 +88,10 @@ def numbers_sent(
     if method is not None:
         each += d * method.needs_gradient
         each += d * (method.needs_gradient_sum and not algorithm.gradient_sum_known)
-        hessians = method.needs_hessian * (T // method.hessian_every)
+        hessians = method.needs_hessian * T
+        if method.needs_hessian and method.hessians is not None:
+            due = hessians_due(method.hessians, plan.ends[:T] / plan.num_steps)
+            hessians = int(np.count_nonzero(np.diff(due, prepend=0)))
         if method.anchor is not None:
             E, count = plan.E[:T], algorithm.stepping(clients)
             hessians += 2 * int(np.count_nonzero(method.anchor.hessian_rounds(E, count, d)))
@@ -354,8 +357,7 @@ def reading_cost(method: Estimator, dim: int, dtype: str = "float32") -> Reading
     """Predict the size of the program that reads a method's intervals, and its memory per replication.
 
     A program that factorises matrices was seen to keep about twice its largest product of arrays and up to
-    twice the statistics: one-step from increments 2.4 times the statistics with 5 parameters, 4.5 times with 100,
-    and 11 times with 300, as one of its arrays has dim³ numbers. One that reads sums at anchors keeps 2.9 times the
+    twice the statistics. One that reads sums at anchors keeps 2.9 times the
     statistics with 5 parameters, and 3.8 times with 30 and 100. Others keep next to nothing.
 
     Args:

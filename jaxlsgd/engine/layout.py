@@ -52,6 +52,7 @@ class Syncs(NamedTuple):
     valid: NDArray[np.bool_]  # (slots,)
     E: NDArray[np.float64]  # (slots,) E_m of the round that ended
     eta: NDArray[np.float64]  # (slots,) η_m
+    share: NDArray[np.float64]  # (slots,) t_m/t_T
 
 
 class Call(NamedTuple):
@@ -202,6 +203,6 @@ def _syncs(steps: _PerStep, t: NDArray[np.int64], begins: NDArray[np.bool_], slo
     at = np.arange(slots) if dense else np.argsort(~begins, kind="stable")[:slots]
     valid = begins[at]
     closed = np.where(valid, steps.closed[t[at]], 0)
-    return Syncs(
-        at.astype(np.int32), valid, steps.plan.E[closed].astype(np.float64), steps.plan.eta[closed]
-    )
+    plan = steps.plan
+    E, share = plan.E[closed].astype(np.float64), plan.ends[closed] / plan.num_steps
+    return Syncs(at.astype(np.int32), valid, E, plan.eta[closed], share)

@@ -58,8 +58,8 @@ def update_all(
 ) -> Any:
     """One statistic of all replications, a round further; `rolled` where the caller rolls it."""
     axes = axes_of(part, vector)
-    axis: list[Any] = [None if leaf is None else -1 for leaf in sync[3:]]
-    given: Any = Sync(-1, None, None, *axis)
+    axis: list[Any] = [None if leaf is None else -1 for leaf in sync[3:-1]]
+    given: Any = Sync(-1, None, None, *axis, None)
     update = part.rolling.add if part.rolling and rolled else part.update
     return jax.vmap(update, in_axes=(axes, given), out_axes=axes)(state, sync)
 
@@ -78,7 +78,7 @@ def feed(
     With `rolled`, the caller rolls those that ask for it by itself, see `roll`.
     """
     gradient = met.gradient if program.needs_gradient else None
-    sync = Sync(met.average, at.E, at.eta, gradient, hessian, met.total)
+    sync = Sync(met.average, at.E, at.eta, gradient, hessian, met.total, share=at.share)
     fed = []
     sums = iter(met.anchored or ())
     for part, old in zip(program.accumulators, statistics, strict=True):

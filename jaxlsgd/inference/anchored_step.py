@@ -113,22 +113,22 @@ def read(bins: Bins, counts: Counts) -> Reading:
     total = xp.sum(ut)
     due = times(f.between, f.r)  # the gradients that the bins should have
     residual = _residual_squares(bins, counts, due, f.fine)
-    n = _over(total**2, xp.sum(u**2 * counts.EE))
+    n = over(total**2, xp.sum(u**2 * counts.EE))
     M = xp.sum((u**2)[:, None, None] * residual, 0) / xp.maximum(1 - 1 / xp.maximum(n, 1), 0.1)
     Ai = f.Ai
-    V = _mm(_mm(Ai, M), Ai.T)
+    V = product(product(Ai, M), Ai.T)
     v = xp.diagonal(V)
     correction = xp.sum(ut[:, None] * f.r, 0)
-    z = times(_mm(Ai, f.dG), correction)  # (2B, d) the error of Ĝ times the correction
+    z = times(product(Ai, f.dG), correction)  # (2B, d) the error of Ĝ times the correction
     noise = xp.sum(z[:, :, None] * z[:, None, :], 0)
-    P = _mm(total * Ai, f.dG)  # relative errors of Ĝ
-    PV = _mm(P, V)
+    P = product(total * Ai, f.dG)  # relative errors of Ĝ
+    PV = product(P, V)
     up = xp.sum(P * (2 * PV.mT + PV), (0, 2))
     spread = 4 * xp.sum(xp.diagonal(PV, axis1=1, axis2=2) ** 2, 0) + 2 * v**2 / xp.maximum(n, 1)
-    shrink = _over(v, v + up)
+    shrink = over(v, v + up)
     variance = shrink * v + xp.diagonal(noise)
-    lost = _over(2 * xp.diagonal(noise) ** 2, xp.maximum(f.effective - 1, 1))
-    df = _over(2 * variance**2, shrink**2 * spread + lost)
+    lost = over(2 * xp.diagonal(noise) ** 2, xp.maximum(f.effective - 1, 1))
+    df = over(2 * variance**2, shrink**2 * spread + lost)
     scale = xp.sqrt(shrink)
     V = scale[:, None] * V * scale[None, :] + noise
     se = xp.sqrt(xp.maximum(variance, 0))
@@ -137,7 +137,7 @@ def read(bins: Bins, counts: Counts) -> Reading:
     x = bins.a[-1] + f.y
     good = f.proper & xp.all(xp.isfinite(x)) & xp.all(xp.isfinite(V)) & xp.all(se > 0)
     good = good & (left < LEFT) & (before >= ARRIVED) & xp.all(df > LEAST_DF)
-    used = _over(total, xp.sum(counts.E))
+    used = over(total, xp.sum(counts.E))
     gap = _gap(f, M, u, t, due, n)
     return Reading(x, V, xp.clip(df, 3, 1e6), ~good, left, before, used, gap, n)
 
@@ -157,16 +157,16 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
     own = xp.sum(w[-1][:, None, None] * H[-1], 0) / xp.maximum(xp.sum(w[-1]), 1)
     near = fine & whole & (_size(delta) < CARRY * _size(own))
     w = (w * near[:, None]).reshape(-1)
-    share = _over(w, xp.sum(w))
+    share = over(w, xp.sum(w))
     H = (H + delta[:, None]).reshape(-1, d, d)
     H = xp.where((w > 0)[:, None, None], H, 0)
     G = xp.sum(share[:, None, None] * H, 0)
     G = (G + G.T) / 2
-    inverse, pivot = _inverse(G)
+    inverse, pivot = inverted(G)
     proper = fine[-1] & (pivot > 1e-6 * xp.trace(G) / d)
     identity = xp.eye(d, dtype=G.dtype)
     G, inverse = xp.where(proper, G, identity), xp.where(proper, inverse, identity)
-    effective = _over(1.0, xp.sum(share**2))
+    effective = over(1.0, xp.sum(share**2))
     few = xp.sqrt(xp.maximum(1 - 1 / xp.maximum(effective, 1), 0.1))
     dG = xp.where((w > 0)[:, None, None], (share / few)[:, None, None] * (H - G), 0)
 
@@ -177,10 +177,10 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
     g = kept(bins.h) / xp.maximum(t, 1)[:, None]
     between = G - 0.5 * delta
     square = _residual_squares(bins, counts, g, fine)[-1]
-    spread = d * (counts.E[-1] - _over(counts.EE[-1], counts.E[-1]))
-    sigma = xp.maximum(_over(xp.sum(inverse * square), spread), TINY)
+    spread = d * (counts.E[-1] - over(counts.EE[-1], counts.E[-1]))
+    sigma = xp.maximum(over(xp.sum(inverse * square), spread), TINY)
     y, u, Ai = -times(inverse, g[-1]), near * 1.0, inverse
-    relative = _mm(inverse, dG)
+    relative = product(inverse, dG)
     noise = xp.sum(relative * relative.mT)  # of Ĝ, as a share of it
     last = xp.arange(len(t)) == len(t) - 1
     for _ in range(2):
@@ -190,7 +190,7 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
         noisy = noise * xp.sum(r * times(G, r), -1) / d**2
         u = xp.where(last, fine, near / (1 + t * (bent + noisy) / sigma))
         A = xp.where(proper, xp.sum((u * t)[:, None, None] * between, 0), identity)
-        Ai = _inverse(A)[0]
+        Ai = inverted(A)[0]
         y = times(Ai, xp.sum((u * t)[:, None] * (times(between, a) - g), 0))
     return _Fit(
         fine,
@@ -228,10 +228,10 @@ def _residual_squares(bins: Bins, counts: Counts, gradient: Array, fine: Array) 
 def _bend(f: _Fit, step: Array, move: Array) -> Array:
     """Half the relative change of the Hessian over a step, as the last move shows it; 1 if it shows nothing."""
     xp = step.__array_namespace__()
-    relative = _mm(f.inverse, f.D)
+    relative = product(f.inverse, f.D)
     size = xp.sqrt(xp.maximum(xp.sum(relative * relative.T), 0))
     length = _norm(f.G, move)
-    found = 0.5 * size * _over(_norm(f.G, step), length)
+    found = 0.5 * size * over(_norm(f.G, step), length)
     return xp.where(f.known & (length > 0), found, 1.0)
 
 
@@ -239,7 +239,7 @@ def _left(f: _Fit, move: Array, se: Array) -> Array:
     """What curvature does between the last anchor and x̂, in standard errors, as the last move shows it."""
     xp = se.__array_namespace__()
     step, length = f.r[-1], _norm(f.G, move)
-    bent = 0.5 * times(_mm(f.inverse, f.D), step) * _over(_norm(f.G, step), length)
+    bent = 0.5 * times(product(f.inverse, f.D), step) * over(_norm(f.G, step), length)
     found = xp.max(xp.abs(bent) / xp.maximum(se, TINY))
     return xp.where(f.known & (length > 0), found, xp.inf)
 
@@ -251,19 +251,20 @@ def _gap(f: _Fit, M: Array, u: Array, t: Array, due: Array, n: Array) -> Array:
     e = u * t * (xp.arange(len(t)) < len(t) - 1)
     rest = xp.sum(e)
     off = f.gradient - due
-    gap = _over(xp.sum(e[:, None] * off, 0), rest) - off[-1]
-    size = _over(1.0, t[-1]) + _over(xp.sum(u * e), rest**2)
-    S = _over(M, xp.sum(u**2 * t)) * size
-    z = times(f.dG, _over(xp.sum(e[:, None] * f.r, 0), rest) - f.r[-1])
+    gap = over(xp.sum(e[:, None] * off, 0), rest) - off[-1]
+    size = over(1.0, t[-1]) + over(xp.sum(u * e), rest**2)
+    S = over(M, xp.sum(u**2 * t)) * size
+    z = times(f.dG, over(xp.sum(e[:, None] * f.r, 0), rest) - f.r[-1])
     S = S + xp.sum(z[:, :, None] * z[:, None, :], 0)
     usable = f.proper & (rest > 0) & xp.all(xp.isfinite(S))
     S = xp.where(usable, S, xp.eye(d, dtype=S.dtype))
-    q = xp.sum(gap * times(_inverse(S)[0], gap))
+    q = xp.sum(gap * times(inverted(S)[0], gap))
     found = q * xp.maximum(n - d, 1) / (d * xp.maximum(n - 1, 1))
     return xp.where(usable, xp.maximum(found, 0), 0)
 
 
-def _over(x: Any, y: Any) -> Any:
+def over(x: Any, y: Any) -> Any:
+    """Return x/y, or something large if y is 0."""
     return x / (jnp if isinstance(y, jax.Array) else np).maximum(y, TINY)
 
 
@@ -290,7 +291,8 @@ def times(M: Array, v: Array) -> Array:
     return sum((M[..., j] * v[..., None, j] for j in range(1, d)), M[..., 0] * v[..., None, 0])
 
 
-def _mm(A: Array, B: Array) -> Array:
+def product(A: Array, B: Array) -> Array:
+    """Return A B, (..., n, d) by (..., d, k)."""
     d = B.shape[-2]
     if isinstance(B, np.ndarray):
         return A @ B
@@ -300,7 +302,7 @@ def _mm(A: Array, B: Array) -> Array:
     return sum((term(j) for j in range(1, d)), term(0))
 
 
-def _inverse(S: Array) -> tuple[Array, Array]:
+def inverted(S: Array) -> tuple[Array, Array]:
     """Return the inverse of a symmetric matrix, and its least pivot, which is positive if the matrix is definite."""
     d, xp = S.shape[-1], S.__array_namespace__()
 

@@ -1,424 +1,321 @@
 """From bins of rounds to x̂ and its covariance: `one_step(gradients="increments")`.
 
-What is streamed is in `binned_rounds`, with the reason why one Newton step would do for a quadratic loss, a known
-Hessian and short steps. What is computed here is more than that: three Newton steps, the last over a tail of the
-run that is chosen by the length of its intervals; a Hessian that is extrapolated to x* by a ridge regression; an
-allowance of 0.15 |κ| for what curvature may have left; Satterthwaite's degrees of freedom. The constants (0.15, three
-steps, shares ½, ¾ and 0.97 of the observations, bins by factors of two, the ridge) were chosen by looking at
-coverage and length in simulations, and follow from no theorem.
+What is streamed is in `binned_rounds`. Of bin b there are the mean place p_b, the mean gradient ḡ_b = Σh/ΣE, and around
+them A_b = ΣE(x̄ − p)(x̄ − p)ᵀ, C_b = Σ(h − Eḡ)(x̄ − p)ᵀ and Σ(h − Eḡ)(h − Eḡ)ᵀ/E. Local steps pull by less than the
+gradient where they begin, because a client has moved already: by r_b = [1 − (1 − ηλ)^E]/(Eηλ) with the mean E and η of the
+bin and λ = tr G/d. With weights w_b, t₂ = Σ w r² t, means x̃ = Σ w r² t p/t₂ and h̃ = Σ w r t ḡ/t₂, and
 
-With p_b, G_b the means of place and Hessian over the rounds of bin b, and the Hessian as a linear function of its
-place, H(x) = Ḡ + 𝒯[x − p̄] (means over the last bins with ¾ of the observations, 𝒯 by regression),
+    A = Σ w r² [A_b + t_b (p_b − x̃)(p_b − x̃)ᵀ],     C = Σ w r [C_b + t_b ḡ_b (p_b − x̃)ᵀ]
 
-    ∇F(p_b) = ½ (H(p_b) + H(x)) (p_b − x)
+the path tells G by regression: with W Wᵀ = S, the covariance of a gradient, and WᵀAW = diag(a), the symmetric matrix
+Γ = W⁻¹GW⁻ᵀ has the elements (C′_ij + C′_ji)/(a_i + a_j), C′ = W⁻¹CW, of variance (1 + δ_ij)/(a_i + a_j). Hessians in the same
+basis have elements of variance φ(1 + δ_ij), with φ from how their groups differ; both are averaged by precision, π_ij. Then
 
-is the gradient if x were x*. A path that is still far away, or has come from afar, is so taken at its own
-curvature, and x* at its own and not at that of the path. Local steps pull by less than the gradient where they
-begin, because a client has moved already: with H(x) = QΛQᵀ and
+    x̂ = x̃ − G⁻¹h̃
+    V = W⁻ᵀΓ⁻¹ [M/t₂² + 𝒱(μ)] Γ⁻¹W⁻¹,     M = W⁻¹ (Σ w²r² (t_b/n_b) Σ_{m∈b} r_m r_mᵀ/E_m) W⁻ᵀ,     r_m = h_m − E_m r_b G (x̄_{m−1} − x̂)
 
-    λ̃_b = Σ_{m∈b} [1 − (1 − η_mλ)^{E_m}]/η_m ÷ Σ_b E_m,     R_b = Q diag(λ̃_b/λ) Qᵀ,     D = Σ_b λ̃_b Σ_b E
+with 𝒱(μ), the covariance of the error of Γ times the correction μ = Γ⁻¹W⁻¹h̃. Student's t has degrees of freedom from what
+the error of Γ does to V, and from the number of rounds. S, w, r and G are found in three looks. A bin whose residuals are too
+large has the weight that its variance asks for; bins up to the last whose mean gradient is far from 0 are left out, if half of
+the observations remain.
 
-x̂ is where the sums of gradients are explained,
+An interval is withheld if the path has not arrived: if the correction is `FAR` standard errors or more (root mean square),
+a Newton step is not to be trusted of a loss that may be curved. It is also withheld if Γ is not known well enough. Without
+Hessians that is so if ℓ = λΣη_mE_m/max(d + 3, 8) is below `TOLD`: regression makes λΣη_mE_m too large by about d + 3; above
+it, V is divided by 1 − 1/ℓ².
 
-    Σ_b Σ_{m∈b} h_m = Σ_b R_b [ΣE ∇F(p_b) + ½ Σ_{m∈b} E_m (H_m − G_b)(x̄_{m−1} − p_b)],
-
-found by Newton's method in three steps, the last of them over the bins b ≥ b₀. Its covariance is
-
-    r_m = h_m − E_m [R_b ∇F(p_b) + K_b (x̄_{m−1} − p_b)],   K_b = Q diag(λ̃_b) Qᵀ + ½ (G_b − H(x))
-    V = Q D⁻¹ Qᵀ (Σ_m r_m r_mᵀ) Q D⁻¹ Qᵀ.
-
-The half-width is √V_jj · t_df/z · cv(0.15 |κ_j|/√V_jj): Student's t with Satterthwaite's degrees of freedom
-over bins, and the folded normal quantile cv for what may be left of κ, by which the curvature of the loss has
-moved x̂. b₀ is the tail with half of the observations or more whose intervals are shortest, in the mean of
-their logarithms. The regression for 𝒯 has the penalty that a settled path asks for: there the p_b of B bins
-scatter by B V around x*, and their Hessians differ by noise alone.
-
-Everything is measured from where the last bin began, so that a path far from the origin loses no digits. The
-basis of H(x)'s eigenvectors makes λ̃ a vector: a general solve does not compile for every accelerator.
+`FAR`, `TOLD`, 1 − 1/ℓ², the least degrees of freedom, the mean over coordinates below which no one's error of Γ goes, and the
+rule for bins were chosen by looking at simulations, and follow from no theorem.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxlsgd.core.problem import Array
-from jaxlsgd.inference.binned_rounds import BINS, GRID, Clock, Counts, OneStepState, Sums
-from jaxlsgd.inference.sums import product, symmetric_product, times
+from jaxlsgd.inference.anchored_step import TINY, inverted, over, product, times
+from jaxlsgd.inference.binned_rounds import OneStepState, all_bins
 
-_FLOOR = 1e-6  # smallest eigenvalue of H(x) allowed, as a share of the largest
-_STUB = 0.03  # an open bin with less than this share of the observations joins the one before
-_FOR_HESSIAN, _FOR_SLOPE, _LEAST_TAIL = 0.75, 0.97, 0.5  # shares of the observations
+FAR = 6.0  # standard errors
+TOLD = 1.5
+LEAST_DF, FLOOR_DF = 1.0, 4.0
+LEAST_TAIL = 0.5  # share of the observations
 _LOOKS = 3
-_FACTORED = 32  # d from which the slope is kept in factors on the host
-_HIGH = lax.Precision.HIGHEST
+_SWEEPS = 9
 
 
 class Reading(NamedTuple):
-    """x̂ and what its interval is made of."""
+    """x̂, what its interval is made of, and why it is withheld if it is."""
 
     estimate: Array  # (d,)
     V: Array  # (d, d)
     df: Array  # (d,)
-    curvature: Array  # (d,) κ/√V
-    left_out: Array  # () share of the observations
-    floored: Array  # () bool
-
-
-class Tail(NamedTuple):
-    """What the bins from one on give, in the coordinates of the parameters."""
-
-    move: Array  # (d,) x̂ − x
-    V: Array  # (d, d)
-    curvature: Array  # (d,) κ
-    df: Array  # (d,) Satterthwaite's degrees of freedom
-
-
-Score = Callable[[Tail], Array]
+    used: Array  # () share of the observations
+    far: Array  # () length of the correction in standard errors, root mean square
+    known: Array  # () bool: the Hessian is known well enough
+    withheld: Array  # () bool
 
 
 class _Bins(NamedTuple):
-    """The bins, and what they have in all views."""
+    """The bins, measured from where the last began."""
 
-    xp: Any  # NumPy, or JAX's
-    sums: Sums
-    counts: Counts
-    p: Array  # (bins, d) mean place
-    G: Array  # (bins, d, d) mean Hessian
-    bent: Array  # (bins, d) Σ E (H − G_b)(x̄ − p_b)/2
-    used: Array  # (bins,) bool
-    after: Array  # (bins,) observations from each bin on
-    unit: Array  # () the 1 of `sums.product`
-
-
-class _Factored(NamedTuple):
-    """A slope Σ_b left_b ⊗ right_b. On the host, with many columns, d³ numbers are neither stored nor summed."""
-
-    left: Array  # (bins, d, d)
-    right: Array  # (bins, d)
+    n: Array  # (bins,)
+    t: Array  # (bins,)
+    gamma: Array  # (bins,)
+    p: Array  # (bins, d)
+    g: Array  # (bins, d)
+    A: Array  # (bins, d, d)
+    C: Array  # (bins, d, d)
+    hh: Array  # (bins, d, d)
+    H: Array  # (2 bins, d, d) mean Hessians
+    seen: Array  # (2 bins,)
 
 
-class _Hessians(NamedTuple):
-    """H(x) = G + slope [x − at]."""
+class _Fit(NamedTuple):
+    """One look."""
 
-    G: Array  # (d, d)
-    at: Array  # (d,)
-    slope: Array | _Factored  # (d, d, d)
-
-    def bent(self, v: Array) -> Array:
-        """Return slope v, (d, d) for (d,), and (bins, d, d) for (bins, d)."""
-        if isinstance(self.slope, _Factored):
-            return _einsum("...b,bij->...ij", v @ self.slope.right.T, self.slope.left)
-        return times(self.slope, v if v.ndim == 1 else v[:, None, :])
-
-
-class _View(NamedTuple):
-    """The bins as seen from x, in the basis of the eigenvectors of H(x)."""
-
-    Q: Array  # (d, d), columns
-    floored: Array  # () bool
-    residual: Array  # (bins, d) Σ h less what the gradients explain
-    linear: Array  # (bins, d) the same for a loss without curvature
-    pulled: Array  # (bins, d) λ̃_b
-    gap: Array  # (bins, d) R_b ∇F(p_b) − K_b (p_b − c_b) if x were x*
-    spread: Array  # (bins, d, d) Σ (h − E K s)(h − E K s)ᵀ
-    lever: Array  # (bins, d) Σ E (h − E K s)
-
-
-class _Look(NamedTuple):
-    """What a look at the bins begins with."""
-
-    x: Array  # (d,)
-    hessians: _Hessians
-    near: Array  # () the first of the last bins whose Hessians count
+    t2: Array
+    Wi: Array  # W⁻¹
+    inverse: Array  # Γ⁻¹
+    mu: Array  # Γ⁻¹W⁻¹h̃
+    x: Array
+    G: Array
+    precision: Array  # (d, d) π
+    proper: Array  # () bool
 
 
 @np.errstate(all="ignore")  # bins that nothing is in divide by 0, and are left out
-def read(state: OneStepState, score: Score) -> Reading:
-    """x̂ from the tail of bins with the lowest score."""
-    bins, center = _bins(*_all_bins(state))
-    xp = bins.xp
-    near, wide = (_last_share(bins, share) for share in (_FOR_HESSIAN, _FOR_SLOPE))
-    middle = xp.zeros_like(center)  # where the last bin began: an early explosion is far from it
-    start = _Look(middle, _mean_hessian(bins, _from(bins, near))._replace(at=middle), near)
+def read(state: OneStepState) -> Reading:
+    """Return x̂, its covariance, and whether both can be trusted."""
+    xp = state.x.__array_namespace__()
+    b, center = _bins(state, xp)
+    d, total = center.shape[0], xp.sum(b.t)
+    after = xp.cumsum(b.t[::-1])[::-1]
+    rest = after - b.t
+    late = (b.t > 0) & (rest < LEAST_TAIL * total)
+    rounds = xp.sum(xp.where(late, b.n - 1, 0))
+    S = xp.sum(_kept(late, b.hh), 0) / xp.maximum(rounds, 1)
+    z = _norms(b.g, inverted(S)[0]) * b.t
+    hot = ((z > d + 4 * (2 * d) ** 0.5) | ~xp.isfinite(z)) & (rest >= LEAST_TAIL * total)
+    used = (b.t > 0) & (xp.cumsum(hot[::-1])[::-1] == 0)
+    one = xp.ones_like(b.t)
 
-    def look(begin: _Look, number: Array) -> tuple[_Look, Reading]:
-        return _look(bins, wide, score, begin, number == 0)
+    def look(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        S, w, r = carry
+        fit = _fit(b, used, S, w, r)
+        r = _pull(b, xp.trace(fit.G) / d)
+        squares = _residual_squares(b, fit, r)
+        ratio = xp.sum(product(fit.Wi.T, fit.Wi) * squares, (-1, -2)) / xp.maximum(b.n * d, 1)
+        loud = ratio > 1 + 3 * (2 / xp.maximum(b.n * d, 1)) ** 0.5
+        w = xp.where(loud, 1 / xp.maximum(ratio, 1), 1).astype(b.t.dtype)
+        rounds = xp.sum(xp.where(used, w * b.n, 0))
+        S = xp.sum(_kept(used, w[:, None, None] * squares), 0) / xp.maximum(rounds - 2, 1)
+        return S, w, r
 
-    # As a loop, because three looks would be compiled three times.
-    last = _last_of(look, start, _LOOKS, xp)
-    return last._replace(estimate=center + last.estimate)
+    S, w, r = _repeat(look, (S, one, one), _LOOKS - 1, xp)
+    fit = _fit(b, used, S, w, r)
+    return _reading(b, used, fit, w, r, center, total)
 
 
-def _look(
-    bins: _Bins, wide: Array, score: Score, begin: _Look, first: Array
-) -> tuple[_Look, Reading]:
-    """A Newton step; the first look also finds where the path is calm, and how the Hessian changes."""
-    xp, (x, hessians, near) = bins.xp, begin
-    view = _view(bins, hessians, x)
-    # All that is made of a view is made in this loop: a compiler would make the view again for each use outside.
-    tails, scores = _each(lambda place: _scored(bins, view, score, place), xp)
-    # Not `argmin`, which compares in bfloat16 on a TPU.
-    pick = xp.min(xp.where(scores <= xp.min(scores), xp.arange(BINS), BINS - 1))
-    near = xp.where(first, xp.maximum(near, pick), near)
-    best, step = (jax.tree.map(lambda leaf: leaf[place], tails) for place in (pick, near))  # noqa: B023
-
-    def learn() -> _Hessians:
-        found = _mean_hessian(bins, _from(bins, near))
-        return found._replace(slope=_slope(bins, _from(bins, wide), step.V))
-
-    hessians = _either(first, learn, lambda: begin.hessians, xp)
-    se = xp.sqrt(xp.diagonal(best.V))
-    reading = Reading(
-        x + best.move,
-        best.V,
-        best.df,
-        best.curvature / xp.where(se > 0, se, 1),
-        1 - bins.after[pick] / xp.maximum(bins.after[0], 1),
-        view.floored,
+def _reading(
+    b: _Bins, used: Array, fit: _Fit, w: Array, r: Array, center: Array, total: Array
+) -> Reading:
+    xp, d = center.__array_namespace__(), center.shape[0]
+    squares = _kept(
+        used,
+        ((w * r) ** 2 * b.t / xp.maximum(b.n, 1))[:, None, None] * _residual_squares(b, fit, r),
     )
-    return _Look(x + step.move, hessians, near), reading
+    rounds = xp.sum(xp.where(used, b.n, 0))
+    M = product(product(fit.Wi, xp.sum(squares, 0)), fit.Wi.T) * (
+        rounds / xp.maximum(rounds - 2, 1)
+    )
+    left = product(fit.Wi.T, fit.inverse)  # rows v_j
+    half = product(left, M)
+    v = xp.sum(half * left, -1)
+    noise = _error_times(fit.mu[None], fit.precision)[0]
+    V = product(product(left, M / fit.t2**2 + noise), left.T)
+    # What the error Δ of Γ does to v: −2 zᵀΔv_j with z = Γ⁻¹Mv_j.
+    z = product(half, fit.inverse)
+    error = xp.sum(left[:, :, None] * _error_times(z, fit.precision) * left[:, None, :], (-1, -2))
+    error = over(error, v**2)
+    error = xp.maximum(error, xp.mean(error))
+    from_G = 1 / xp.maximum(2 * error, 1e-6)
+    df = 1 / (1 / xp.maximum(from_G, FLOOR_DF) + 1 / xp.maximum(rounds - d, 1))
+    t = xp.where(used, b.t, 0)
+    mean = xp.sum(_kept(used, b.t[:, None] * b.g), 0) / xp.sum(t)
+    far = xp.sqrt(xp.sum(t) * xp.sum(times(fit.Wi, mean) ** 2) / d)
+    lasted = xp.trace(fit.G) / d * xp.sum(xp.where(used, b.gamma, 0)) / max(d + 3, 8)
+    alone = xp.sum(xp.where(xp.concatenate([used, used]), b.seen, 0)) < 2
+    V = xp.where(alone, V / xp.maximum(1 - 1 / lasted**2, TINY), V)
+    told = ~alone | (lasted > TOLD)
+    known = fit.proper & told & xp.all(from_G > LEAST_DF)
+    good = known & (far < FAR) & (rounds > d + 2)
+    good = good & xp.all(xp.isfinite(V)) & xp.all(xp.isfinite(fit.x)) & xp.all(xp.diagonal(V) > 0)
+    return Reading(center + fit.x, V, df, xp.sum(t) / xp.maximum(total, 1), far, known, ~good)
 
 
-def _scored(bins: _Bins, view: _View, score: Score, begin: Array) -> tuple[Tail, Array]:
-    """The tail from a bin on and its score, which is infinite where the tail is too short."""
-    xp = bins.xp
-
-    def compute() -> tuple[Tail, Array]:
-        found = _tail(bins, view, _from(bins, begin))
-        value = score(found)
-        return found, xp.where(xp.isnan(value), xp.inf, value)
-
-    def skip() -> tuple[Tail, Array]:
-        line = xp.zeros_like(view.Q[0])
-        return Tail(line, xp.zeros_like(view.Q), line, line), xp.full_like(line[0], xp.inf)
-
-    enough = bins.after[begin] >= _LEAST_TAIL * xp.maximum(bins.after[0], 1)
-    return _either(bins.used[begin] & enough, compute, skip, xp)
-
-
-def _last_of(look: Any, start: Any, count: int, xp: Any) -> Any:
-    """What the last of some looks returned, each of which begins where the one before has ended."""
-    if xp is jnp:
-        _, found = lax.scan(look, start, xp.arange(count))
-        return jax.tree.map(lambda leaf: leaf[-1], found)
-    found = None
-    for number in range(count):
-        start, found = look(start, number)
-    return found
+def _bins(state: OneStepState, xp: Any) -> tuple[_Bins, Array]:
+    sums, counts = all_bins(state, xp)
+    sizes = sum(xp.sum(xp.abs(x), tuple(range(1, x.ndim))) for x in sums)
+    center, fine = state.x, (counts.n > 0) & xp.isfinite(sizes)
+    n, t, gamma, seen = (xp.where(fine.reshape(-1, *[1] * (x.ndim - 1)), x, 0) for x in counts)
+    c, h, Es, hs, Ess, hh, H = (_kept(fine, x) for x in sums)
+    many = xp.maximum(t, 1)[:, None]
+    mean, g = Es / many, h / many
+    outer = lambda u, v: u[:, :, None] * v[:, None, :]  # noqa: E731
+    A, C, hh = Ess - outer(Es, mean), hs - outer(h, mean), hh - outer(h, g)
+    p = _kept(fine, c - center + mean)
+    H = H / xp.maximum(seen, 1)[:, :, None, None]
+    H, seen = xp.concatenate([H[:, 0], H[:, 1]]), xp.concatenate([seen[:, 0], seen[:, 1]])
+    return _Bins(n, t, gamma, p, g, A, C, hh, (H + H.mT) / 2, seen), center
 
 
-def _each(one: Callable[[Any], Any], xp: Any) -> Any:
-    """What a function makes of each bin, stacked."""
-    if xp is jnp:
-        return lax.map(one, xp.arange(BINS))
-    return jax.tree.map(lambda *found: xp.stack(found), *map(one, range(BINS)))
+def _fit(b: _Bins, used: Array, S: Array, w: Array, r: Array) -> _Fit:
+    xp, d = S.__array_namespace__(), S.shape[0]
+    w1, w2 = xp.where(used, w * r, 0), xp.where(used, w * r * r, 0)
+    t2 = xp.maximum(xp.sum(w2 * b.t), TINY)
+    x = xp.sum(_kept(used, (w2 * b.t)[:, None] * b.p), 0) / t2
+    h = xp.sum(_kept(used, (w1 * b.t)[:, None] * b.g), 0) / t2
+    off, tg = _kept(used, b.p - x), (w1 * b.t)[:, None] * _kept(used, b.g)
+    A = xp.sum(_kept(used, w2[:, None, None] * b.A), 0) + product(
+        ((w2 * b.t)[:, None] * off).T, off
+    )
+    C = xp.sum(_kept(used, w1[:, None, None] * b.C), 0) + product(tg.T, off)
+    L, Li = _triangle(S)
+    a, Q = _eigen(product(product(L.T, A), L))
+    a = xp.maximum(a, 1e-6 * xp.max(a) + TINY)
+    W, Wi = product(L, Q), product(Q.T, Li)
+    twice = 1 + xp.eye(d, dtype=S.dtype)
+    precision = (a[:, None] + a[None, :]) / twice
+    C = product(product(Wi, C), W)
+    evidence = (C + C.T) / twice
+    # How the groups of Hessians differ says how well their mean is known.
+    seen = xp.where(xp.concatenate([used, used]), b.seen, 0)
+    many, groups = xp.sum(seen), xp.sum(xp.where(seen > 0, 1, 0))
+    H = product(product(Wi, b.H), Wi.T)
+    mean = xp.sum(_kept(seen > 0, seen[:, None, None] * H), 0) / xp.maximum(many, 1)
+    spread = xp.sum(seen * xp.sum((H - mean) ** 2, (-1, -2)))
+    phi = spread / xp.maximum(groups - 1, 1) / (d * (d + 1) * xp.maximum(many, 1))
+    from_H = xp.where(groups > 1, 1 / (xp.maximum(phi, TINY) * twice), 0)
+    precision, evidence = precision + from_H, evidence + from_H * mean
+    inner = evidence / precision
+    size = xp.maximum(xp.trace(inner) / d, TINY)
+    inverse, pivot = inverted(inner)
+    proper = pivot > 1e-6 * size
+    plain = xp.maximum(xp.diagonal(inner), 0.05 * size)
+    identity = xp.eye(d, dtype=S.dtype)
+    inner = xp.where(proper, inner, identity * plain)
+    inverse = xp.where(proper, inverse, identity / plain)
+    mu = times(inverse, times(Wi, h))
+    G = product(product(W, inner), W.T)
+    return _Fit(t2, Wi, inverse, mu, x - times(Wi.T, mu), G, precision, proper)
 
 
-def _either(flag: Any, yes: Callable[[], Any], no: Callable[[], Any], xp: Any) -> Any:
-    if xp is jnp:
-        return lax.cond(flag, yes, no)
-    return yes() if flag else no()
+def _residual_squares(b: _Bins, fit: _Fit, r: Array) -> Array:
+    """Return Σ r_m r_mᵀ/E_m of each bin, r_m = h_m − E_m r_b G (x̄ − x̂)."""
+    off = b.g - r[:, None] * times(fit.G, b.p - fit.x)
+    cross = r[:, None, None] * product(fit.G, b.C.mT)
+    bent = (r**2)[:, None, None] * product(product(fit.G, b.A), fit.G)
+    return b.hh + b.t[:, None, None] * off[:, :, None] * off[:, None, :] - cross - cross.mT + bent
 
 
-def _einsum(how: str, *arrays: Array) -> Array:
-    """Einstein's sums, at full precision."""
-    xp = arrays[0].__array_namespace__()
-    if xp is jnp:
-        return xp.einsum(how, *arrays, precision=_HIGH)
-    return xp.einsum(how, *arrays, optimize=len(arrays) > 2)
+def _pull(b: _Bins, value: Array) -> Array:
+    """Return r_b at an eigenvalue."""
+    xp = b.t.__array_namespace__()
+    E = b.t / xp.maximum(b.n, 1)
+    step = xp.clip(value * b.gamma / xp.maximum(b.t, 1), 1e-6, 0.999)
+    return xp.where(b.t > 0, -xp.expm1(E * xp.log1p(-step)) / xp.maximum(E * step, TINY), 1)
 
 
-def _from(bins: _Bins, begin: Array) -> Array:
-    """Those of the bins that are in the tail from one on, (bins,) bool."""
-    xp = bins.xp
-    return bins.used & (xp.arange(BINS) >= begin)
+def _error_times(z: Array, precision: Array) -> Array:
+    """Return the covariances of Δz, (n, d, d), for vectors z, (n, d), and a symmetric Δ of elements that vary by 1/π."""
+    xp = z.__array_namespace__()
+    across = z[:, :, None] * z[:, None, :] / precision
+    identity = xp.eye(z.shape[1], dtype=z.dtype)
+    own = times(1 / precision, z**2)  # Σ_j z_j²/π_ij
+    return across * (1 - identity) + identity * own[:, None, :]
+
+
+def _norms(v: Array, M: Array) -> Array:
+    xp = v.__array_namespace__()
+    return xp.sum(v * times(M, v), -1)
 
 
 def _kept(chosen: Array, values: Array) -> Array:
-    """Those of the chosen bins; what has exploded in another must not make a NaN of 0 · ∞."""
+    """Return those of the chosen bins; what has exploded in another must not make a NaN of 0 · ∞."""
     xp = values.__array_namespace__()
     return xp.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
 
 
-def _all_bins(state: OneStepState) -> tuple[Sums, Counts]:
-    """Closed bins and the open one, which joins the one before where it is a mere stub."""
-    xp = state.x.__array_namespace__()
-    clock: Clock = state.clock
-    before = xp.maximum(clock.bin - 1, 0)
-    stub = (clock.bin > 0) & (clock.now.E < _STUB * (xp.sum(clock.past.E) + clock.now.E))
-    at = xp.where(stub, before, clock.bin)
-    c = xp.where(stub, state.past.c[before], state.now.c)
-    now = _measured_from(c, state.now, clock.now)
-    place = xp.arange(BINS) == at
-
-    def put(all_: Array, one: Array) -> Array:
-        here = place.reshape(-1, *[1] * one.ndim)
-        return xp.where(here, one + xp.where(stub, all_, 0), all_)
-
-    joined = jax.tree.map(put, state.past, now)
-    joined = joined._replace(c=xp.where(place[:, None], c, state.past.c))
-    return joined, jax.tree.map(put, clock.past, clock.now)
+def _repeat(one: Any, start: Any, count: int, xp: Any) -> Any:
+    if xp is jnp:  # as a loop, because looks would be compiled one by one
+        return lax.fori_loop(0, count, lambda i, carry: one(carry), start)
+    for _ in range(count):
+        start = one(start)
+    return start
 
 
-def _measured_from(c: Array, sums: Sums, counts: Counts) -> Sums:
-    """The sums of a bin as if it had begun at another place."""
-    xp = c.__array_namespace__()
-    d = sums.c - c
-    outer = lambda u, v: u[:, None] * v[None, :]  # noqa: E731
-    EEss = sums.EEss + outer(sums.EEs, d) + outer(d, sums.EEs) + counts.EE * outer(d, d)
-    return sums._replace(
-        c=c,
-        Es=sums.Es + counts.E * d,
-        known_Es=sums.known_Es + counts.known * d,
-        EEs=sums.EEs + counts.EE * d,
-        EHs=sums.EHs + xp.sum(sums.EH * d[None, :], axis=1),
-        Ehs=sums.Ehs + outer(sums.Eh, d),
-        EEss=EEss,
-    )
+def _triangle(S: Array) -> tuple[Array, Array]:
+    """Return the lower triangle L with LLᵀ = S, and its inverse. No LAPACK: see `anchored_step`."""
+    d, xp = S.shape[0], S.__array_namespace__()
+    places = xp.arange(d)
+
+    def column(k: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        S, L, Li = carry
+        at = places == k
+        line = xp.sum(xp.where(at[None, :], S, 0), 1)
+        pivot = xp.sqrt(xp.maximum(xp.sum(xp.where(at, line, 0)), TINY))
+        line = xp.where(places >= k, line / pivot, 0)
+        row = xp.sum(xp.where(at[:, None], Li, 0), 0) / pivot
+        Li = xp.where(at[:, None], row[None, :], Li - xp.where(at, 0, line)[:, None] * row[None, :])
+        return S - line[:, None] * line[None, :], xp.where(at[None, :], line[:, None], L), Li
+
+    carry = S, xp.zeros_like(S), xp.eye(d, dtype=S.dtype)
+    if xp is jnp:
+        return lax.fori_loop(0, d, column, carry)[1:]
+    for k in range(d):
+        carry = column(k, carry)
+    return carry[1:]
 
 
-def _bins(sums: Sums, counts: Counts) -> tuple[_Bins, Array]:
-    """The bins measured from where the last began, and that place."""
-    xp = sums.c.__array_namespace__()
-    used = counts.n > 0
-    center = sums.c[xp.max(xp.where(used, xp.arange(BINS), 0))]
-    sums = sums._replace(c=sums.c - center)
-    E, known = xp.maximum(counts.E, 1), xp.maximum(counts.known, 1)
-    p = sums.c + sums.Es / E[:, None]
-    G = (sums.EH + sums.EH.mT) / 2 / known[:, None, None]
-    seen = counts.known > 0
-    # A bin of one round has no Hessian: that of all others stands in.
-    mean = xp.sum(_kept(seen, E[:, None, None] * G), 0) / xp.maximum(xp.sum(E * seen), 1)
-    G = xp.where(seen[:, None, None], G, mean)
-    bent = (sums.EHs - times(G, sums.known_Es)) * (E / known / 2)[:, None]
-    after = xp.cumsum(counts.E[::-1])[::-1]
-    unit = xp.where(after[0] >= 0, 1, after[0])
-    return _Bins(xp, sums, counts, p, G, bent, used, after, unit), center
+def _eigen(A: Array) -> tuple[Array, Array]:
+    """Return eigenvalues and eigenvectors of a symmetric matrix; in JAX by Jacobi's rotations, half of the pairs at once."""
+    A = (A + A.T) / 2
+    if isinstance(A, np.ndarray):
+        return np.linalg.eigh(np.where(np.isfinite(A), A, 0))
+    d = A.shape[0]
+    partners, places = jnp.asarray(_partners(d)), jnp.arange(d)
+
+    def turn(i: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        A, Q = carry
+        other = partners[i % len(partners)]
+        own = jnp.diagonal(A)
+        gap, between = own[other] - own, jnp.sum(jnp.where(other[:, None] == places, A, 0), 1)
+        side = jnp.where((gap > 0) | ((gap == 0) & (other > places)), 1, -1)
+        below = gap + side * jnp.sqrt(gap**2 + 4 * between**2)
+        still = (other == places) | (below == 0)
+        t = jnp.where(still, 0, 2 * between / jnp.where(still, 1, below))
+        c = 1 / jnp.sqrt(1 + t**2)
+        s = c * t
+        A = c * A - s * A[:, other]
+        return c[:, None] * A - s[:, None] * A[other], c * Q - s * Q[:, other]
+
+    A, Q = lax.fori_loop(0, _SWEEPS * len(partners), turn, (A, jnp.eye(d, dtype=A.dtype)))
+    return jnp.diagonal(A), Q
 
 
-def _last_share(bins: _Bins, share: float) -> Array:
-    """Where the fewest last bins with a share of the observations begin."""
-    xp = bins.xp
-    enough = bins.used & (bins.after >= share * bins.after[0])
-    return xp.max(xp.where(enough, xp.arange(BINS), 0))
-
-
-def _weights(bins: _Bins, chosen: Array) -> Array:
-    xp = bins.xp
-    E = xp.where(chosen, bins.counts.E, 0)
-    return E / xp.maximum(xp.sum(E), 1)
-
-
-def _mean_hessian(bins: _Bins, chosen: Array) -> _Hessians:
-    xp = bins.xp
-    weight = _weights(bins, chosen)
-    G = xp.sum(_kept(chosen, weight[:, None, None] * bins.G), 0)
-    at = xp.sum(_kept(chosen, weight[:, None] * bins.p), 0)
-    if xp is not jnp and len(at) > _FACTORED:
-        return _Hessians(G, at, _Factored(bins.G[:0], bins.p[:0]))
-    return _Hessians(G, at, xp.zeros((*G.shape, at.shape[0]), G.dtype))
-
-
-def _slope(bins: _Bins, chosen: Array, V: Array) -> Array | _Factored:
-    """How the Hessian changes with its place, (d, d, d), by ridge regression over bins."""
-    xp = bins.xp
-    sizes = xp.sum(xp.abs(bins.G), (1, 2)) + xp.sum(bins.p * bins.p, 1)
-    chosen = chosen & xp.isfinite(sizes)
-    mean, weight = _mean_hessian(bins, chosen), _weights(bins, chosen)
-    dp, dG = _kept(chosen, bins.p - mean.at), _kept(chosen, bins.G - mean.G)
-    scatter = _einsum("b,bi,bj->ij", weight, dp, dp)
-    values, Q, _ = _spectrum(scatter + xp.sum(chosen) * V)
-    if xp is not jnp and len(values) > _FACTORED:
-        return _Factored(dG, weight[:, None] * ((dp @ Q) / values) @ Q.T)
-    crossed = _einsum("b,bij,bk->ijk", weight, dG, dp)
-    return _einsum("ijk,kl,l,ml->ijm", crossed, Q, 1 / values, Q)
-
-
-def _hessian_at(hessians: _Hessians, x: Array) -> Array:
-    return hessians.G + hessians.bent(x - hessians.at)
-
-
-def _spectrum(G: Array) -> tuple[Array, Array, Array]:
-    """Eigenvalues with a floor, eigenvectors as columns, and whether the floor acted."""
-    xp = G.__array_namespace__()
-    G = (G + G.T) / 2
-    finite = xp.all(xp.isfinite(G))
-    values, Q = xp.linalg.eigh(xp.where(finite, G, xp.eye(G.shape[0], dtype=G.dtype)))
-    floor = _FLOOR * xp.max(xp.abs(values))
-    low = xp.any(values < floor)
-    return xp.where(finite, xp.maximum(values, floor), xp.nan), Q, low & finite
-
-
-def _pulled(counts: Counts, values: Array) -> Array:
-    """λ̃_b, (bins, d): cubic interpolation of λ̃/λ in ln λ."""
-    xp = values.__array_namespace__()
-    grid, dtype = np.log(GRID), values.dtype
-    ratio = counts.pull / xp.maximum(counts.E, 1)[:, None] / xp.asarray(GRID, dtype)
-    place = (xp.log(values) - grid[0]) / (grid[1] - grid[0])
-    left = xp.clip(xp.floor(xp.where(xp.isnan(place), 0, place)), 1, len(GRID) - 3)
-    u = xp.clip(place - left, -1, 2).astype(dtype)
-    left = left.astype(xp.int32)
-    weights = (
-        -u * (u - 1) * (u - 2) / 6,
-        (u + 1) * (u - 1) * (u - 2) / 2,
-        -(u + 1) * u * (u - 2) / 2,
-        (u + 1) * u * (u - 1) / 6,
-    )
-    found = sum(w[None, :] * ratio[:, left + i - 1] for i, w in enumerate(weights))
-    return found * values
-
-
-def _view(bins: _Bins, hessians: _Hessians, x: Array) -> _View:
-    xp = bins.xp
-    here, sums, gaps, unit = _hessian_at(hessians, x), bins.sums, bins.p - x, bins.unit
-    values, Q, floored = _spectrum(here)
-    pulled, E = _pulled(bins.counts, values), bins.counts.E[:, None]
-    slopes = times(here + hessians.bent(gaps) / 2, gaps)
-    rows = (slopes, gaps, bins.p - sums.c, bins.bent, sums.h, sums.Eh, sums.EEs)
-    slope, gap, place, bent, h, Eh, EEs = (product(each, Q, unit) for each in rows)
-    squares = (bins.G, sums.hh, sums.Ehs, sums.EEss)
-    G, hh, Ehs, EEss = (product(Q.T, product(each, Q, unit), unit) for each in squares)
-    ratio = pulled / values
-    gradient = ratio * slope
-    own = xp.eye(len(values), dtype=values.dtype) * (2 * pulled - values)[:, None, :]
-    K = (G + own) / (2 * unit)
-    # C Kᵀ + K Cᵀ − K S Kᵀ = A Kᵀ + K Aᵀ with A = C − ½ K S
-    A = Ehs - product(K, EEss, unit) / 2
-    return _View(
-        Q,
-        floored,
-        h - E * gradient - ratio * bent,
-        h - E * pulled * gap,
-        pulled,
-        gradient - times(K, place),
-        hh - symmetric_product(A, K, unit),
-        Eh - times(K, EEs),
-    )
-
-
-def _tail(bins: _Bins, view: _View, chosen: Array) -> Tail:
-    """One Newton step from x with the chosen bins."""
-    xp = bins.xp
-    each = (bins.counts.E[:, None] * view.pulled, view.residual, view.linear)
-    D, residual, linear = (xp.sum(_kept(chosen, one), 0) for one in each)
-    left, move, straight = view.Q / D, -residual / D, -linear / D
-    residuals = _kept(chosen, _residuals(bins, view, move)) / bins.unit
-    half = product(left, residuals, bins.unit)
-    v = xp.sum(half * left, axis=2)
-    df = xp.sum(v, 0) ** 2 / xp.sum(v**2 / xp.maximum(bins.counts.n, 1)[:, None], 0)
-    V = product(xp.sum(half, 0), left.T, bins.unit)
-    return Tail(times(view.Q, move), V, times(view.Q, straight - move), df)
-
-
-def _residuals(bins: _Bins, view: _View, move: Array) -> Array:
-    """Σ r rᵀ of each bin, r = h − E [R_b ∇F(p_b) + K_b (x̄ − p_b)], after a move of x."""
-    gap = view.gap - view.pulled * move
-    # Not a product and its transpose, which would not be vectorised.
-    half = bins.counts.EE[:, None] * gap / 2 - view.lever
-    return view.spread + half[:, :, None] * gap[:, None, :] + gap[:, :, None] * half[:, None, :]
+@functools.cache
+def _partners(d: int) -> np.ndarray:
+    """Return who is paired with whom, so that all meet once; (steps, d), oneself for those who rest."""
+    even = d + d % 2
+    ring, found = list(range(even)), []
+    for _ in range(max(even - 1, 1)):
+        pairs = dict(zip(ring, ring[::-1], strict=True))
+        found.append([i if pairs[i] >= d else pairs[i] for i in range(d)])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return np.asarray(found, np.int32)

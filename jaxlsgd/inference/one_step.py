@@ -3,11 +3,11 @@
 `one_step()` evaluates gradients at anchors: what is streamed is in `anchored_rounds`, and what is computed of it in
 `anchored_step`. `one_step(gradients="increments")` is for servers that cannot have clients evaluate anything: it uses
 the sums of gradients of the steps themselves, see `binned_rounds` and `newton_step`. This file has the builder and the
-law, which both share: the half-width is √V_jj · t_df/z · cv(bias), Student's t with Satterthwaite's degrees of freedom
-for what is random of V, and the folded normal quantile cv for a bias of known size, over √V_jj: 0.15 |κ_j| for
-increments, 0 for anchors.
+law, which both share: the half-width is √V_jj · t_df, Student's t with Satterthwaite's degrees of freedom for what is random
+of V.
 
-Centred at the paper's average ȳ instead, the bias is |ȳ − x̂|_j. An efficient x̂ is independent of ȳ − x̂ (Hausman), so
+Centred at the paper's average ȳ instead, it is √V_jj · t_df/z · cv(bias), with the folded normal quantile cv for a bias of
+known size, |ȳ − x̂|_j over √V_jj. An efficient x̂ is independent of ȳ − x̂ (Hausman), so
 that given ȳ − x̂ the distance ȳ − x* is N(ȳ − x̂, V), and these are the shortest intervals around ȳ that hold x* 95
 times in 100: whatever the horizon, the noise and the bias that the start has left in ȳ.
 """
@@ -46,21 +46,19 @@ CENTERS = ("estimate", "average")
 GRADIENTS = ("anchor", "increments")
 VALID = ("fixed", "looks", "always")
 _FARTHEST = 8.0  # standard deviations up to which Student's t is taken at the tail of the normal
+HESSIANS = 30  # of a whole run, for increments
 AGREE = 0.001  # level of the test that the last bin agrees with those before
-LEFT = 0.15  # share of the correction κ that may still be wrong
-_Z = float(-ndtri(0.025))
-# cv(b) at 95 %: P(|N(b, 1)| ≤ cv) = 0.95; beyond the table it is b + 1.645.
-_BIAS = np.linspace(0, 6, 61)
-_FOLDED = np.sqrt(chndtrix(0.95, 1, np.maximum(_BIAS, 1e-6) ** 2))
 
 
 class OneStepDetail(NamedTuple):
-    """What a multiplier needs, and how the interval was made."""
+    """What a multiplier needs, and how the interval from increments was made."""
 
     df: Array  # (d,) degrees of freedom
-    curvature: Array  # (d,) κ/√V
-    first: Array  # () rounds that were left out at the beginning, as a share of the observations
     offset: Array  # (d,) (centre − x̂)/√V
+    used: Array  # () share of the observations that count
+    withheld: Array  # () bool
+    far: Array  # () length of the Newton step from the path, in standard errors
+    known: Array  # () bool: the Hessian is known well enough
     clock: Any = 0  # () observations per client
 
 
@@ -68,7 +66,6 @@ class AnchoredDetail(NamedTuple):
     """What a multiplier needs, and what there is to say of a run with anchors."""
 
     df: Array  # (d,) degrees of freedom
-    curvature: Array  # (d,) 0: none is allowed for
     offset: Array  # (d,) (centre − x̂)/√V
     used: Array  # () share of the observations that count
     withheld: Array  # () bool
@@ -85,7 +82,7 @@ def one_step(
     *,
     center: str = "estimate",
     gradients: str = "anchor",
-    hessian_every: int = 1,
+    hessians: int = HESSIANS,
     valid: str = "fixed",
     best_at: float | None = None,
     looks: Sequence[int] | None = None,
@@ -108,14 +105,14 @@ def one_step(
       center: "estimate", x̂; or "average", the paper's ȳ = Σ x̄_m/T, for those who must report it. The
         intervals then hold x* as often and are longer, the more so the further ȳ is from x̂. They
         are for coordinates, not for joint tests.
-      gradients: "anchor"; or "increments", for servers whose clients send their models and a Hessian at every
-        synchronisation and nothing else: from the sums of gradients of the steps themselves. It is for Local SGD with
-        decreasing steps and clients that are not too unlike, and is known to fail elsewhere
-        (`benchmarks/results/limits.md`).
-      hessian_every: for increments, s to take the Hessian at every s-th synchronisation only, m = s, 2s, …; the
-        others may then be None. The engine computes them all the same: it saves in a loop of one's own.
-        In the paper's models at t_T = 2,000 (d = 5, C5 and P(1/2) with a warm-up, 1,000 runs) every third makes
-        intervals 0.5 to 1.3 % longer, every tenth 2 to 6 %, every thirtieth 7 to 34 %; they cover 94.8 to 96.8 %.
+      gradients: "anchor"; or "increments", for servers whose clients evaluate nothing but their steps: from the sums of
+        gradients of the steps themselves, which the server has. It is for Local SGD with decreasing steps and clients
+        that are not too unlike, is known to fail elsewhere (`benchmarks/results/limits.md`), and is withheld if the
+        path has not arrived.
+      hessians: for increments, how many Hessians clients send in the whole run, spread evenly over the observations;
+        0 for the path alone, which asks nothing of clients: how gradients change along it tells the Hessian, if the
+        run is long enough. In a loop of one's own all that are given count. In the paper's models (d = 5, t_T = 2,000
+        and 5,000) see `benchmarks/results/path_only.md`. The engine computes one per round and reads these.
       valid: "fixed", an interval for one time that does not depend on the data; "always", for looking at any
         time and stopping whenever one likes: all intervals of a run hold together, at 1.5 to 2 times the length
         (Robbins' mixture); or "looks", the same for looks that are known beforehand, at 1.1 to 1.5 times.
@@ -126,7 +123,8 @@ def one_step(
 
     Returns:
       An `Estimator`. Its `update` needs `sync.anchored`, evaluated at `estimator.anchors(state)`; with increments,
-      `sync.hessian` and h_m in `sync.gradient_sum`, for which (x̄_{m−1} − x̄_m)/η_m stands in plain Local SGD.
+      h_m in `sync.gradient_sum`, for which (x̄_{m−1} − x̄_m)/η_m stands in plain Local SGD, and `sync.hessian` in a few
+      rounds, or never.
 
     Example::
 
@@ -139,19 +137,21 @@ def one_step(
         tracker.interval(state, level=0.95)
     """
     checks.choice("center", center, CENTERS)
-    checks.count("hessian_every", hessian_every)
+    checks.count("hessians", hessians, 0)
     efficient = center == "estimate"
     when = _when(valid, best_at, looks, shape, efficient)
     if checks.choice("gradients", gradients, GRADIENTS) == "anchor":
-        if hessian_every != 1:
-            rule = 'be 1, as anchors have few Hessians anyway; it is for gradients="increments"'
-            raise refusal("hessian_every", rule, hessian_every)
+        if hessians != HESSIANS:
+            rule = (
+                'be left out, as anchors have few Hessians anyway; it is for gradients="increments"'
+            )
+            raise refusal("hessians", rule, hessians)
         return _anchored(efficient, when, name)
     given = ["increments"] if efficient else ["increments", center]
     given += when.words
-    given += [f"every {hessian_every}"] if hessian_every > 1 else []
-    often = "and round" if hessian_every == 1 else f"in every {hessian_every} rounds"
-    part = binned_rounds(hessian_every)
+    if hessians != HESSIANS:
+        given.append(f"{hessians} Hessians" if hessians else "path only")
+    part = binned_rounds(hessians)
     return Estimator(
         name=name or f"one_step[{', '.join(given)}]",
         accumulators=(part,) if efficient else (part, path_mean()),
@@ -159,14 +159,14 @@ def one_step(
         law=when.law if efficient else LAW._replace(joint=None),
         matrix=_matrix if efficient else None,
         standard_error=efficient,
-        label="one-step from increments"
+        label=("one-step from increments" if hessians else "one-step from the path")
         + ("" if efficient else " around the average")
         + when.label,
         valid=when.valid,
         law_at=when.law_at,
         notes=_notes,
         reads_numpy=True,
-        cost=f"a Hessian per client {often} to the server; memory about 56d²",
+        cost=f"{f'{hessians} Hessians' if hessians else 'nothing'} per client and run to the server; memory about 75d²",
     )
 
 
@@ -199,11 +199,9 @@ def _measure_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None
     found = _read_anchored(state)
     scale = xp.sqrt(xp.maximum(xp.diagonal(found.V), 0))
     off = xp.max(xp.abs(state.x - found.estimate) / xp.maximum(scale, anchored_step.TINY))
-    zeros = xp.zeros_like(scale)
     detail = AnchoredDetail(
         found.df,
-        zeros,
-        zeros,
+        xp.zeros_like(scale),
         found.used,
         found.withheld,
         found.left,
@@ -273,74 +271,56 @@ def _anchored_notes(detail: AnchoredDetail) -> tuple[str, ...]:
 
 def _notes(detail: OneStepDetail) -> tuple[str, ...]:
     """Return remarks on a run for its user."""
+    far = float(detail.far)
+    if bool(detail.withheld):
+        if not far < newton_step.FAR:
+            return (
+                f"withheld: the path has not arrived, since it is {far:.0f} standard errors from its own estimate; "
+                "run longer, start nearer, or take larger steps",
+            )
+        if not bool(detail.known):
+            return (
+                "withheld: the path is too short to tell the Hessian; run longer, or have clients send Hessians "
+                "(hessians=30)",
+            )
+        return ("withheld: too few rounds for a covariance",)
     notes = []
-    if (left_out := float(detail.first)) > 0.01:
+    if (left_out := 1 - float(detail.used)) > 0.01:
         notes.append(
             f"the first {100 * left_out:.0f} % of the observations were left out, as too far away"
         )
     if (least := float(np.min(detail.df))) < 10:
-        notes.append(f"only {least:.0f} degrees of freedom: too few rounds to be sure")
-    if (bent := float(np.max(np.abs(detail.curvature)))) > 2:
-        notes.append(
-            f"corrected for the curvature of the loss by {bent:.1f} standard errors; of a loss without "
-            "curvature, a sign that the path has not arrived"
-        )
+        notes.append(f"only {least:.0f} degrees of freedom: too short a run to be sure")
     return tuple(notes)
 
 
 def _measure(states: tuple[OneStepState, ...], horizon: Horizon | None) -> Measurement:
     del horizon
-    xp = states[0].x.__array_namespace__()
-    found = _read(states[0])
-    variance = xp.diagonal(found.V)
-    scale = xp.sqrt(xp.where(variance >= 0, variance, xp.nan))
-    scale = xp.where(states[0].clock.m < 2, xp.inf, scale)
-    centered = xp.zeros_like(scale)
-    t = states[0].clock.t
-    detail = OneStepDetail(found.df, found.curvature, found.left_out, centered, t)
-    return Measurement(found.estimate, scale, found.floored, detail, mean_place(states[0]))
+    state, xp = states[0], states[0].x.__array_namespace__()
+    found = newton_step.read(state)
+    scale = xp.sqrt(xp.maximum(xp.diagonal(found.V), 0))
+    zeros = xp.zeros_like(scale)
+    detail = OneStepDetail(
+        found.df, zeros, found.used, found.withheld, found.far, found.known, state.clock.t
+    )
+    lost = found.withheld & ~xp.all(xp.isfinite(found.estimate))
+    estimate = xp.where(lost, state.x, found.estimate)
+    scale = xp.where(found.withheld, xp.inf, scale)
+    return Measurement(estimate, scale, False, detail, mean_place(state))
 
 
 def _measure_average(states: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
     found, path = _measure(states[:1], horizon), states[1]
     xp = path.mean.__array_namespace__()
     y = path.mean + path.lost
-    offset = (y - found.estimate) / xp.where(found.scale > 0, found.scale, 1)
+    offset = (y - found.estimate) / xp.where(xp.isfinite(found.scale), found.scale, 1)
     return found._replace(estimate=y, detail=found.detail._replace(offset=offset))
 
 
 def _matrix(states: tuple[OneStepState, ...], horizon: Horizon | None) -> Array:
     del horizon
-    return _read(states[0]).V
-
-
-def _read(state: OneStepState) -> newton_step.Reading:
-    return newton_step.read(state, _score)
-
-
-def _score(tail: newton_step.Tail) -> Array:
-    """Mean logarithm of the 95 % half-widths."""
-    xp = tail.move.__array_namespace__()
-    se = xp.sqrt(xp.diagonal(tail.V))
-    folded = _folded(LEFT * xp.abs(tail.curvature) / se, xp)
-    return xp.mean(xp.log(se * _student(tail.df) * folded))
-
-
-def _folded(bias: Array, xp: Any) -> Array:
-    """cv at 95 %, by linear interpolation in a table of equal steps."""
-    table, last = xp.asarray(_FOLDED, bias.dtype), len(_FOLDED) - 2
-    place = xp.minimum(xp.where(xp.isnan(bias), 0, bias) / _BIAS[1], last + 1)
-    left = xp.minimum(place.astype(xp.int32), last)
-    share = place - left
-    return xp.where(xp.isnan(bias), xp.nan, (1 - share) * table[left] + share * table[left + 1])
-
-
-def _student(df: Array) -> Array:
-    """t_df/z at 95 %, by Cornish and Fisher's expansion; to 1 % from 4 degrees of freedom on."""
-    z = _Z
-    first = (z**2 + 1) / (4 * df)
-    second = (5 * z**4 + 16 * z**2 + 3) / (96 * df**2)
-    return 1 + first + second + (3 * z**6 + 19 * z**4 + 17 * z**2 - 15) / (384 * df**3)
+    found = newton_step.read(states[0])
+    return states[0].x.__array_namespace__().where(found.withheld, np.nan, found.V)
 
 
 def multiplier(level: Any, plan: Plan | None, detail: Any) -> Any:
@@ -349,26 +329,17 @@ def multiplier(level: Any, plan: Plan | None, detail: Any) -> Any:
     tail = (1 - np.asarray(level)) / 2
     df = np.maximum(np.asarray(detail.df, np.float64), 1.0)
     ratio = stdtrit(df, tail) / ndtri(tail)
-    offset, left = _distances(detail)
-    bias = offset + left
+    bias = offset = np.abs(np.asarray(detail.offset, np.float64))
     near = np.sqrt(chndtrix(1 - 2 * tail, 1, np.clip(bias, 1e-6, 8.0) ** 2))
     found = np.where(bias < 8, near, bias - ndtri(2 * tail))
     return np.maximum(offset + ratio * (found - offset), 0)
 
 
-def _distances(detail: Any) -> tuple[np.ndarray, np.ndarray]:
-    """|centre − x̂| and what κ may have left, over √V."""
-    offset, curvature = (np.asarray(each, np.float64) for each in (detail.offset, detail.curvature))
-    return np.abs(offset), LEFT * np.abs(curvature)
-
-
 def one_sided(level: float, plan: Plan | None, detail: Any) -> Any:
-    """t_df/z · (z + 0.15 |κ|/√V), and the offset: both can be on one side."""
+    """t_df, and the offset: both can be on one side."""
     del plan
     df = np.maximum(np.asarray(detail.df, np.float64), 1.0)
-    z, t = ndtri(level), stdtrit(df, level)
-    offset, left = _distances(detail)
-    return offset + t / z * (z + left)
+    return np.abs(np.asarray(detail.offset, np.float64)) + stdtrit(df, level)
 
 
 def tail(statistic: Any, plan: Plan | None, detail: Any) -> np.ndarray:
@@ -522,12 +493,12 @@ def _no_looks() -> Law:
 
 
 def _studentised(q: Any, detail: Any) -> np.ndarray:
-    """Return Student's t of the same tail as a normal q, with what κ may have left."""
+    """Return Student's t of the same tail as a normal q."""
     df = np.maximum(np.asarray(detail.df, np.float64), 1.0)
     q = np.asarray(q, np.float64)
     near = np.clip(q, 1e-3, _FARTHEST)
     ratio = -stdtrit(df, ndtr(-near)) / near
-    return np.where(_begun(detail), ratio * (q + _distances(detail)[1]), np.inf)
+    return np.where(_begun(detail), ratio * q, np.inf)
 
 
 def _normalised(statistic: Any, detail: Any) -> np.ndarray:

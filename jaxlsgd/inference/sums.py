@@ -1,4 +1,4 @@
-"""Compensated sums, the path's running mean, and products of small matrices."""
+"""Compensated sums, and the path's running mean."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 from jaxlsgd.core.estimator import Accumulator, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
-
-# Products of matrices with few columns are plain additions. Under vmap a sum over an axis is not vectorised on a
-# CPU, and a `dot_general` of 5 × 5 matrices, for 14 bins and 512 runs, takes 4 ms instead of 0.15.
-_FEW, _FEW_SQUARE = 32, 8
 
 
 def compensated_add(total: Array, lost: Array, term: Array) -> tuple[Array, Array]:
@@ -27,45 +21,6 @@ def compensated_add(total: Array, lost: Array, term: Array) -> tuple[Array, Arra
 def widened(x: Array) -> Array:
     """Return x in float32 at least: sums over thousands of rounds lose all digits in bfloat16."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def times(M: Array, v: Array) -> Array:
-    """Return M v, (..., n, d) by (..., d)."""
-    d = v.shape[-1]
-    if d > _FEW and isinstance(v, np.ndarray):
-        return (M @ v[..., None])[..., 0]
-    if d > _FEW or isinstance(v, np.ndarray):
-        return (M * v[..., None, :]).sum(-1)
-    return sum((M[..., j] * v[..., None, j] for j in range(1, d)), M[..., 0] * v[..., None, 0])
-
-
-def product(A: Array, B: Array, unit: Array) -> Array:
-    """Return A B, (..., n, d) by (..., d, k).
-
-    Args:
-      A: a matrix.
-      B: another.
-      unit: a 1 that is not a constant to the compiler. XLA on a CPU stores the result of a division by it, instead of
-        computing the product again in every pass that uses it; see `engine.xla.once`.
-    """
-    d = B.shape[-2]
-    if isinstance(B, np.ndarray):
-        return A @ B
-    if d > _FEW_SQUARE:
-        return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
-    term = lambda j: A[..., :, j, None] * B[..., None, j, :]  # noqa: E731
-    return sum((term(j) for j in range(1, d)), term(0)) / unit
-
-
-def symmetric_product(A: Array, B: Array, unit: Array) -> Array:
-    """Return A Bᵀ + B Aᵀ of square matrices; see `product`."""
-    d = B.shape[-1]
-    if d > _FEW_SQUARE or isinstance(B, np.ndarray):
-        half = product(A, B.mT, unit)
-        return half + half.mT
-    A, outer = A / unit, lambda u, v: u[..., :, None] * v[..., None, :]
-    term = lambda j: outer(A[..., j], B[..., j]) + outer(B[..., j], A[..., j])  # noqa: E731
-    return sum((term(j) for j in range(1, d)), term(0)) / unit
 
 
 class MeanState(NamedTuple):
