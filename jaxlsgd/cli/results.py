@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.cli._common import Verbs, add_import, add_verb, load_imports, share
+from jaxlsgd.cli._common import Verbs, add_import, add_verb, load_imports, positive, share
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.storage import check_output
 
@@ -350,11 +351,19 @@ def _add_report(verbs: Verbs) -> None:
         "write one HTML file with findings, figures and numbers\n\nIt needs no network and nothing "
         "beside it, so that it can be sent or archived. It states whether the study is complete."
     )
-    examples = "jaxlsgd report results\njaxlsgd report new old -o report.html"
+    examples = "jaxlsgd report results\njaxlsgd report new old -o report.html\njaxlsgd report results --watch"
     parser = add_verb(verbs, "report", report, text, examples)
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("other", metavar="OTHER", nargs="?", help="compare with it, cell by cell")
     parser.add_argument("-o", "--out", metavar="FILE", help="default: DIR/report.html")
+    parser.add_argument(
+        "--watch",
+        type=positive,
+        nargs="?",
+        const=30,
+        metavar="SECONDS",
+        help="write it again, and let the browser load it again, while a run is writing (default: 30)",
+    )
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -364,7 +373,16 @@ def report(arguments: argparse.Namespace) -> int:
 
     out = Path(arguments.out or Path(arguments.directory) / "report.html")
     other = Results(arguments.other) if arguments.other else None
-    print(page.write(Results(arguments.directory), out, other))
+    refresh, said = arguments.watch or 0, False
+    while refresh and Results(arguments.directory).running():
+        page.write(Results(arguments.directory), out, other, refresh)
+        if not said:
+            print(
+                f"{out}: open it in a browser; it is written again every {refresh} s while the run writes"
+            )
+        said = True
+        time.sleep(refresh)
+    print(page.write(Results(arguments.directory), out, other))  # the last one stays as it is
     return 0
 
 

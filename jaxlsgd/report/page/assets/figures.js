@@ -132,7 +132,7 @@ function drawSeries(svg, one, x, y, [top, bottom], joined, points) {
     else if (!one.plain || i === known.length - 1) svg.append(mark(one.look, at.x, at.y, p.hollow, one.size ?? 4));
     if (p.name && !at.out && at.x - p.name.length * 3.1 > free && p.name.length < 24) {
       free = at.x + p.name.length * 3.1 + 4;
-      svg.append(shape("text", { x: at.x, y: Math.max(top - 2, at.y - 9), class: "label middle" }, p.name));
+      svg.append(shape("text", { x: at.x, y: Math.max(top - 2, Math.min(at.y - 9, y(p.high ?? p.y) - 5)), class: "label middle" }, p.name));
     }
     points.push({ x: at.x, y: at.y, text: p.text, cell: p.cell });
   });
