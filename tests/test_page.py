@@ -352,7 +352,7 @@ def test_a_schedule_of_ones_own_has_its_own_name():
         own += [{"family": "custom", "sequence": [1, 2] * 40}]
         names = [part.name for part in small(schedules=own).schedules]
     finally:
-        registry.kinds("schedule").pop("sawtooth", None)
+        registry.forget(__name__)
     assert names == ["C1", "sawtooth", "sawtooth(4)", "custom[80]"]
 
 

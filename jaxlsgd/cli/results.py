@@ -104,7 +104,7 @@ def _add_table(verbs: Verbs) -> None:
         "jaxlsgd table results --method one_step plug_in --sort coverage\n"
         "jaxlsgd table results --coordinate all --measure coverage bias rmse\n"
         "jaxlsgd table results --differences --schedule C5\n"
-        "jaxlsgd table results --format latex > table.tex"
+        "jaxlsgd table results --format latex --across > table.tex"
     )
     parser = add_verb(verbs, "table", table, text, examples)
     parser.add_argument("directory", metavar="DIR")
@@ -131,6 +131,11 @@ def _add_table(verbs: Verbs) -> None:
         help="measures to show, in this order",
     )
     parser.add_argument(
+        "--across",
+        action="store_true",
+        help="methods as columns, a table per measure (coverage, if none is named)",
+    )
+    parser.add_argument(
         "--differences",
         action="store_true",
         help="paired differences from the first schedule and method of each setting instead",
@@ -146,6 +151,8 @@ def table(arguments: argparse.Namespace) -> int:
 
     if arguments.differences and arguments.measure:
         raise ValueError("--measure: must not be given with --differences")
+    if arguments.across and (arguments.differences or arguments.format in ("csv", "json")):
+        raise ValueError("--across: must not be given with --differences, csv or json")
     if arguments.descending and arguments.sort is None:
         raise ValueError("--descending: must be given with --sort")
     rows = read_rows(arguments.directory)
@@ -163,7 +170,9 @@ def table(arguments: argparse.Namespace) -> int:
     if arguments.differences:
         text = tables.render_differences(rows, arguments.format, **how)
     else:
-        text = tables.render(rows, arguments.format, measures=arguments.measure, **how)
+        text = tables.render(
+            rows, arguments.format, measures=arguments.measure, across=arguments.across, **how
+        )
     sys.stdout.write(text.rstrip("\n") + "\n")
     return 0
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+from jaxlsgd.core.display import COLOURS, MARKERS, colour_numbers
 from jaxlsgd.schedules import PAPER_SCHEDULES
 
 if TYPE_CHECKING:
@@ -20,22 +21,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Okabe and Ito's palette, distinct with any colour vision; without yellow, which is faint on white.
-COLOURS = ("#000000", "#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F7F")
-# The colour of a method by its place above, in every figure and on the page; a variant that is not named
-# has its family's if that is free, and other methods take what is left, in the order of `_FREE`.
-METHODS = {
-    "one_step": 1,
-    "plug_in": 4,
-    "plug_in[finite]": 3,
-    "random_scaling": 2,
-    "random_scaling[finite_horizon]": 6,
-    "growing_batches": 5,
-    "equal_batches": 7,
-    "oracle": 0,
-}
-_FREE = (1, 4, 2, 3, 5, 6, 7, 0)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 GREY, _BAND = "#808080", "#EFEFEF"
 DASHES, DOTS = (0, (4, 3)), (0, (1, 2))
 _PANEL, _LEGEND, _NOTE = (3.3, 2.5), 1.4, 0.25  # inches
@@ -129,26 +114,9 @@ def looks(schedules: Iterable[str]) -> dict[str, Look]:
 
 
 def method_looks(methods: Iterable[str]) -> dict[str, Look]:
-    """Return looks by method: those of `METHODS` have fixed ones."""
+    """Return looks by method, the same in every figure (`colour_numbers`)."""
     names = list(methods)
     return {name: _look(i) for name, i in zip(names, colour_numbers(names), strict=True)}
-
-
-def colour_numbers(methods: Sequence[str]) -> list[int]:
-    """Return the place of each method in `COLOURS`; from 8 on colours come again, with other markers.
-
-    >>> colour_numbers(["mine", "plug_in", "random_scaling[paper]", "one_step"])
-    [3, 4, 2, 1]
-    """
-    found = {name: METHODS[name] for name in methods if name in METHODS}
-    for name in methods:
-        number = METHODS.get(name.partition("[")[0])
-        if name not in found and number is not None and number not in found.values():
-            found[name] = number
-    for name in methods:
-        order = (8 * turn + i for turn in range(len(methods)) for i in _FREE)
-        found.setdefault(name, next(i for i in order if i not in found.values()))
-    return [found[name] for name in methods]
 
 
 def _look(i: int) -> Look:

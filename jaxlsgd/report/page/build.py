@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxlsgd.analysis.measures import truth_notes, warns_of_truth
-from jaxlsgd.core.display import Table
+from jaxlsgd.core.display import Table, colour_numbers
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.core.storage import check_output
-from jaxlsgd.report import comparison, style, tables
+from jaxlsgd.report import comparison, tables
 from jaxlsgd.report.page.data import Columns, Failures, Pairs, detail, sizes
 from jaxlsgd.report.page.provenance import Digest, imports, provenance, shown_path, study_file
 from jaxlsgd.report.page.text import MOST_CELLS, Entry, Headline, headline, question, unambiguous
@@ -277,7 +277,7 @@ def collect(results: Results) -> dict[str, Any]:
             "partial": "" if state["complete"] else state["text"],
             "methods": shown,
             "methodNames": methods,
-            "colours": style.colour_numbers(methods),
+            "colours": colour_numbers(methods),
             "schedules": [part.name for part in study.schedules],
             "problems": [part.name for part in study.problems],
             "algorithms": [part.name for part in study.algorithms],
