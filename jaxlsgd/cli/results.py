@@ -298,7 +298,8 @@ def _add_plot(verbs: Verbs) -> None:
     text = "plot coverage, length and error against rounds (needs the extra 'plots')"
     examples = (
         "jaxlsgd plot results --out figures\n"
-        "jaxlsgd plot results --figure tradeoff --format pdf --width column"
+        "jaxlsgd plot results --figure tradeoff --format pdf --width column\n"
+        "jaxlsgd plot results --figure coverage --level 0.9 --coordinate 'x[2]'"
     )
     parser = add_verb(verbs, "plot", plot, text, examples)
     parser.add_argument("directory", metavar="DIR")
@@ -314,10 +315,14 @@ def _add_plot(verbs: Verbs) -> None:
         default="column",
         help="of --figure (default: column)",
     )
+    parser.add_argument("--level", type=share, help="of --figure (default: the first)")
+    parser.add_argument("--coordinate", metavar="NAME", help="of --figure (default: the first)")
 
 
 def plot(arguments: argparse.Namespace) -> int:
     """Draw all cells."""
+    if not arguments.figure and (arguments.level or arguments.coordinate):
+        raise ValueError("--level, --coordinate: must be given with --figure")
     rows = read_rows(arguments.directory, arguments.cell)
     try:
         import matplotlib  # noqa: F401
@@ -330,7 +335,8 @@ def plot(arguments: argparse.Namespace) -> int:
     if not arguments.out:
         refuse_link(out)
     if arguments.figure:
-        look = {"format": arguments.format, "width": arguments.width}
+        names = ("format", "width", "level", "coordinate")
+        look = {name: getattr(arguments, name) for name in names}
         print(figures.save_for_print(rows, out, arguments.figure, **look))
         return 0
     for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory)):

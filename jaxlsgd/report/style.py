@@ -26,7 +26,7 @@ DASHES, DOTS = (0, (4, 3)), (0, (1, 2))
 _PANEL, _LEGEND, _NOTE = (3.3, 2.5), 1.4, 0.25  # inches
 # Ticks of a decade, by the ratio of an axis's ends that they are for.
 _LOG_TICKS = (
-    (7, (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)),
+    (12, (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)),
     (50, (1.0, 2.0, 5.0)),
     (1000, (1.0, 3.0)),
     (math.inf, (1.0,)),
