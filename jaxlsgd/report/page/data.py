@@ -154,9 +154,9 @@ class Columns:
         for name, rows in cell.methods.items():
             found = measures(rows, cell.truth[name], self.most_coordinates)
             # As the script has them, so that it writes the same digits.
-            four = [float(np.float32(found[key][-1, 0, 0])) for key in _LAST]
-            count = len(cell.coordinates[name])
-            self.views[-1][name] = View(*four, int(rows.ok[-1].sum()), count)
+            p, error, length, spread = (float(np.float32(found[x][-1, 0, 0])) for x in _LAST)
+            count, n = len(cell.coordinates[name]), int(rows.ok[-1].sum())
+            self.views[-1][name] = View(p, error, length, spread, n, count)
             self._put("last", {key: found[key][-1] for key in _LAST})
             order = {key: np.moveaxis(found[key][at], 0, -1) for key in ("coverage", "length")}
             self._put("path", order)
