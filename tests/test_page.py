@@ -180,6 +180,12 @@ def test_a_mean_over_coordinates_has_the_error_of_dependent_ones():
     found = data.measures(rows, np.zeros(5), 5)
     same = found["coverage_mcse"][0, 0]
     assert same[0] == pytest.approx(same[1], rel=1e-12)  # five that are one tell no more
+    thirds = dataclasses.replace(
+        rows, estimate=np.where(np.arange(5) < 3, 9.0, 0.0) + 0 * error[None]
+    )
+    assert (
+        data.measures(thirds, np.zeros(5), 5)["coverage_mcse"][0, 0, 0] == 0
+    )  # 2 of 5 in every run
     apart = dataclasses.replace(rows, estimate=rng.normal(size=(1, 400, 5)))
     other = data.measures(apart, np.zeros(5), 5)["coverage_mcse"][0, 0]
     assert other[0] == pytest.approx(other[1] / math.sqrt(5), rel=0.2)  # independent ones do

@@ -96,6 +96,7 @@ def measures(rows: MethodRows, truth: FloatArray | None, most: int) -> dict[str,
     n = np.maximum(ok.sum(-2), 1)
     coverage = mean(hits, ok)
     spread = mean((hits - coverage[..., None, :]) ** 2, ok)
+    spread = np.where(spread < 1e-12, 0.0, spread)  # the same in every replication, up to rounding
     return {
         "coverage": coverage,
         "coverage_mcse": np.where(n > 1, np.sqrt(spread / n), np.nan),
