@@ -600,7 +600,9 @@ def _print_note(rows: Sequence[Row], kind: str, width: str) -> str:
         f"Bars: {_BARS[kind]}. Hollow: coverage more than 2 standard errors from its level."
     )
     if kind == "tradeoff":
-        text += " Numbers sent: models, and the gradients and Hessians that a method needs."
+        text += (
+            " Numbers sent: per client, models and the gradients and Hessians that a method needs."
+        )
     elif any(100 * row["coverage"] < _lowest(row["level"]) for row in rows):
         text += f" {style.BELOW}"
     return textwrap.fill(text, 74 if width == "column" else 160)
