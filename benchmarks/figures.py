@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.report.style import matplotlib, styled
+from jaxlsgd.report.style import matplotlib, plain_log, styled
 
 INK, RIVAL, FLOOR, GREY = "#0072B2", "#E69F00", "#009E73", "#808080"
 JOBS = {"NumPy": RIVAL, "engine": INK, "drawing": FLOOR}
@@ -39,34 +39,26 @@ def throughput(raw: Mapping[str, Any], path: Path) -> None:
 
 
 @styled
-def cores(raw: Mapping[str, Any], path: Path) -> None:
-    """Draw how much faster all cores are than one."""
-    figure, axis = _figure(5.0, 2.4)
-    times: Times = raw["seconds"]
-    gains = [_paired(each["one"], each["all"]) for each in times.values()]
-    axis.bar(range(len(times)), gains, 0.5, color=INK)
-    axis.axhline(raw["cores"], color=GREY, linewidth=0.8, linestyle="--")
-    axis.set_xticks(range(len(times)), list(times))
-    axis.set_ylabel(f"{raw['cores']} cores over one")
-    _save(figure, path)
-
-
-@styled
 def scaling(raw: Mapping[str, Any], path: Path) -> None:
     """Draw time against every size on logarithmic axes, beside a line of slope 1."""
     axes_of = {name: each for name, each in raw.items() if name != "bytes"}
-    figure, axes = _figure(2.3 * len(axes_of), 2.5, len(axes_of))
-    for axis, (name, times) in zip(np.atleast_1d(axes), axes_of.items(), strict=True):
+    lines = -(-len(axes_of) // 3)
+    figure, axes = _figure(7.5, 2.4 * lines, min(3, len(axes_of)), lines)
+    flat = np.ravel(axes)
+    for axis, (name, times) in zip(flat, axes_of.items(), strict=False):
         sizes = np.array([int(size.lstrip("C")) for size in times], float)
         values = np.array([statistics.median(each) for each in times.values()])
         axis.loglog(sizes, values, "o-", color=INK)
         if name != "local steps E":
             axis.loglog(sizes, values[-1] * sizes / sizes[-1], color=GREY, linewidth=0.8)
         axis.set_xlabel(name)
-        axis.set_xticks(sizes, [f"{size:g}" for size in sizes], minor=False)
-        axis.minorticks_off()
-        axis.tick_params(axis="x", labelrotation=45)
-    np.atleast_1d(axes)[0].set_ylabel("seconds")
+        plain_log(axis.yaxis)
+        axis.set_xticks(sizes, [f"{size:,g}" for size in sizes], minor=False)
+        axis.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    for axis in flat[len(axes_of) :]:
+        axis.set_visible(False)
+    for axis in flat[::3]:
+        axis.set_ylabel("seconds")
     _save(figure, path)
 
 
@@ -90,7 +82,7 @@ def methods(raw: Mapping[str, Any], path: Path) -> None:
     _save(figure, path)
 
 
-DRAWN = {"throughput": throughput, "cores": cores, "scaling": scaling, "methods": methods}
+DRAWN = {"throughput": throughput, "scaling": scaling, "methods": methods}
 
 
 def draw(results: Mapping[str, Any], directory: Path) -> list[Path]:
@@ -108,11 +100,11 @@ def _paired(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(np.divide(above, below).tolist())
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+def _figure(width: float, height: float, columns: int = 1, lines: int = 1) -> tuple[Any, Any]:
     matplotlib().use("Agg")
     import matplotlib.pyplot as plt
 
-    return plt.subplots(1, columns, figsize=(width, height), layout="constrained")
+    return plt.subplots(lines, columns, figsize=(width, height), layout="constrained")
 
 
 def _save(figure: Any, path: Path) -> None:

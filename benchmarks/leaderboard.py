@@ -17,6 +17,7 @@ import argparse
 import datetime
 import math
 import os
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -321,19 +322,21 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     algorithms = columns()
-    figure = Figure(figsize=(12.8, 7.2), layout="constrained")
-    axes = figure.subplots(2, len(algorithms) // 2, sharex=True, sharey=True).ravel()
-    images = [_panel(axis, rows, name) for axis, name in zip(axes, algorithms, strict=True)]
-    figure.colorbar(images[-1], ax=list(axes), label="lowest coverage, %", pad=0.01, fraction=0.02)
+    figure = Figure(
+        figsize=(9.6, 9.4), layout="constrained"
+    )  # three panels side by side, to be read in a page
+    axes = figure.subplots(3, 3, sharey=True).ravel()
+    images = [_panel(axis, rows, name) for axis, name in zip(axes, algorithms, strict=False)]
+    axes[-1].set_axis_off()
+    place = axes[-1].inset_axes((0.2, 0.1, 0.07, 0.8))
+    figure.colorbar(images[-1], cax=place, label="lowest coverage, %")
     horizons = " and ".join(f"{t:,}" for t in sorted({row["num_steps"] for row in rows}))
-    figure.suptitle(
-        f"95 % intervals: lowest coverage over {', '.join(unique(rows, 'schedule'))} at t_T = {horizons}, and median length over an "
-        f"efficient one's.\nBold: within {NEAR} points of 95 % everywhere, up to three standard errors.",
-        x=0.01,
-        ha="left",
-        fontsize=10,
+    text = (
+        f"95 % intervals: lowest coverage over {', '.join(unique(rows, 'schedule'))} at t_T = {horizons}, and median "
+        f"length over an efficient one's. Bold: within {NEAR} points of 95 % everywhere, up to three standard errors."
     )
-    figure.savefig(path, dpi=150)
+    figure.suptitle(textwrap.fill(text, 105), x=0.01, ha="left", fontsize=10.5)
+    figure.savefig(path, dpi=170)
 
 
 def _panel(axis: Any, rows: Sequence[Row], algorithm: str) -> Any:
@@ -344,7 +347,7 @@ def _panel(axis: Any, rows: Sequence[Row], algorithm: str) -> Any:
         here = [row for row in rows if (row["method"], row["problem"], row["algorithm"]) == at]
         lowest[i, j] = min(row["coverage"] for row in here)
         length = np.median([row["over_efficient"] for row in here])
-        kind = {"ha": "center", "va": "center", "fontsize": 8.5}
+        kind = {"ha": "center", "va": "center", "fontsize": 9.5}
         kind |= {"color": "white" if lowest[i, j] < 75 else "black"}
         kind |= {"fontweight": "bold" if all(map(keeps, here)) else "normal"}
         axis.text(j, i, f"{lowest[i, j]:.0f} %\n{length:.2f} ×", **kind)

@@ -227,48 +227,59 @@ def _headline(rows: Sequence[Row]) -> list[str]:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw length and coverage against numbers sent, at t_T = 5,000."""
-    from matplotlib import pyplot as plt
+    from jaxlsgd.report import style
 
-    looks = {
-        "random_scaling[schedule]": ("average, random scaling: no Hessians", "#009E73", "v"),
-        "plug_in": ("average, plug-in", "#D55E00", "s"),
-        "plug_in[finite]": ("average, plug-in, finite horizon", "#E69F00", "^"),
-        "one_step": ("one-step", "#0072B2", "o"),
+    labels = {
+        "random_scaling[schedule]": "average, random scaling: no Hessians",
+        "plug_in": "average, plug-in",
+        "plug_in[finite]": "average, plug-in, finite horizon",
+        "one_step": "one-step",
     }
-    chosen = [
-        r for r in rows if r["case"] == "paper" and r["num_steps"] == 5_000 and r["method"] in looks
-    ]
-    figure, axes = plt.subplots(
-        2, 2, figsize=(9, 5.6), sharex=True, sharey="row", layout="constrained"
-    )
-    for column, problem in enumerate(("linear", "logistic")):
-        mine = [row for row in chosen if row["problem"] == problem]
-        for method, (label, color, marker) in looks.items():
-            line = sorted((r for r in mine if r["method"] == method), key=lambda r: r["num_rounds"])
-            x = [100 * r["sent_over_c1"] for r in line]
-            style = {"color": color, "marker": marker, "label": label}
-            axes[0][column].plot(x, [r["length_over_oracle"] for r in line], **style)
-            errors = [196 * r["mcse"] for r in line]
-            y = [100 * r["coverage"] for r in line]
-            axes[1][column].errorbar(x, y, errors, capsize=3, **style)
-        for row in (r for r in mine if r["method"] == "plug_in[finite]"):
-            place = (100 * row["sent_over_c1"], row["length_over_oracle"])
-            axes[0][column].annotate(
-                row["schedule"], place, (6, 2), textcoords="offset points", fontsize=8
-            )
-        axes[0][column].set_title(f"{problem.capitalize()} regression")
-        axes[1][column].axhline(95, color="grey", linewidth=0.8)
-        axes[1][column].set_xlabel("Numbers sent per client, % of plain Local SGD's under C1")
-    axes[0][0].set_ylabel("Length / oracle length")
-    axes[1][0].set_ylabel("Coverage (%)")
-    axes[0][0].set_xscale("log")
-    ticks = [10, 20, 50, 100, 200, 500]
-    axes[0][0].set_xticks(ticks, [str(tick) for tick in ticks])
-    axes[0][0].set_xlim(10, 800)
-    axes[0][0].set_ylim(0.9, 2.6)
-    handles = axes[1][1].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(path, dpi=160)
+    looks = style.method_looks(labels)
+    chosen = [r for r in rows if r["case"] == "paper" and r["num_steps"] == 5_000]
+    with style.matplotlib().rc_context(style.SCREEN):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 5.8), layout="constrained")
+        axes = figure.subplots(2, 2, sharex=True, sharey="row")
+        for column, problem in enumerate(("linear", "logistic")):
+            mine = [r for r in chosen if r["problem"] == problem]
+            axes[1][column].axhline(95, color=style.GREY, linewidth=0.8)
+            for method, look in looks.items():
+                line = [r for r in mine if r["method"] == method]
+                line.sort(key=lambda r: r["num_rounds"])
+                x = [100 * r["sent_over_c1"] for r in line]
+                kind = {"color": look.color, "marker": look.marker, "label": labels[method]}
+                axes[0][column].plot(x, [r["length_over_oracle"] for r in line], **kind)
+                errors = [196 * r["mcse"] for r in line]
+                y = [100 * r["coverage"] for r in line]
+                axes[1][column].errorbar(x, y, errors, capsize=3, **kind)
+                if method == "plug_in[finite]":  # whose line is above the others
+                    _name_schedules(axes[0][column], line)
+            axes[0][column].set_title(f"{problem.capitalize()} regression")
+            axes[1][column].set_xlabel("Numbers sent per client, % of plain Local SGD's under C1")
+        axes[0][0].set_ylabel("Length / oracle length")
+        axes[1][0].set_ylabel("Coverage (%)")
+        axes[0][0].set_xscale("log")
+        ticks = [10, 20, 50, 100, 200, 500]
+        axes[0][0].set_xticks(ticks, [str(tick) for tick in ticks])
+        axes[0][0].minorticks_off()
+        axes[0][0].set_xlim(10, 800)
+        axes[0][0].set_ylim(0.9, 2.6)
+        handles = axes[1][1].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False)
+        figure.savefig(path, dpi=160)
+
+
+def _name_schedules(axis: Any, line: Sequence[Row]) -> None:
+    """Write the schedules to the right of a line that falls to the right, each with a white edge."""
+    from matplotlib.patheffects import withStroke
+
+    how = {"textcoords": "offset points", "fontsize": 8, "ha": "left", "va": "bottom"}
+    for row in line:
+        place = (100 * row["sent_over_c1"], row["length_over_oracle"])
+        note = axis.annotate(row["schedule"], place, (5, 3), zorder=5, **how)
+        note.set_path_effects([withStroke(linewidth=3, foreground="white")])
 
 
 def read(path: Path, replications: int, seed: int) -> list[Row]:

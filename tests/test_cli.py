@@ -222,6 +222,11 @@ def test_version(capsys) -> None:
     assert project["version"] == jaxlsgd.__version__
 
 
+def test_the_papers_horizons_are_listed(capsys) -> None:
+    code, out, _ = run(capsys, "reproduce", "--help")
+    assert code == 0 and "5000 10000 20000 40000" in " ".join(out.split())
+
+
 def test_kinds_are_listed_with_their_arguments(capsys) -> None:
     code, out, _ = run(capsys, "kinds")
     assert code == 0
@@ -231,6 +236,19 @@ def test_kinds_are_listed_with_their_arguments(capsys) -> None:
     after = lines[lines.index(next(line for line in lines if line.startswith("  fedprox:"))) + 1]
     assert after.strip() == "mu"
     assert "      beta, scale = 1.0, allow_outside_theory = False" in lines
+    order = [line.strip() for line in lines if line[:1] not in ("", " ")]
+    assert order[:4] == [
+        "problems",
+        "schedules",
+        "methods",
+        "algorithms",
+    ]  # as a study file has them
+    for role, first in {
+        "problems": "linear",
+        "methods": "one_step",
+        "algorithms": "local_sgd",
+    }.items():
+        assert lines[lines.index(role) + 1].startswith(f"  {first}: ")
     for kind in ("linear", "paper-logistic", "plug_in", "random_scaling", "local_sgd", "custom"):
         assert any(line.startswith(f"  {kind}: ") for line in lines), kind
 

@@ -253,7 +253,7 @@ def test_numbers_sent_are_kept_with_the_rows(tmp_path):
 def test_the_trade_off_is_drawn_against_numbers_sent(tmp_path):
     cells = [fake_cell(name, num_steps=100 * steps) for name, steps in (("C1", 1), ("C5", 5))]
     text = figures.save_for_print(cells, tmp_path, "tradeoff", format="svg").read_text()
-    assert "Numbers sent per client / Local SGD's under C1" in text
+    assert "Numbers sent / Local SGD's under C1" in text
     silent = [dataclasses.replace(cell, numbers_sent={}, sent_under_c1=()) for cell in cells]
     with pytest.raises(ValueError, match="figure: must be one that the rows can draw"):
         figures.save_for_print(silent, tmp_path, "tradeoff")

@@ -36,6 +36,43 @@ def test_a_figure_has_the_width_that_was_asked_for(cells, tmp_path, figure, widt
         assert np.all(edge[..., :3] == 1)
 
 
+def test_a_figure_of_a_level_and_a_coordinate(tmp_path):
+    cells = [fake_cell(name, levels=(0.95, 0.8)) for name in ("C1", "C5")]
+    chosen = {"level": 0.8, "coordinate": "x[1]"}
+    path = save_for_print(cells, tmp_path, "coverage", format="svg", **chosen)
+    assert path.name == "coverage_column_80_x-1-.svg"
+    text = path.read_text("utf-8")
+    assert "x[1], 80 % intervals" in text
+    for wrong, said in (
+        ({"level": 0.5}, "level: must be one of"),
+        ({"coordinate": "y"}, "coordinate: must be"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            save_for_print(cells, tmp_path, "coverage", **wrong)
+
+
+def test_what_is_left_out_is_said_before_anything_is_drawn(tmp_path, monkeypatch, caplog):
+    cells = [fake_cell("C1", problem=f"p{i}", saves=3) for i in range(4)]
+    drawn = []
+    monkeypatch.setattr(
+        style, "save", lambda figure, stem: drawn.append(len(caplog.records)) or [stem]
+    )
+    figures.save_all(cells, tmp_path, most=2)
+    assert drawn == [1, 1]
+    (said,) = caplog.messages
+    assert said.startswith("the first 2 of 7 figures will be drawn, not l2_error, rounds_p0_1000, ")
+
+
+def test_a_method_has_one_colour_whatever_is_beside_it():
+    alone = style.method_looks(["one_step"])["one_step"]
+    for others in (["plug_in"], ["plug_in", "plug_in[finite]", "random_scaling", "mine"]):
+        found = style.method_looks([*others, "one_step"])
+        assert found["one_step"] == alone
+        assert len({look.color for look in found.values()}) == len(found)
+    many = style.method_looks([f"m{i}" for i in range(12)])
+    assert len({look[:2] for look in many.values()}) == 12
+
+
 @pytest.mark.parametrize("format", ["pdf", "svg"])
 def test_the_same_rows_give_the_same_bytes(cells, tmp_path, format):
     one = save_for_print(cells, tmp_path / "a", "tradeoff", format=format)

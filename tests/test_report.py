@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -193,6 +194,74 @@ def test_latex_is_escaped_and_balanced():
     bare = re.sub(r"\\[\\%_{}&$#]", "", text)
     assert bare.count("{") == bare.count("}")
     assert not re.search(r"(?<!\\)[_#]", text.split("\n", 1)[1])
+
+
+def test_latex_is_for_a_paper():
+    cells = [fake_cell(f"E = {i}", seed=i) for i in range(1, 30)]
+    long = tables.render(cells, "latex")
+    assert "Cost of" not in long and "Left out" not in long
+    assert long.count(r"\begin{longtable}") == 1 and long.count(r"\endhead") == 1
+    short = tables.render(cells[:4], "latex", across=True)
+    assert (
+        r"\begin{tabular}{lrr}" in short
+        and r"schedule & plug\_in & random\_scaling[paper] \\" in short
+    )
+    assert short.count(r"\toprule") == short.count(r"\bottomrule") == 1
+
+
+def test_methods_across_have_the_numbers_of_the_long_table(cells):
+    text = tables.render(cells, across=True, measures=["coverage", "length"])
+    for measure in ("coverage %", "length"):
+        assert f"{measure}: problem linear" in text
+    long = tables.tabulate(
+        [r for c in cells for r in measures.summarise(c, last_only=True) if r["coordinate"] == "x[0]"],
+        ("schedule", "method"), ("coverage",), (),
+    )  # fmt: skip
+    first = text.split("length: ")[0]
+    for schedule, method, coverage in long.lines:
+        line = next(x for x in first.splitlines() if x.startswith(schedule))
+        assert coverage in line, method
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex, with booktabs")
+def test_latex_compiles_and_stays_between_the_margins(tmp_path):
+    names = {"problem": "logistic", "levels": (0.9, 0.95)}
+    cells = [fake_cell(f"P({i}/40)", seed=i, **names) for i in range(1, 30)]
+    cells += [fake_cell("C1", seed=40, diverged=3, **names)]
+    parts = [tables.render(cells, "latex", across=across) for across in (False, True)]
+    parts.append(tables.render(cells[:3], "latex"))
+    body = "\n\\clearpage\n".join(parts)
+    head = "\\documentclass{article}\n\\usepackage{booktabs,longtable}\n\\begin{document}\n"
+    (tmp_path / "a.tex").write_text(f"{head}{body}\\end{{document}}\n", encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-800:]
+    for wrong in ("Overfull", "Float too large"):
+        assert wrong not in done.stdout
+
+
+def test_parts_of_a_table_have_the_same_columns():
+    # Rounds vary in the first part and not in the second: they are a column of both.
+    cells = [fake_cell(name, problem=p) for p in ("p", "q") for name in ("C1", "C5")]
+    cells[1] = dataclasses.replace(cells[1], num_rounds=50, save_at=(50,))
+    parts = [
+        [r for c in part for r in measures.summarise(c, last_only=True)]
+        for part in (cells[:2], cells[2:])
+    ]
+    found = tables._alike(parts, ())
+    assert found[0].header == found[1].header and "rounds" in found[0].header
+
+
+def test_the_algorithm_is_named_in_all_parts_of_a_table():
+    long = "a problem with a name that is long enough to cut the table"
+    cells = [
+        fake_cell(f"{long[:30]} {i}", algorithm=x)
+        for i in range(2)
+        for x in ("local_sgd", "fedprox")
+    ]
+    cells += [dataclasses.replace(cell, problem=long) for cell in cells]
+    titles = [line for line in tables.render(cells).splitlines() if line.startswith("problem")]
+    assert len(titles) > 1 and all("algorithm" in line for line in titles), titles
 
 
 def test_a_negative_number_gets_a_real_minus_in_latex():

@@ -469,6 +469,22 @@ def test_a_planted_difference_is_found():
     assert f"largest |z| {0.02 / error:.1f}" in verdict[0]
 
 
+def test_a_coverage_of_a_hundred_per_cent_has_an_error():
+    table = printed.study_table("table3")
+    cell = printed_cell(table, "C1", 5_000)
+    full = {
+        name: dataclasses.replace(rows, estimate=np.zeros_like(rows.estimate))
+        for name, rows in cell.methods.items()
+    }
+    found = experiments.study_sheet("table3", [dataclasses.replace(cell, methods=full)])
+    # Wilson's lower limit of 1,000 out of 1,000 is 1/(1 + 1.96²/1,000).
+    low = 100 / (1 + 1.959964**2 / 1000)
+    assert found.tables[0].lines[0][1] == f"100.00[{low:.1f}, 100.0]"
+    assert any("Wilson intervals" in note for note in found.tables[-1].notes)
+    error = math.hypot((100 - low) / 3.92, 0.641)
+    assert found.rows[0]["z_coverage"] == pytest.approx((100 - 95.7) / error, rel=1e-3)
+
+
 def test_judged_counts_and_finds_the_largest():
     assert tables.judged([("a", 1.0), ("b", -5.0), ("c", None)]) == (1, 2, "b", -5.0)
     assert tables.judged([]) == (0, 0, None, 0.0)

@@ -83,8 +83,9 @@ def test_what_is_kept_of_it_is_the_same_study():
     assert kept.problems[0].built().made.dim == 2
     written = Study.from_dict(tomllib.loads(study_file(asked)))
     assert written.problems == asked.problems
-    assert "(minibatch): 2 parameters, 4 clients, problem linear, size 3" in str(
-        question(asked, {}, ())
+    assert (
+        "(minibatch): 2 parameters, 4 clients, equal client weights, problem linear, size 3"
+        in str(question(asked, {}, ()))
     )
     assert asked.problems[0].plain()["arguments"]["problem"]["num_clients"] == 4
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.cli._common import Verbs, add_import, add_verb, load_imports, share
+from jaxlsgd.cli._common import Verbs, add_import, add_verb, load_imports, positive, share
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.storage import check_output
 
@@ -103,7 +104,7 @@ def _add_table(verbs: Verbs) -> None:
         "jaxlsgd table results --method one_step plug_in --sort coverage\n"
         "jaxlsgd table results --coordinate all --measure coverage bias rmse\n"
         "jaxlsgd table results --differences --schedule C5\n"
-        "jaxlsgd table results --format latex > table.tex"
+        "jaxlsgd table results --format latex --across > table.tex"
     )
     parser = add_verb(verbs, "table", table, text, examples)
     parser.add_argument("directory", metavar="DIR")
@@ -130,6 +131,11 @@ def _add_table(verbs: Verbs) -> None:
         help="measures to show, in this order",
     )
     parser.add_argument(
+        "--across",
+        action="store_true",
+        help="methods as columns, a table per measure (coverage, if none is named)",
+    )
+    parser.add_argument(
         "--differences",
         action="store_true",
         help="paired differences from the first schedule and method of each setting instead",
@@ -145,6 +151,8 @@ def table(arguments: argparse.Namespace) -> int:
 
     if arguments.differences and arguments.measure:
         raise ValueError("--measure: must not be given with --differences")
+    if arguments.across and (arguments.differences or arguments.format in ("csv", "json")):
+        raise ValueError("--across: must not be given with --differences, csv or json")
     if arguments.descending and arguments.sort is None:
         raise ValueError("--descending: must be given with --sort")
     rows = read_rows(arguments.directory)
@@ -162,7 +170,9 @@ def table(arguments: argparse.Namespace) -> int:
     if arguments.differences:
         text = tables.render_differences(rows, arguments.format, **how)
     else:
-        text = tables.render(rows, arguments.format, measures=arguments.measure, **how)
+        text = tables.render(
+            rows, arguments.format, measures=arguments.measure, across=arguments.across, **how
+        )
     sys.stdout.write(text.rstrip("\n") + "\n")
     return 0
 
@@ -288,7 +298,8 @@ def _add_plot(verbs: Verbs) -> None:
     text = "plot coverage, length and error against rounds (needs the extra 'plots')"
     examples = (
         "jaxlsgd plot results --out figures\n"
-        "jaxlsgd plot results --figure tradeoff --format pdf --width column"
+        "jaxlsgd plot results --figure tradeoff --format pdf --width column\n"
+        "jaxlsgd plot results --figure coverage --level 0.9 --coordinate 'x[2]'"
     )
     parser = add_verb(verbs, "plot", plot, text, examples)
     parser.add_argument("directory", metavar="DIR")
@@ -304,10 +315,14 @@ def _add_plot(verbs: Verbs) -> None:
         default="column",
         help="of --figure (default: column)",
     )
+    parser.add_argument("--level", type=share, help="of --figure (default: the first)")
+    parser.add_argument("--coordinate", metavar="NAME", help="of --figure (default: the first)")
 
 
 def plot(arguments: argparse.Namespace) -> int:
     """Draw all cells."""
+    if not arguments.figure and (arguments.level or arguments.coordinate):
+        raise ValueError("--level, --coordinate: must be given with --figure")
     rows = read_rows(arguments.directory, arguments.cell)
     try:
         import matplotlib  # noqa: F401
@@ -320,7 +335,8 @@ def plot(arguments: argparse.Namespace) -> int:
     if not arguments.out:
         refuse_link(out)
     if arguments.figure:
-        look = {"format": arguments.format, "width": arguments.width}
+        names = ("format", "width", "level", "coordinate")
+        look = {name: getattr(arguments, name) for name in names}
         print(figures.save_for_print(rows, out, arguments.figure, **look))
         return 0
     for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory)):
@@ -350,11 +366,19 @@ def _add_report(verbs: Verbs) -> None:
         "write one HTML file with findings, figures and numbers\n\nIt needs no network and nothing "
         "beside it, so that it can be sent or archived. It states whether the study is complete."
     )
-    examples = "jaxlsgd report results\njaxlsgd report new old -o report.html"
+    examples = "jaxlsgd report results\njaxlsgd report new old -o report.html\njaxlsgd report results --watch"
     parser = add_verb(verbs, "report", report, text, examples)
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("other", metavar="OTHER", nargs="?", help="compare with it, cell by cell")
     parser.add_argument("-o", "--out", metavar="FILE", help="default: DIR/report.html")
+    parser.add_argument(
+        "--watch",
+        type=positive,
+        nargs="?",
+        const=30,
+        metavar="SECONDS",
+        help="write it again, and let the browser load it again, while a run is writing (default: 30)",
+    )
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -364,7 +388,16 @@ def report(arguments: argparse.Namespace) -> int:
 
     out = Path(arguments.out or Path(arguments.directory) / "report.html")
     other = Results(arguments.other) if arguments.other else None
-    print(page.write(Results(arguments.directory), out, other))
+    refresh, said = arguments.watch or 0, False
+    while refresh and Results(arguments.directory).running():
+        page.write(Results(arguments.directory), out, other, refresh)
+        if not said:
+            print(
+                f"{out}: open it in a browser; it is written again every {refresh} s while the run writes"
+            )
+        said = True
+        time.sleep(refresh)
+    print(page.write(Results(arguments.directory), out, other))  # the last one stays as it is
     return 0
 
 

@@ -46,6 +46,16 @@ _HOW_TO_NAME = """
 In a study file, give a name alone, or a table with arguments:
   problems = ["paper-linear", {kind = "linear", dim = 5, num_clients = 10, gamma0 = 0.5}]
   schedules = ["C5", {family = "power", beta = "1/4"}]"""
+# As a study file has them, each with its usual kinds first; the others follow.
+_KINDS_IN_ORDER = {
+    "problem": (
+        *("linear", "logistic", "regression", "multinomial", "instrumental", "drifting"),
+        *("paper-linear", "paper-logistic", "minibatch"),
+    ),
+    "schedule": ("constant", "power", "logarithmic", "iterated_logarithmic", "custom"),
+    "method": ("one_step", "plug_in", "random_scaling"),
+    "algorithm": ("local_sgd", "participation", "client_dropout", "stragglers", "fedprox"),
+}
 # Ctrl-C, the end of a batch job, a closed terminal, and SLURM's optional warning before the end.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _TEMPLATES = {False: "template.toml", True: "paper.toml"}
@@ -102,9 +112,10 @@ def kinds(arguments: argparse.Namespace) -> int:
     from jaxlsgd.core import registry
     from jaxlsgd.study import imports  # noqa: F401  registers the kinds of the package
 
-    for role in registry.ROLES:
+    for role, first in _KINDS_IN_ORDER.items():
         print(f"{role}s")
-        for kind in registry.kinds(role).values():
+        known = registry.kinds(role)
+        for kind in (known[name] for name in dict.fromkeys((*first, *known))):
             print(f"  {kind.name}: {kind.summary}")
             if takes := kind.signature():
                 print(textwrap.indent(textwrap.fill(takes, 94), " " * 6))
@@ -442,7 +453,8 @@ def _add_reproduce(verbs: Verbs) -> None:
         nargs="+",
         default=HORIZONS,
         metavar="STEPS",
-        help="observations per client t_T; figures use at most the largest (default: the paper's)",
+        help="observations per client t_T; figures use at most the largest (default: the paper's, "
+        f"{' '.join(map(str, HORIZONS))})",
     )
     parser.add_argument(
         "--seed", type=integer(0, 2**32 - 1), default=0, help="seed of all draws (default 0)"

@@ -1,4 +1,4 @@
-"""Format numbers, tables and text for people: in a terminal, a notebook, Markdown or LaTeX."""
+"""Format numbers, tables and text for people, in a terminal, a notebook, Markdown or LaTeX; colours of methods."""
 
 from __future__ import annotations
 
@@ -12,6 +12,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 WIDTH = 100  # of a table as text
+LATEX_LINES = 40  # that fit on a page below a caption
+# Okabe and Ito's palette, distinct with any colour vision; without yellow, which is faint on white.
+COLOURS = ("#000000", "#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F7F")
+# The colour of a method by its place above, in every figure and on the page; a variant that is not named
+# has its family's if that is free, and other methods take what is left, in the order of `_FREE`.
+METHOD_COLOURS = {
+    "one_step": 1,
+    "plug_in": 4,
+    "plug_in[finite]": 3,
+    "random_scaling": 2,
+    "random_scaling[finite_horizon]": 6,
+    "growing_batches": 5,
+    "equal_batches": 7,
+    "oracle": 0,
+}
+_FREE = (1, 4, 2, 3, 5, 6, 7, 0)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 
 
 def fraction(value: Any) -> Any:
@@ -87,6 +104,23 @@ def p_value(p: float, least: float = 1e-15) -> str:
     """
     least = max(least, 1e-15)
     return f"<{least:g}" if p <= least else f"{p:.3g}"
+
+
+def colour_numbers(methods: Sequence[str]) -> list[int]:
+    """Return the place of each method in `COLOURS`; from 8 on colours come again, with other markers.
+
+    >>> colour_numbers(["mine", "plug_in", "random_scaling[paper]", "one_step"])
+    [3, 4, 2, 1]
+    """
+    found = {name: METHOD_COLOURS[name] for name in methods if name in METHOD_COLOURS}
+    for name in methods:
+        number = METHOD_COLOURS.get(name.partition("[")[0])
+        if name not in found and number is not None and number not in found.values():
+            found[name] = number
+    for name in methods:
+        order = (8 * turn + i for turn in range(len(methods)) for i in _FREE)
+        found.setdefault(name, next(i for i in order if i not in found.values()))
+    return [found[name] for name in methods]
 
 
 def align(lines: Sequence[Sequence[str]], left: Collection[int] = ()) -> str:
@@ -176,15 +210,33 @@ class Table(NamedTuple):
         return "\n".join([*title, *(f"| {' | '.join(x)} |" for x in padded), *notes]) + "\n"
 
     def latex(self) -> str:
-        """Return a booktabs table; it needs `\\usepackage{booktabs}` and nothing else."""
+        """Return a booktabs table; one that is longer than a page is a longtable, which breaks."""
         columns = "".join("l" if i in self.left else "r" for i in range(len(self.header)))
-        rows = [" & ".join(map(escape_latex, line)) + r" \\" for line in [self.header, *self.lines]]
+        head, *rows = (
+            " & ".join(map(escape_latex, line)) + r" \\" for line in [self.header, *self.lines]
+        )
         parts = [part.rstrip(".") + "." for part in (self.title, *self.notes) if part]
-        caption = " ".join(map(escape_latex, parts))
-        begin = [r"% needs \usepackage{booktabs}", r"\begin{table}[t]", r"\centering"]
-        begin += [rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-        end = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
-        return "\n".join([*begin, rows[0], r"\midrule", *rows[1:], *end])
+        caption = rf"\caption{{{' '.join(map(escape_latex, parts))}}}"
+        narrow = self.width <= 76  # characters of this size between the margins of an article
+        size = r"\footnotesize\setlength{\tabcolsep}{3.5pt}" if narrow else _SCRIPT
+        if len(rows) <= LATEX_LINES:
+            begin = [
+                r"% needs \usepackage{booktabs}",
+                r"\begin{table}[t]",
+                rf"\centering{size}",
+            ]
+            begin += [caption, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
+            end = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+            return "\n".join([*begin, *rows, *end])
+        wide = rf"\multicolumn{{{len(columns)}}}{{r}}{{continued}} \\"
+        begin = [
+            r"% needs \usepackage{booktabs, longtable}",
+            rf"\begingroup{size}",
+        ]
+        begin += [rf"\begin{{longtable}}{{{columns}}}", rf"{caption} \\", r"\toprule", head]
+        begin += [r"\midrule", r"\endfirsthead", r"\toprule", head, r"\midrule", r"\endhead"]
+        begin += [r"\midrule", wide, r"\endfoot", r"\bottomrule", r"\endlastfoot"]
+        return "\n".join([*begin, *rows, r"\end{longtable}", r"\endgroup", ""])
 
     def csv(self) -> str:
         """Return header and lines as CSV; floats keep every digit, None is an empty field."""
@@ -278,6 +330,7 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([|*])", r"\\\1", safe)
 
 
+_SCRIPT = r"\scriptsize\setlength{\tabcolsep}{2.5pt}"
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",

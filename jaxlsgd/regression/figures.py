@@ -9,16 +9,13 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.display import self_shown
+from jaxlsgd.core.display import COLOURS, MARKERS, colour_numbers, self_shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from jaxlsgd.regression.result import TableFit
 
-# Okabe and Ito's, which can be distinguished with any colour vision.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-_MARKERS = ("o", "s", "^", "D")
 _GREY = "#808080"
 
 
@@ -56,6 +53,7 @@ def forest(fit: TableFit, path: Any = None) -> Figure:
     axes = figure.subplots()
     unit = fit.coefficients().std_error
     places = np.arange(len(shown))[::-1]
+    looks = colour_numbers(list(fit.methods))
     for i, name in enumerate(fit.methods):
         estimate, lower, upper = (np.asarray(part)[shown] for part in fit.interval(name))
         size = unit[shown]
@@ -64,8 +62,8 @@ def forest(fit: TableFit, path: Any = None) -> Figure:
             estimate / size,
             places + shift,
             xerr=[(estimate - lower) / size, (upper - estimate) / size],
-            fmt=_MARKERS[i % len(_MARKERS)],
-            color=_COLOURS[i % len(_COLOURS)],
+            fmt=MARKERS[looks[i] % len(MARKERS)],
+            color=COLOURS[looks[i] % len(COLOURS)],
             markersize=4.5,
             linewidth=1.4,
             capsize=2,

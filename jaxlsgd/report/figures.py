@@ -25,7 +25,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import plural
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import style
-from jaxlsgd.report.tables import cells_of
+from jaxlsgd.report.tables import Selection, cells_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +43,7 @@ _BARS = {
     "tradeoff": "1.96 Monte-Carlo standard errors",
 }
 MOST_FIGURES = 12
+_LISTED = 8  # names of figures that are left out
 _MOST_SETTINGS = 6  # problems and algorithms on a page
 Warmup = Callable[[Row], int]  # rounds of warm-up of the cell that a row is from
 PRINTED = ("coverage", "tradeoff")
@@ -498,11 +499,14 @@ def save_all(
     """
     rows = [row for cell in cells_of(source) for row in first_coordinate(cell)]
     figures, paths = list(_figures(rows, warmup)), []
+    if left := [name for name, _ in figures[most:]]:
+        listed = ", ".join(left[:_LISTED]) + (
+            f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
+        )
+        drawn = f"the first {most} of {len(figures)} figures will be drawn"
+        _log.warning("%s, not %s; plot fewer cells for those (--cell PART)", drawn, listed)
     for name, draw in figures[:most]:
         paths += style.save(draw(), Path(directory) / name)
-    if len(figures) > most:
-        drawn = f"the first {most} of {len(figures)} figures are drawn"
-        _log.warning("%s; plot fewer cells for the others (--cell PART)", drawn)
     return paths
 
 
@@ -585,12 +589,13 @@ def save_for_print(
     *,
     format: str = "pdf",
     width: str = "column",
+    level: float | None = None,
+    coordinate: str | None = None,
 ) -> Path:
     """Save one figure in the width of a journal's column or page, in its font size.
 
     Methods differ in colour, marker and line, so that the figure is legible in grey and with any colour
-    vision. A hollow mark is a coverage more than 2 standard errors from its level. The first level and
-    coordinate are drawn.
+    vision. A hollow mark is a coverage more than 2 standard errors from its level.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
@@ -598,9 +603,11 @@ def save_for_print(
       figure: "coverage" by schedule, or "tradeoff", length against the numbers that a client sends.
       format: "pdf", "svg" or "png".
       width: "column" or "page".
+      level: confidence level; the first if None.
+      coordinate: name of a coordinate; the first of each method if None.
 
     Returns:
-      The file, `<figure>_<width>.<format>`.
+      The file, `<figure>_<width>.<format>`, with level and coordinate in its name if they are given.
 
     Example::
 
@@ -609,8 +616,15 @@ def save_for_print(
     checks.choice("figure", figure, PRINTED)
     checks.choice("format", format, PRINT_FORMATS)
     checks.choice("width", width, tuple(style.WIDTHS))
-    first = [row for cell in cells_of(source) for row in first_coordinate(cell)]
-    last = [row for row in first if row["save_round"] == row["num_rounds"]]
+    cells = cells_of(source)
+    chosen = Selection(levels=() if level is None else (level,), coordinate=coordinate)
+    chosen.check(cells)
+    last = [
+        row
+        for cell in cells
+        for row in summarise(cell, last_only=True)
+        if chosen.keeps(row, cell.coordinates[row["method"]][0])
+    ]
     needed = ("coverage",) if figure == "coverage" else ("length", "sent_over_c1")
     known = [
         row
@@ -619,7 +633,9 @@ def save_for_print(
     ]
     if not known:
         raise checks.refusal("figure", "be one that the rows can draw", figure)
-    path = Path(directory) / f"{figure}_{width}.{format}"
+    given = [] if level is None else [f"{100 * level:g}"]
+    given += [] if coordinate is None else [_safe(coordinate)]
+    path = Path(directory) / f"{'_'.join([figure, width, *given])}.{format}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with style.matplotlib().rc_context(style.PRINT):
         # No dates, so that the same rows give the same bytes.
@@ -668,7 +684,9 @@ def _print_note(rows: Sequence[Row], kind: str, width: str) -> str:
         f"Bars: {_BARS[kind]}. Hollow: coverage more than 2 standard errors from its level."
     )
     if kind == "tradeoff":
-        text += " Numbers sent: models, and the gradients and Hessians that a method needs."
+        text += (
+            " Numbers sent: per client, models and the gradients and Hessians that a method needs."
+        )
     elif any(100 * row["coverage"] < _lowest(row["level"]) for row in rows):
         text += f" {style.BELOW}"
     return textwrap.fill(text, 74 if width == "column" else 160)
@@ -719,7 +737,7 @@ def _draw_tradeoff(axis: Axes, rows: Sequence[Row], looks: dict[str, style.Look]
     axis.set(xscale="log")
     style.plain_log(axis.yaxis)
     axis.tick_params(labelbottom=True)
-    axis.set_xlabel("Numbers sent per client / Local SGD's under C1")
+    axis.set_xlabel("Numbers sent / Local SGD's under C1")
 
 
 @style.styled

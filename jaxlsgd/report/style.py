@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from jaxlsgd.core.display import self_shown
+from jaxlsgd.core.display import COLOURS, MARKERS, colour_numbers, self_shown
 from jaxlsgd.schedules import PAPER_SCHEDULES
 
 if TYPE_CHECKING:
@@ -21,15 +21,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Okabe and Ito's palette, distinct with any colour vision; without yellow, which is faint on white.
-COLOURS = ("#000000", "#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F7F")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 GREY, _BAND = "#808080", "#EFEFEF"
 DASHES, DOTS = (0, (4, 3)), (0, (1, 2))
 _PANEL, _LEGEND, _NOTE = (3.3, 2.5), 1.4, 0.25  # inches
 # Ticks of a decade, by the ratio of an axis's ends that they are for.
 _LOG_TICKS = (
-    (7, (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)),
+    (12, (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)),
     (50, (1.0, 2.0, 5.0)),
     (1000, (1.0, 3.0)),
     (math.inf, (1.0,)),
@@ -117,8 +114,9 @@ def looks(schedules: Iterable[str]) -> dict[str, Look]:
 
 
 def method_looks(methods: Iterable[str]) -> dict[str, Look]:
-    """Return looks by method, in their order."""
-    return {name: _look(i) for i, name in enumerate(methods)}
+    """Return looks by method, the same in every figure (`colour_numbers`)."""
+    names = list(methods)
+    return {name: _look(i) for name, i in zip(names, colour_numbers(names), strict=True)}
 
 
 def _look(i: int) -> Look:

@@ -39,6 +39,7 @@ from jaxlsgd.core.display import WIDTH, Table, error_decimals, percent, with_err
 from jaxlsgd.core.rows import CellRows
 
 ALL = "all"
+LATEX_WIDTH = 90  # characters of a table that fits between the margins of an article
 # Fields of a selection, and the columns that they choose by.
 _NAMED = {"problems": "problem", "schedules": "schedule", "methods": "method", "levels": "level"}
 
@@ -116,6 +117,7 @@ SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
 EVERYTHING = Selection()
 # Columns that a text table leaves out to be narrow, in this order, and those it is cut into parts by.
 _SPARED = ("rmse", "bias", "model_se_error", "num_rounds", "why", "n_floored")
+_SPARED_IN_LATEX = ("coverage_all", "n_ok")
 _PARTED = ("problem", "algorithm", "level", "num_steps", "schedule")
 _FOR_PEOPLE = {"text": Table.text, "markdown": Table.markdown, "latex": Table.latex}
 _SHARES = (
@@ -199,6 +201,7 @@ def render(
     measures: Sequence[str] | None = None,
     sort: str | None = None,
     descending: bool = False,
+    across: bool = False,
 ) -> str:
     """Return a study's measures as a table.
 
@@ -208,7 +211,8 @@ def render(
     A coverage whose standard error is 0 has its 95 % Wilson interval in brackets instead. A note gives
     the error of a truth that was estimated, and warns if it is above a tenth of an interval's. Unless
     measures are named, text leaves some out until it fits 100 columns, with a note of which, and is cut
-    into parts if that is not enough.
+    into parts if that is not enough; so does LaTeX, for the text width of an article. LaTeX does not say
+    what methods cost, and breaks a table that is longer than a page (longtable).
 
     CSV and JSON are for programs: every saved round, coordinate and measure in plain columns, a missing
     number as an empty field or null.
@@ -220,6 +224,7 @@ def render(
       measures: names from `jaxlsgd.analysis.measures.MEASURES`; chosen as above if None.
       sort: column to sort by; the order of the study if None.
       descending: whether the largest is first.
+      across: whether methods are columns, for people; one table per measure, coverage if none is named.
 
     Returns:
       The table.
@@ -245,10 +250,17 @@ def render(
     rows = sort_rows(rows, sort, descending)
     if not people:
         return _machine(rows, _plain_columns(measures), format)
-    if format == "text" and measures is None:
-        *parts, last = _narrow(rows)
-        return "\n".join(map(Table.text, (*parts, _with_notes(last, rows))))
-    return _FOR_PEOPLE[format](_with_notes(for_people(rows, measures), rows))
+    if across and rows:
+        found = across_methods(rows, measures, latex=format == "latex")
+    elif format in ("text", "latex") and measures is None:
+        found = _narrow(rows, latex=format == "latex")
+    else:
+        found = [for_people(rows, measures)]
+    notes = (*found[-1].notes, *truth_notes(rows))
+    found[-1] = found[-1]._replace(notes=notes)
+    if format != "latex":  # in a paper they belong into the text
+        found[-1] = with_costs(found[-1], rows)
+    return "\n".join(map(_FOR_PEOPLE[format], found))
 
 
 def _for_format(selection: Selection, people: bool) -> Selection:
@@ -324,17 +336,27 @@ def for_people(
     rows: Sequence[Row],
     measures: Sequence[str] | None = None,
     without: Collection[str] = (),
+    where: Sequence[str] | None = None,
+    columns: Collection[str] = (),
 ) -> Table:
-    """Return rows of the last round as the table that people see, without some of the columns."""
+    """Return rows of the last round as the table that people see.
+
+    Args:
+      rows: of `summarise`.
+      measures: which to show; the usual ones if None.
+      without: columns to leave out.
+      where: columns that identify rows; those that people need if None.
+      columns: what stays a column also if it is the same in every row.
+    """
     failed = any(row["n_failed"] for row in rows)
     floored = ("n_floored",) if any(row["n_floored"] for row in rows) else ()
     shown = tuple(measures or SHOWN)
     if measures is None and failed:
         shown = ("coverage", "coverage_all", *SHOWN[1:])
     causes = ("why",) if failed else ()
-    columns = columns_for_people(rows), shown, ("n_ok", "n_failed", *causes, *floored)
-    where, shown, counts = (tuple(x for x in part if x not in without) for part in columns)
-    table = tabulate([row | {"why": _why(row)} for row in rows], where, shown, counts)
+    parts = where or columns_for_people(rows), shown, ("n_ok", "n_failed", *causes, *floored)
+    named, shown, counts = (tuple(x for x in part if x not in without) for part in parts)
+    table = tabulate([row | {"why": _why(row)} for row in rows], named, shown, counts, columns)
     withheld = withheld_notes(rows) if set(shown) & set(_JUDGED) else []
     return table._replace(notes=(*table.notes, *withheld))
 
@@ -344,37 +366,100 @@ def with_costs(table: Table, rows: Sequence[Row]) -> Table:
     return table._replace(notes=(*table.notes, *cost_notes(rows)))
 
 
-def _with_notes(table: Table, rows: Sequence[Row]) -> Table:
-    """Add notes on the errors of estimated truths, and on what the methods cost."""
-    notes = (*table.notes, *truth_notes(rows))
-    return with_costs(table._replace(notes=notes), rows)
+def _narrow(rows: Sequence[Row], latex: bool = False) -> list[Table]:
+    """Leave measures out until the table fits, and cut it into parts if that is not enough.
 
-
-def _narrow(rows: Sequence[Row]) -> list[Table]:
-    """Leave measures out until the table fits, and cut it into parts if that is not enough."""
-    table, without = for_people(rows), []
-    for name in _SPARED:
-        if table.width <= WIDTH:
+    All parts have the same columns.
+    """
+    width = LATEX_WIDTH if latex else WIDTH
+    counts = {(row["n_ok"], row["n_failed"]) for row in rows}
+    alike = latex and len(counts) == 1 and not any(failed for _, failed in counts)
+    groups = [list(rows)]
+    while True:
+        without = ["n_ok", "n_failed"] if alike else []
+        tables = _alike(groups, without)
+        for name in (*_SPARED, *(_SPARED_IN_LATEX if latex else ())):
+            if max(table.width for table in tables) <= width:
+                break
+            if any(_heading(name) in table.header for table in tables):
+                without.append(name)
+                tables = _alike(groups, without)
+        parted = [name for name in _PARTED if not latex or name != "schedule"]
+        several = [name for name in parted if any(len({r[name] for r in g}) > 1 for g in groups)]
+        if max(table.width for table in tables) <= width or not several:
             break
-        if _heading(name) in table.header:
-            without.append(name)
-            table = for_people(rows, without=without)
-    if left := [_heading(name).removesuffix(" %") for name in without if name in SHOWN]:
-        more = f"Left out for width: {', '.join(left)}. Name measures to see them (--measure)."
-        table = table._replace(notes=(*table.notes, more))
-    if "why" in without:
-        table = table._replace(notes=(*table.notes, "Why runs failed: see jaxlsgd failures."))
-    several = [name for name in _PARTED if len({row[name] for row in rows}) > 1]
-    if table.width <= WIDTH or not several:
-        return [table]
+        groups = [part for group in groups for part in _parts(group, several[0])]
+    tables = _alike(groups, without)
+    notes = dict.fromkeys(note for table in tables for note in table.notes)
+    left = [_heading(name).removesuffix(" %") for name in without if name in SHOWN]
+    if left and not latex:
+        notes[f"Left out for width: {', '.join(left)}. Name measures to see them (--measure)."] = (
+            None
+        )
+    if "why" in without and not latex and any(row["n_failed"] for row in rows):
+        notes["Why runs failed: see jaxlsgd failures."] = None
+    if "coverage_all" in without:
+        notes["Coverage is that of the runs that completed."] = None
+    if alike:
+        notes[f"{counts.pop()[0]:,} replications, of which none failed."] = None
+    last = tables[-1]._replace(notes=tuple(notes))
+    return [*(table._replace(notes=()) for table in tables[:-1]), last]
+
+
+def _parts(rows: Sequence[Row], name: str) -> list[list[Row]]:
     groups: dict[Any, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row[several[0]], []).append(row)
-    parts = [part for group in groups.values() for part in _narrow(group)]
-    notes = dict.fromkeys(note for part in parts for note in part.notes)
-    return [part._replace(notes=()) for part in parts[:-1]] + [
-        parts[-1]._replace(notes=tuple(notes))
-    ]
+        groups.setdefault(row[name], []).append(row)
+    return list(groups.values())
+
+
+def _alike(groups: Sequence[Sequence[Row]], without: Collection[str]) -> list[Table]:
+    """Return parts of one table: what varies in one of them is a column of all."""
+    where = columns_for_people([row for group in groups for row in group])
+    varying = [name for name in where if any(len({r[name] for r in g}) > 1 for g in groups)]
+    return [for_people(group, None, without, where, varying) for group in groups]
+
+
+def across_methods(
+    rows: Sequence[Row], measures: Sequence[str] | None = None, latex: bool = False
+) -> list[Table]:
+    """Return a table per measure (coverage, if none is named), with a column per method.
+
+    A table that is too wide is cut into parts.
+    """
+    width = LATEX_WIDTH if latex else WIDTH
+    hidden = ("method", "num_rounds")
+    where = tuple(name for name in columns_for_people(rows) if name not in hidden)
+    groups = [list(rows)]
+    while True:
+        varying = [name for name in where if any(len({r[name] for r in g}) > 1 for g in groups)]
+        parts = [
+            _one_across(group, measure, where, varying)
+            for measure in measures or ("coverage",)
+            for group in groups
+        ]
+        several = [name for name in _PARTED[:-1] if name in varying]  # schedules stay together
+        if not several or max(table.width for table in parts) <= width:
+            break
+        groups = [part for group in groups for part in _parts(group, several[0])]
+    notes = dict.fromkeys(note for table in parts for note in table.notes)
+    last = parts[-1]._replace(notes=tuple(notes))
+    return [*(table._replace(notes=()) for table in parts[:-1]), last]
+
+
+def _one_across(
+    rows: Sequence[Row], measure: str, where: Sequence[str], columns: Collection[str]
+) -> Table:
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    lines: dict[tuple[Any, ...], Row] = {}
+    for row, text in zip(rows, _number_column(rows, measure), strict=True):
+        key = tuple(row[name] for name in where)
+        line = lines.setdefault(key, dict.fromkeys(names, "-") | dict(zip(where, key, strict=True)))
+        line[row["method"]] = text
+    table = tabulate(list(lines.values()), where, (), names, columns)
+    title = f"{_heading(measure)}: {table.title}" if table.title else _heading(measure)
+    notes = [note for name, note in _NOTES.items() if name in ("", measure)]
+    return table._replace(title=title, notes=(*notes, *_special_notes(rows, (measure,))))
 
 
 def _why(row: Row) -> str:
@@ -382,7 +467,11 @@ def _why(row: Row) -> str:
 
 
 def tabulate(
-    rows: Sequence[Row], where: Sequence[str], shown: Sequence[str], counts: Sequence[str]
+    rows: Sequence[Row],
+    where: Sequence[str],
+    shown: Sequence[str],
+    counts: Sequence[str],
+    columns: Collection[str] = (),
 ) -> Table:
     """Return rows as a table: what is the same in every row goes to the title, the rest into columns.
 
@@ -391,19 +480,24 @@ def tabulate(
       where: columns that identify rows.
       shown: measures, each with its `_mcse`.
       counts: columns to show as they are.
+      columns: what stays a column also if it is the same in every row.
     """
-    same = [name for name in where if rows and len({row[name] for row in rows}) == 1]
+    same = [
+        name
+        for name in where
+        if rows and name not in columns and len({row[name] for row in rows}) == 1
+    ]
     keys = [name for name in where if name not in same]
-    columns = [[_plain(row[name]) for row in rows] for name in keys]
-    columns += [_number_column(rows, name) for name in shown]
-    columns += [[_plain(row[name]) for row in rows] for name in counts]
+    texts = [[_plain(row[name]) for row in rows] for name in keys]
+    texts += [_number_column(rows, name) for name in shown]
+    texts += [[_plain(row[name]) for row in rows] for name in counts]
     title = ", ".join(f"{_heading(name)} {_plain(rows[0][name])}" for name in same)
     notes = [note for name, note in _NOTES.items() if name in ("", *shown, *counts)]
     notes += _special_notes(rows, shown)
     return Table(
         title=title,
         header=[_heading(name) for name in (*keys, *shown, *counts)],
-        lines=[list(line) for line in zip(*columns, strict=True)],
+        lines=[list(line) for line in zip(*texts, strict=True)],
         left=tuple(i for i, name in enumerate(keys) if name not in NUMBERS),
         notes=tuple(notes) if rows else ("No rows yet.",),
     )

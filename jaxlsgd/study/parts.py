@@ -371,6 +371,14 @@ def schedule(value: Any, where: str, warmup: float = 0.0) -> Schedule:
     made = imports.make(family, numbers, where)
     if not isinstance(made, Schedule):
         raise refusal(where, f"be built as a Schedule by {family.name}", made)
+    if (
+        made.sequence
+        and family.name != made.family
+        and made.name == schedules.custom(made.sequence).name
+    ):
+        # A builder of one's own that names nothing: its own name says more than `custom[16000]`.
+        values = ", ".join(map(str, given.values()))
+        made = dataclasses.replace(made, name=family.name + (f"({values})" if values else ""))
     made = made.with_warmup(share)
     if name is not None:
         made = dataclasses.replace(made, name=checks.label(f"{where}.name", name))

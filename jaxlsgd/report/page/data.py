@@ -1,29 +1,25 @@
-"""Numbers of the page: averages over cells, and columns as its script reads them (base64, little-endian)."""
+"""Numbers of the page, over all coordinates and by coordinate, as its script reads them (base64, little-endian)."""
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.analysis.measures import summarise
-from jaxlsgd.analysis.moments import Row
-from jaxlsgd.analysis.pairs import paired_difference
+from jaxlsgd.analysis.moments import Row, mean, mean_measure
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.display import plural
 from jaxlsgd.core.rows import CellRows, MethodRows
 
 
 def packed(values: Any, kind: str = "<f4") -> dict[str, str]:
-    """Pack numbers, None as NaN; `kind` is "<f4", "<f8" or "<i4"."""
-    if kind != "<i4":
-        values = [np.nan if value is None else value for value in np.ravel(values).tolist()]
+    """Pack numbers; `kind` is "<f4" or "<i4"."""
     with np.errstate(over="ignore"):
         content = np.asarray(values, kind).tobytes()
     return {kind[1:]: base64.b64encode(content).decode("ascii")}
@@ -61,156 +57,209 @@ class Failures:
 
 
 FloatArray = NDArray[np.float64]
-
-
-@dataclasses.dataclass(frozen=True)
-class Average:
-    """A number, and what each replication adds to its deviation from the truth."""
-
-    value: float
-    shares: FloatArray  # (replications,), to be squared and summed
-
-    @property
-    def error(self) -> float:
-        """Monte-Carlo standard error."""
-        return float(np.sqrt(np.sum(self.shares**2)))
-
-    def __sub__(self, other: Average) -> Average:
-        shares = np.zeros(max(self.shares.size, other.shares.size))
-        shares[: self.shares.size] += self.shares
-        shares[: other.shares.size] -= other.shares
-        return Average(self.value - other.value, shares)
-
-
-def share(hits: NDArray[np.bool_], ok: NDArray[np.bool_]) -> Average | None:
-    """Return the share of a cell's completed replications, with error √(p(1 − p)/n); None without any."""
-    n = int(ok.sum())
-    if not n:
-        return None
-    p = float(hits[ok].mean())
-    return Average(p, np.where(ok, hits - p, 0.0) / n)
-
-
-def log_mean(x: FloatArray, ok: NDArray[np.bool_]) -> Average | None:
-    """Return the logarithm of a positive mean, with its error by the delta method."""
-    n = int(ok.sum())
-    middle = float(x[ok].mean()) if n else 0.0
-    if n < 2 or not 0 < middle < math.inf:
-        return None
-    bessel = math.sqrt(n / (n - 1))
-    return Average(math.log(middle), np.where(ok, x / middle - 1, 0.0) * (bessel / n))
-
-
-def over(parts: Sequence[Average]) -> Average:
-    """Return the average of averages, each with the same weight."""
-    shares = np.zeros(max(part.shares.size for part in parts))
-    for part in parts:
-        shares[: part.shares.size] += part.shares / len(parts)
-    return Average(float(np.mean([part.value for part in parts])), shares)
-
-
+MOST_LAST = 60_000  # numbers of a kind at the last round, of the whole study
+MOST_PATH = 60_000  # and along the rounds
+MOST_LINES = 20_000  # of the table; beyond it the first coordinate alone is listed
+_LAST = ("coverage", "coverage_mcse", "length", "length_mcse")
 _COLUMNS = ("coverage_difference", "coverage_difference_mcse", "length_ratio", "length_ratio_mcse")
 
 
-class Pairs:
-    """Differences within a problem, algorithm and horizon, at the first level and coordinate.
+class View(NamedTuple):
+    """A method in a cell at the last round and first level, mean over all coordinates."""
 
-    Only the reference of each setting is held in memory, and of it the last round.
+    coverage: float
+    error: float
+    length: float
+    length_error: float
+    n: int
+    coordinates: int
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a coverage."""
+        return math.isfinite(self.coverage)
+
+
+def measures(rows: MethodRows, truth: FloatArray | None, most: int) -> dict[str, FloatArray]:
+    """Return coverage and length with their errors, (saves, levels, 1 + coordinates).
+
+    The first of the last axis is the mean over all coordinates, whose error is that of a mean over
+    replications of their own means, as coordinates of one replication are dependent.
+
+    Args:
+      rows: of a method.
+      truth: of its coordinates; coverage is NaN if it is None.
+      most: how many single coordinates are kept.
+    """
+    ok = rows.ok[:, None, :, None]
+    hits, length = (_with_mean(x, most) for x in _outcomes(rows, truth, slice(None)))
+    n = np.maximum(ok.sum(-2), 1)
+    coverage = mean(hits, ok)
+    spread = mean((hits - coverage[..., None, :]) ** 2, ok)
+    spread = np.where(spread < 1e-12, 0.0, spread)  # the same in every replication, up to rounding
+    return {
+        "coverage": coverage,
+        "coverage_mcse": np.where(n > 1, np.sqrt(spread / n), np.nan),
+        **mean_measure("length", length, ok),
+    }
+
+
+def _outcomes(rows: MethodRows, truth: Any, saves: slice) -> tuple[FloatArray, FloatArray]:
+    """Return hits (NaN without a truth) and lengths, (saves, levels, replications, coordinates)."""
+    ok = rows.ok[saves, None, :, None]
+    half = np.where(ok, rows.half_width[saves], np.nan)
+    target = np.full(half.shape[-1], np.nan) if truth is None else np.asarray(truth)
+    error = np.abs(np.where(ok, rows.estimate[saves, None], np.nan) - target)
+    return np.where(np.isnan(error), np.nan, error <= half), 2 * half
+
+
+def _with_mean(x: FloatArray, most: int) -> FloatArray:
+    """Put the mean over all coordinates before the first of them."""
+    return np.concatenate([x.mean(-1, keepdims=True), x[..., :most]], axis=-1)
+
+
+class Columns:
+    """What the script reads of every method in every cell, one after the other.
+
+    `last` is by level and coordinate, `path` by level, coordinate and saved round, `rounds` by saved
+    round, `runs` one number each. The coordinate before the first is the mean over all of them.
+
+    Args:
+      views: methods times cells.
+      levels: how many there are.
+      dim: coordinates that a method has, at most.
     """
 
-    def __init__(self) -> None:
-        self._references: dict[tuple[str, str, int], tuple[CellRows, int]] = {}
-        self._rows: list[Row] = []
+    def __init__(self, views: int, levels: int, dim: int) -> None:
+        self.most_coordinates = max(1, MOST_LAST // max(1, views * levels) - 1)
+        lines = views * levels * (1 + min(dim, self.most_coordinates))
+        self.most_saves = max(2, MOST_PATH // max(1, lines))
+        self._found: dict[str, dict[str, list[Any]]] = {}
+        self.rows: list[Row] = []
+        self.truths: list[Row] = []  # rows whose truth has an error
+        self.views: list[dict[str, View]] = []
+        self.listed = dim if views * levels * dim <= MOST_LINES else 1
+
+    def add(self, cell: CellRows) -> dict[str, Any]:
+        """Add a cell and return its saved rounds as the script gets them."""
+        saves = _thinned(cell.save_at, self.most_saves)
+        at = [cell.save_at.index(save) for save in saves] if len(saves) > 1 else []
+        rows = summarise(cell, last_only=True)
+        self.rows += [
+            row
+            for row in rows
+            if row["coordinate"] in cell.coordinates[row["method"]][: self.listed]
+        ]
+        self.truths += [r for r in rows if r.get("truth_error") and r["level"] == cell.levels[0]]
+        self.views.append({})
+        for name, rows in cell.methods.items():
+            found = measures(rows, cell.truth[name], self.most_coordinates)
+            # As the script has them, so that it writes the same digits.
+            p, error, length, spread = (float(np.float32(found[x][-1, 0, 0])) for x in _LAST)
+            count, n = len(cell.coordinates[name]), int(rows.ok[-1].sum())
+            self.views[-1][name] = View(p, error, length, spread, n, count)
+            self._put("last", {key: found[key][-1] for key in _LAST})
+            order = {key: np.moveaxis(found[key][at], 0, -1) for key in ("coverage", "length")}
+            self._put("path", order)
+            ok = rows.ok
+            self._put("rounds", {"n_ok": ok[at].sum(-1), "l2_error": _distance(cell, name)[at]})
+            counted = name in cell.numbers_sent
+            sent = cell.numbers_sent[name][-1] if counted else math.nan
+            share = sent / cell.sent_under_c1[-1] if counted else math.nan
+            runs = {"n_ok": ok[-1].sum(), "numbers_sent": sent, "sent_over_c1": share}
+            self._put("runs", runs)
+        return {"saves": saves if len(saves) > 1 else []}
+
+    def _put(self, kind: str, arrays: Mapping[str, Any]) -> None:
+        columns = self._found.setdefault(kind, {name: [] for name in arrays})
+        for name, array in arrays.items():
+            columns[name].append(np.ravel(array))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the columns as JSON data."""
+        empty = {"last": _LAST, "path": (), "rounds": (), "runs": ("n_ok",)}
+        return {
+            kind: {name: packed(np.concatenate(x)) for name, x in self._found[kind].items()}
+            if kind in self._found
+            else {name: packed([]) for name in names}
+            for kind, names in empty.items()
+        }
+
+
+def _distance(cell: CellRows, name: str) -> FloatArray:
+    """Return the mean of ‖estimate − truth‖ at every saved round; NaN without a truth."""
+    rows, truth = cell.methods[name], cell.truth[name]
+    if truth is None:
+        return np.full(len(cell.save_at), np.nan)
+    ok = rows.ok[..., None]
+    apart = np.where(ok, rows.estimate, np.nan) - truth
+    return mean(np.sqrt(np.sum(apart**2, axis=-1, keepdims=True)), ok)[:, 0]
+
+
+class Pairs:
+    """Differences from the first schedule and method of each problem, algorithm and horizon.
+
+    By level and coordinate, as `Columns` has them. Only the reference of each setting is held in memory,
+    and of it the last round.
+
+    Args:
+      most: how many single coordinates are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._references: dict[tuple[str, str, int], tuple[Any, ...]] = {}
+        self._found: dict[str, list[FloatArray]] = {name: [] for name in _COLUMNS}
         self._places: list[tuple[int, int, int]] = []
 
     def add(self, index: int, cell: CellRows, methods: list[str]) -> None:
         """Add the cell with this index; the first of a setting is the reference of the others."""
         key = (cell.problem, cell.algorithm, cell.num_steps)
-        if key not in self._references:
-            self._references[key] = _slim(cell), index
-        reference, first = self._references[key]
-        (base,) = reference.methods
-        for name in cell.methods:
-            shared = cell.coordinates[name][0] in reference.coordinates[base]
-            if shared and (index, name) != (first, base):
-                self._rows.append(paired_difference(cell, name, reference, base))
+        for name, rows in cell.methods.items():
+            side = _last(rows, cell.truth[name], self._most)
+            if key not in self._references:
+                self._references[key] = cell.coordinates[name], side, index
+                continue
+            names, reference, first = self._references[key]
+            if cell.coordinates[name] == names:
+                for column, values in zip(_COLUMNS, differences(side, reference), strict=True):
+                    self._found[column].append(values.ravel())
                 self._places.append((index, methods.index(name), first))
 
     def plain(self) -> dict[str, Any]:
         """Return the differences as JSON data, with the cell and method that each belongs to."""
-        found = {name: packed([row[name] for row in self._rows]) for name in _COLUMNS}
+        none = [np.zeros(0)]
+        found = {name: packed(np.concatenate(x or none)) for name, x in self._found.items()}
         places = zip(*self._places, strict=True) if self._places else ((), (), ())
         for name, values in zip(("cell", "method", "reference"), places, strict=True):
             found[name] = packed(list(values), "<i4")
         return found
 
 
-def _slim(cell: CellRows) -> CellRows:
-    name, rows = next(iter(cell.methods.items()))
-    # Copies: a view would hold all saved rounds.
-    arrays = {
-        field.name: getattr(rows, field.name)[-1:].copy() for field in dataclasses.fields(rows)
-    }
-    return dataclasses.replace(cell, methods={name: MethodRows(**arrays)})
+Side = tuple[NDArray[np.bool_], FloatArray, FloatArray]  # completed, hits and lengths
 
 
-_LAST = ("coverage", "n_ok", "length", "length_mcse", "numbers_sent", "sent_over_c1")
-_PATH = ("coverage", "length", "l2_error", "n_ok")
-_EACH = ("coverage", "length", "n_ok")
-MOST_PATH = 60_000  # numbers of a kind along the rounds, of the whole study
+def _last(rows: MethodRows, truth: Any, most: int) -> Side:
+    """Return the last round, hits and lengths as (levels, replications, 1 + coordinates)."""
+    hits, length = (_with_mean(x, most)[0] for x in _outcomes(rows, truth, slice(-1, None)))
+    return rows.ok[-1], hits, length
 
 
-class Columns:
-    """Measures of the first coordinate, as in the tables, one line per cell, method and level.
-
-    Args:
-      lines: how many there will be, which decides how many of the saved rounds are drawn.
-    """
-
-    def __init__(self, lines: int) -> None:
-        self.most_saves = max(2, MOST_PATH // max(1, lines) // 5)
-        self.rows: list[Row] = []
-        self.path: list[Row] = []
-        self.each: list[Row] = []
-
-    def add(self, cell: CellRows) -> dict[str, Any]:
-        """Add a cell and return its saved rounds as the script gets them."""
-        rows = summarise(cell)
-        names = {name: labels[0] for name, labels in cell.coordinates.items()}
-        first = [row for row in rows if row["coordinate"] == names[row["method"]]]
-        last = cell.save_at[-1]
-        saves = _thinned(cell.save_at, self.most_saves)
-        self.rows += [row for row in first if row["save_round"] == last]
-        level = cell.levels[0]
-        self.each += [r for r in rows if r["save_round"] == last and r["level"] == level]
-        order = _ordered(cell, first)
-        self.path += [row for row in order if len(saves) > 1 and row["save_round"] in saves]
-        return {"saves": saves if len(saves) > 1 else []}
-
-    def plain(self) -> dict[str, Any]:
-        """Return the columns as JSON data."""
-        return {
-            "last": {name: _column(self.rows, name, "<f8") for name in _LAST},
-            "path": {name: _column(self.path, name) for name in _PATH},
-            "each": {name: _column(self.each, name) for name in _EACH},
-        }
-
-
-def _column(rows: Sequence[Row], name: str, kind: str = "<f4") -> dict[str, str]:
-    return packed(np.array([row[name] for row in rows], object), kind)
-
-
-def _ordered(cell: CellRows, rows: Sequence[Row]) -> list[Row]:
-    """Sort by method, level and round, so that the numbers of a line are consecutive."""
-    methods = list(cell.methods)
-    return sorted(
-        rows,
-        key=lambda row: (
-            methods.index(row["method"]),
-            cell.levels.index(row["level"]),
-            row["save_round"],
-        ),
+def differences(side: Side, reference: Side) -> tuple[FloatArray, ...]:
+    """Return the columns of `analysis.pairs.paired_difference`, (levels, 1 + coordinates)."""
+    n = min(side[0].size, reference[0].size)
+    both = side[0][:n] & reference[0][:n]
+    (hits, other_hits), (length, other) = (
+        [x[:, :n][:, both] for x in (side[i], reference[i])] for i in (1, 2)
     )
+    if both.sum() < 2:
+        return (np.full((hits.shape[0], hits.shape[-1]), np.nan),) * 4
+    root = math.sqrt(both.sum())
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gap, base = hits - other_hits, other.mean(1)
+        ratio = length.mean(1) / base
+        errors = gap.std(1, ddof=1), (length - ratio[:, None] * other).std(1, ddof=1) / base
+    return gap.mean(1), errors[0] / root, ratio, errors[1] / root
 
 
 def _thinned(saves: Sequence[int], most: int) -> list[int]:
@@ -226,34 +275,42 @@ MOST_POINTS, MOST_INTERVALS = 41, 100
 LISTED = 5  # failed replications
 
 
-def sizes(views: int) -> tuple[int, int]:
-    """Return how many quantiles and intervals of each method and cell to keep, so that the page stays small.
+def sizes(views: int, dim: int) -> tuple[int, int, int]:
+    """Return how many coordinates, quantiles and intervals of each method and cell to keep.
 
     Args:
       views: methods times cells.
+      dim: coordinates that a method has, at most.
     """
-    room = MOST_NUMBERS // max(1, views)
+    coordinates = min(dim, max(1, MOST_NUMBERS // (150 * max(1, views))))
+    room = MOST_NUMBERS // max(1, views * coordinates)
     points = min(MOST_POINTS, max(9, room // 4))
-    return points, min(MOST_INTERVALS, max(20, (room - 2 * points) // 2))
+    return coordinates, points, min(MOST_INTERVALS, max(20, (room - 2 * points) // 2))
 
 
-def detail(cell: CellRows, points: int, intervals: int) -> list[dict[str, Any]]:
-    """Return what is shown of each method of a cell, at the last round, first level and coordinate."""
-    return [_method(cell, name, points, intervals) for name in cell.methods]
+def detail(cell: CellRows, most: int, points: int, intervals: int) -> list[dict[str, Any]]:
+    """Return what is shown of each method of a cell, at the last round and first level."""
+    return [_method(cell, name, most, points, intervals) for name in cell.methods]
 
 
-def _method(cell: CellRows, name: str, points: int, intervals: int) -> dict[str, Any]:
-    rows, truth = cell.methods[name], cell.truth[name]
-    ok = rows.ok[-1]
-    estimate, half = rows.estimate[-1, ok, 0], rows.half_width[-1, 0, ok, 0]
-    found: dict[str, Any] = {
+def _method(cell: CellRows, name: str, most: int, points: int, intervals: int) -> dict[str, Any]:
+    rows, count = cell.methods[name], len(cell.coordinates[name])
+    return {
         "failed": _failures(rows),
-        "list": np.flatnonzero(~ok)[:LISTED].tolist(),
+        "list": np.flatnonzero(~rows.ok[-1])[:LISTED].tolist(),
+        "of": [_one(cell, name, j, points, intervals) for j in range(min(most, count))],
     }
+
+
+def _one(cell: CellRows, name: str, j: int, points: int, intervals: int) -> dict[str, Any]:
+    """Return quantiles and intervals of one coordinate."""
+    rows, truth = cell.methods[name], cell.truth[name]
+    ok, found = rows.ok[-1], {}
+    estimate, half = rows.estimate[-1, ok, j], rows.half_width[-1, 0, ok, j]
     if estimate.size < 2:
         return found
     share = (np.arange(points) + 0.5) / points
-    centre = estimate.mean() if truth is None else truth[0]
+    centre = estimate.mean() if truth is None else truth[j]
     deviation = estimate.std(ddof=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         found["normal"] = packed(np.quantile((estimate - centre) / deviation, share))

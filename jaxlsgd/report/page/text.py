@@ -1,222 +1,169 @@
-"""Sentences of the page: the findings, each with its Monte-Carlo error, and the question of the study."""
+"""What the page says: the headline, over all coordinates and cell by cell, and the question of the study."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from jaxlsgd.core.display import plural, with_error
-from jaxlsgd.core.rows import CellRows
+from jaxlsgd.analysis.measures import LOCAL_SGD
+from jaxlsgd.analysis.moments import wilson
+from jaxlsgd.core.display import fraction, plural
 from jaxlsgd.report.figures import method_labels
-from jaxlsgd.report.page import data
-from jaxlsgd.report.page.data import Average
+from jaxlsgd.report.page.data import View
 from jaxlsgd.study.parts import ProblemPart, thawed
 from jaxlsgd.study.study import Study
 
-Setting = tuple[str, str, int]  # problem, algorithm, steps
-# One method's verb, and that of several.
-_VERBS = {
-    "keeps": ("keeps", "keep"),
-    "falls short of": ("falls short of", "fall short of"),
-    "exceeds": ("exceeds", "exceed"),
-}
-_SIZE = 0.05  # chance that a method with exact intervals is reported not to keep its level
+_SIZE = 0.05  # chance that a method with exact intervals has a mark in any of the cells shown
+MOST_CELLS = 60  # lines of the headline
+_STEPS = ((15, 4), (5, 3), (2, 2))  # points below the level, and the shade
+UNKNOWN = "–"
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
-    """One method in one cell, at the last round, the first level and the first coordinate."""
+class Entry(NamedTuple):
+    """A method in a cell: coverage and relative length as text, and `b1` to `b4`, `a` or `k` as its shade."""
 
-    setting: Setting
-    schedule: str
-    acf: float
-    sent: float | None  # over plain Local SGD's under C1
-    coverage: Average | None
-    length: Average | None  # of its logarithm
-    completed: int
+    coverage: str
+    length: str
+    shade: str
 
 
-def unambiguous(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels of methods, with the name added if two have the same label."""
-    return method_labels([{"method": name, "label": label} for name, label in labels.items()])
+class Headline(NamedTuple):
+    """Coverage at one level, mean over all coordinates, of every cell and method.
+
+    `summary` has a line per method with an entry per algorithm; `cells` has the name of each problem,
+    algorithm and horizon with its schedules, and an entry per method. `assets/headline.js` computes the
+    same for what the reader chooses.
+    """
+
+    scope: str
+    methods: list[str]
+    algorithms: list[str]
+    summary: list[list[str]]
+    cells: list[tuple[str, list[tuple[str, list[Entry | None]]]]]
+    limit: float
 
 
-class Findings:
-    """Collects the cells of a study, and describes what they show."""
+def headline(
+    cells: Sequence[dict[str, Any]],
+    views: Sequence[Mapping[int, View]],
+    methods: Sequence[str],
+    level: float,
+) -> Headline:
+    """Return what came out, without any average over cells.
 
-    def __init__(self, level: float) -> None:
-        self.level = level
-        self._labels: dict[str, str] = {}
-        self._views: dict[str, dict[tuple[Setting, str], View]] = {}
-
-    def add(self, cell: CellRows) -> None:
-        """Add a cell."""
-        setting = (cell.problem, cell.algorithm, cell.num_steps)
-        self._labels |= cell.labels
-        for name, rows in cell.methods.items():
-            ok, truth = rows.ok[-1], cell.truth[name]
-            half = rows.half_width[-1, 0, :, 0]
-            coverage = None
-            if truth is not None:
-                with np.errstate(invalid="ignore"):
-                    hits = np.abs(rows.estimate[-1, :, 0] - truth[0]) <= half
-                coverage = data.share(hits, ok)
-            length = data.log_mean(np.where(ok, 2 * half, 0.0), ok)
-            counted = name in cell.numbers_sent
-            sent = cell.numbers_sent[name][-1] / cell.sent_under_c1[-1] if counted else None
-            view = View(setting, cell.schedule, cell.acf, sent, coverage, length, int(ok.sum()))
-            self._views.setdefault(name, {})[setting, cell.schedule] = view
-
-    def sentences(self) -> list[tuple[str, str]]:
-        """Return headings and sentences on level, length and communication; none without rows."""
-        parts = (
-            ("Level", self._level_sentence()),
-            ("Length", self._length_sentence()),
-            ("Communication", self._communication_sentence()),
-        )
-        return [(heading, text) for heading, text in parts if text]
-
-    def verdicts(self) -> dict[str, str]:
-        """Return for each method with a known coverage "keeps", "falls short of" or "exceeds" its level."""
-        found = {}
-        for name in self._views:
-            scores = [score for score, _ in self._scores(name)]
-            if scores:
-                limit = _limit(len(scores))
-                below, above = min(scores) < -limit, max(scores) > limit
-                found[name] = "falls short of" if below else "exceeds" if above else "keeps"
-        return found
-
-    def _scores(self, name: str) -> list[tuple[float, View]]:
-        """Return deviations from the level, in the standard errors that exact intervals would have."""
-        spread = math.sqrt(self.level * (1 - self.level))
-        return [
-            ((view.coverage.value - self.level) * math.sqrt(view.completed) / spread, view)
-            for view in self._views[name].values()
-            if view.coverage is not None
+    Args:
+      cells: problem, algorithm, schedule and steps of each.
+      views: of each cell, by the index of the method.
+      methods: labels.
+      level: of the views.
+    """
+    known = [sum(i in here and here[i].known for here in views) for i in range(len(methods))]
+    limit = _limit(max(1, *known))
+    algorithms = list(dict.fromkeys(cell["algorithm"] for cell in cells))
+    summary = []
+    for i in range(len(methods)):
+        own = [
+            (cell["algorithm"], here[i])
+            for cell, here in zip(cells, views, strict=True)
+            if i in here
         ]
-
-    def _level_sentence(self) -> str:
-        verdicts = self.verdicts()
-        if not verdicts:
-            known = any(v.length for views in self._views.values() for v in views.values())
-            return "Coverage is unknown: no problem has a truth." if known else ""
-        groups = []
-        for verdict, (one, many) in _VERBS.items():
-            if names := [name for name, found in verdicts.items() if found == verdict]:
-                covers = _joined([self._one_level(name, verdict) for name in names])
-                verb = many if len(names) > 1 else one
-                groups.append(f"{covers}, which {verb} {100 * self.level:g} %")
-        count = max(len(self._scores(name)) for name in verdicts)
-        limit = _limit(count)
-        start = f"On average over {count:,} cells, " if count > 1 else ""
-        which = f"any of {count:,} cells" if count > 1 else "a cell"
-        return _capital(
-            f"{start}{'; '.join(groups)}. A deviation of {which} by up to {limit:.1f} standard errors "
-            f"({self._points(limit)} points) is put down to chance."
-        )
-
-    def _one_level(self, name: str, verdict: str) -> str:
-        scores = self._scores(name)
-        mean = data.over([view.coverage for _, view in scores if view.coverage is not None])
-        text = f"{self._name(name)} covers {_percent(mean)}"
-        if len(scores) > 1 and verdict != "keeps":
-            above = verdict == "exceeds"
-            view = (max if above else min)(scores, key=lambda pair: pair[0])[1]
-            if view.coverage is not None:
-                end = "highest" if above else "lowest"
-                text += f" [{end} {_percent(view.coverage)}: {_place(view)}]"
-        return text
-
-    def _name(self, name: str) -> str:
-        label = unambiguous(self._labels)[name]
-        return f"“{label}”" if "," in label else label
-
-    def _points(self, limit: float) -> str:
-        fewest = [view.completed for name in self._views for _, view in self._scores(name)]
-        error = math.sqrt(self.level * (1 - self.level) / min(fewest))
-        return f"{100 * limit * error:.1f}"
-
-    def _length_sentence(self) -> str:
-        shared = self._shared()
-        if not shared or len(self._views) < 2:
-            return ""
-        lengths = {name: _over_cells(views, shared) for name, views in self._views.items()}
-        keepers = [name for name, verdict in self.verdicts().items() if verdict == "keeps"]
-        base = min(keepers or lengths, key=lambda name: lengths[name].value)
-        others = [name for name in lengths if name != base]
-        texts = [
-            f"{self._name(name)} {_ratio(lengths[name] - lengths[base])}"
-            for name in sorted(others, key=lambda name: lengths[name].value)
-        ]
-        which = " of those that keep their level" if keepers else ""
-        return (
-            f"The shortest intervals{which} are those of {self._name(base)}; as multiples of their "
-            f"mean length, averaged over {plural(len(shared), 'cell')}, the others are: {', '.join(texts)}."
-        )
-
-    def _shared(self) -> list[tuple[Setting, str]]:
-        """Return cells that have all methods, each with a length."""
-        lengths = [
-            {place for place, view in views.items() if view.length is not None}
-            for views in self._views.values()
-        ]
-        first = next(iter(self._views.values()), {})
-        return [place for place in first if all(place in found for found in lengths)]
-
-    def _communication_sentence(self) -> str:
-        texts, ends, sent = [], [], []
-        for name, views in self._views.items():
-            pairs = _extremes([view for view in views.values() if view.length is not None])
-            if not pairs:
-                continue
-            gaps = [
-                rare.length - often.length for often, rare in pairs if often.length and rare.length
-            ]
-            texts.append(f"{self._name(name)} {_ratio(data.over(gaps))}")
-            ends += [often.acf / rare.acf for often, rare in pairs]
-            shares = [rare.sent for _, rare in pairs if rare.sent is not None]
-            sent += [f"{self._name(name)} {_span(shares)}"] if shares else []
-        if not texts:
-            return ""
-        text = (
-            f"Communicating {_span(ends)} times less often, from the schedule with the most rounds to the one "
-            f"with the fewest, multiplies the mean length by: {', '.join(texts)}."
-        )
-        return text + (
-            " With the fewest rounds a client sends so many numbers, gradients and Hessians among them, as "
-            f"multiples of those of plain Local SGD under C1: {', '.join(sent)}."
-            if sent
-            else ""
-        )
+        line = [[view for name, view in own if name == algorithm] for algorithm in algorithms]
+        summary.append([_kept(group, level, limit) for group in line])
+    several = algorithms != [LOCAL_SGD]
+    groups: dict[str, list[tuple[str, list[Entry | None]]]] = {}
+    for cell, here in zip(cells, views, strict=True):
+        name = setting_name(cell, several)
+        line = _line(here, len(methods), level, limit)
+        groups.setdefault(name, []).append((cell["schedule"], line))
+    counts = [view.coordinates for here in views for view in here.values()]
+    ends = " to ".join(map(str, sorted({min(counts, default=1), max(counts, default=1)})))
+    which = "one coordinate" if ends == "1" else f"mean over all {ends} coordinates"
+    scope = f"{100 * level:g} % intervals, {which}, {plural(len(cells), 'cell')}."
+    if cells and not any(known):
+        scope += " Coverage is unknown: no problem has a truth."
+    return Headline(scope, list(methods), algorithms, summary, list(groups.items()), limit)
 
 
-def _span(values: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in (min(values), max(values))))
+def setting_name(cell: Mapping[str, Any], several: bool) -> str:
+    """Return problem, algorithm and horizon of a cell."""
+    parts = [cell["problem"], *([cell["algorithm"]] if several else []), f"{cell['steps']:,} steps"]
+    return ", ".join(parts)
 
 
-def _extremes(views: Sequence[View]) -> list[tuple[View, View]]:
-    """Return for each setting the schedules with the most and the fewest rounds."""
-    settings: dict[Setting, list[View]] = {}
-    for view in views:
-        settings.setdefault(view.setting, []).append(view)
-    ends = [
-        (max(group, key=lambda v: v.acf), min(group, key=lambda v: v.acf))
-        for group in settings.values()
+def _line(here: Mapping[int, View], count: int, level: float, limit: float) -> list[Entry | None]:
+    fair = [
+        view.length
+        for view in here.values()
+        if view.length > 0 and not score(view, level) < -limit  # also if coverage is unknown
     ]
-    return [(often, rare) for often, rare in ends if often.acf > rare.acf]
+    base = min(fair, default=math.nan)
+    return [_entry(here[i], base, level, limit) if i in here else None for i in range(count)]
 
 
-def _over_cells(
-    views: Mapping[tuple[Setting, str], View], shared: Sequence[tuple[Setting, str]]
-) -> Average:
-    lengths = [views[place].length for place in shared]
-    return data.over([length for length in lengths if length is not None])
+def _entry(view: View, base: float, level: float, limit: float) -> Entry:
+    return Entry(share_text(view), _ratio_text(view, base), _shade(view, level, limit))
+
+
+def _shade(view: View, level: float, limit: float) -> str:
+    apart = score(view, level)
+    if math.isnan(apart):
+        return ""
+    if apart > limit:
+        return "a"
+    if apart >= -limit:
+        return "k"
+    points = 100 * (level - view.coverage)
+    return f"b{next((shade for least, shade in _STEPS if points > least), 1)}"
+
+
+def _kept(group: Sequence[View], level: float, limit: float) -> str:
+    """Return in how many cells a method keeps its level, and its lowest and highest coverage."""
+    known = [view for view in group if view.known]
+    if not known:
+        return UNKNOWN
+    kept = sum(abs(score(view, level)) <= limit for view in known)
+    ends = [find(known, key=lambda view: view.coverage) for find in (min, max)]
+    span = " to ".join(dict.fromkeys(_rounded(100 * x.coverage, 100 * x.error) for x in ends))
+    return f"{kept} of {len(known)}: {span} %"
+
+
+def score(view: View, level: float) -> float:
+    """Return the deviation from the level, in the standard errors that exact intervals would have.
+
+    Those are √(level (1 − level)/n), smaller for a mean over coordinates in the proportion that its
+    estimated standard error has to that of one coordinate, √(p (1 − p)/n).
+    """
+    p, shrink = view.coverage, 1.0
+    if 0 < p < 1 and view.error > 0:
+        shrink = view.error * math.sqrt(view.n / (p * (1 - p)))
+    error = math.sqrt(level * (1 - level) / max(1, view.n)) * shrink
+    return (p - level) / error
+
+
+def share_text(view: View) -> str:
+    """Return a coverage in per cent, with as many digits as its error supports."""
+    p, error = 100 * view.coverage, 100 * view.error
+    if not view.known:
+        return UNKNOWN
+    if error > 0:
+        return f"{_rounded(p, error)} ({_rounded(error, error)})"
+    low, high = (100 * float(x) for x in wilson(view.coverage * view.n, view.n))
+    return f"{p:.0f} [{low:.1f}, {high:.1f}]"
+
+
+def _ratio_text(view: View, base: float) -> str:
+    ratio = view.length / base
+    if not math.isfinite(ratio):
+        return ""
+    return f"×{_rounded(ratio, max(0.005, ratio * view.length_error / view.length))}"
+
+
+def _rounded(value: float, error: float) -> str:
+    """Return a number to the first digit of its error, or the second if that is 1; at most two decimals."""
+    places = min(2, max(0, -math.floor(math.log10(error / 2)))) if error > 0 else 1
+    return f"{value:.{places}f}"
 
 
 def _limit(count: int) -> float:
@@ -224,30 +171,9 @@ def _limit(count: int) -> float:
     return NormalDist().inv_cdf(1 - _SIZE / (2 * count))
 
 
-def _joined(texts: Sequence[str]) -> str:
-    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
-
-
-def _percent(x: Average) -> str:
-    value, _, error = with_error(100 * x.value, 100 * x.error).partition(" ")
-    # At 100 % the error is 0 by its formula, so it is left out.
-    return f"{value} % {error}" if x.error > 0 else f"{100 * x.value:.1f} %"
-
-
-def _ratio(x: Average) -> str:
-    ratio = math.exp(x.value)
-    # The error of lengths in a fixed proportion is rounding.
-    return with_error(ratio, ratio * x.error) if x.error > 1e-12 else f"{ratio:.4g}"
-
-
-def _place(view: View) -> str:
-    problem, algorithm, steps = view.setting
-    other = "" if algorithm == "local_sgd" else f", {algorithm}"
-    return f"{problem}{other}, {view.schedule}, {steps:,} steps"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def unambiguous(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of methods, with the name added if two have the same label."""
+    return method_labels([{"method": name, "label": label} for name, label in labels.items()])
 
 
 _MOST = 12  # names that are written out
@@ -265,7 +191,7 @@ def question(
       study: what was run.
       labels: labels of the methods.
       coordinates: names of the coordinates that have intervals; none before the first rows.
-      truths: notes on the errors of truths that were estimated.
+      truths: notes on the truths' own errors.
     """
     return [
         ("Aims", [_aim(study)]),
@@ -302,19 +228,35 @@ def _mechanisms(study: Study) -> list[str]:
 
 
 def _problem(part: ProblemPart) -> str:
-    facts = f"{part.fact('dim')} parameters, {part.fact('num_clients')} clients"
+    facts = f"{part.fact('dim')} parameters, {part.fact('num_clients')} clients, {_weights(part)}"
     given = {key: thawed(value) for key, value in part.arguments}
-    other = [f"{key} {_short(x)}" for key, x in given.items() if key not in ("dim", "num_clients")]
+    said = ("dim", "num_clients", *(["weights"] if _listed_weights(given) else []))
+    other = [f"{key} {_short(x)}" for key, x in given.items() if key not in said]
     step = f"step {part.gamma0:g}/m^{part.alpha:g}"
     kind = f" ({part.kind})" if part.kind and part.kind != part.name else ""
     return f"{part.name}{kind}: " + ", ".join([facts, *other, step])
 
 
+def _weights(part: ProblemPart) -> str:
+    """Describe the clients' weights p_k, which the truth depends on."""
+    given = {key: thawed(value) for key, value in part.arguments}
+    while isinstance(given.get("problem"), dict):  # a problem within a problem
+        given = given["problem"]
+    if weights := _listed_weights(given):
+        shown = ", ".join(f"{float(fraction(x)):.3g}" for x in weights[:_MOST])
+        return f"client weights {shown}" + (", …" if len(weights) > _MOST else "")
+    return "weights of its own code" if part.identity else "equal client weights"
+
+
+def _listed_weights(given: Mapping[str, Any]) -> Sequence[Any]:
+    weights = given.get("weights")
+    return weights if isinstance(weights, (list, tuple)) else ()
+
+
 def _estimand(coordinates: Sequence[str]) -> str:
     if not coordinates:
-        return "The minimiser of the average loss, coordinate by coordinate."
-    text = f"The minimiser of the average loss: {_listed(coordinates)}."
-    return text + (f" Figures and tables show {coordinates[0]}." if len(coordinates) > 1 else "")
+        return "The minimiser of the clients' weighted average loss, coordinate by coordinate."
+    return f"The minimiser of the clients' weighted average loss: {_listed(coordinates)}."
 
 
 def _methods(study: Study, labels: Mapping[str, str]) -> list[str]:

@@ -23,6 +23,8 @@ COLUMNS = (
     "level",
     "coverage",
     "coverage_mcse",
+    "coverage_low",
+    "coverage_high",
     "length",
     "length_sd",
     "length_mcse",
@@ -92,9 +94,16 @@ def _beside(row: Row, measure: str, printed: Printed | None) -> Row:
     if printed is None or row[measure] is None or row[f"{measure}_mcse"] is None:
         value = None if printed is None else printed.value
         return {f"paper_{measure}": value, f"z_{measure}": None}
-    error = math.hypot(row[f"{measure}_mcse"], printed.standard_error)
+    error = math.hypot(_error(row, measure), printed.standard_error)
     z = (row[measure] - printed.value) / error if error > 0 else None
     return {f"paper_{measure}": printed.value, f"z_{measure}": z}
+
+
+def _error(row: Row, measure: str) -> float:
+    """Return the standard error; of a coverage of 0 or 100 %, the width of its Wilson interval over 2 · 1.96."""
+    if measure == "coverage" and row["coverage_mcse"] == 0:
+        return (row["coverage_high"] - row["coverage_low"]) / (2 * 1.96)
+    return row[f"{measure}_mcse"]
 
 
 def _block(
@@ -121,6 +130,9 @@ def _entries(row: Row | None, other: Row | None, measure: str, places: int) -> l
         return ["-"] * 4
     behind = row["coverage_mcse" if measure == "coverage" else "length_sd"] or 0.0
     mine = f"{100 * row[measure]:.{places}f}({100 * behind:.3f})"
+    if measure == "coverage" and behind == 0:  # by its formula, at 0 and at 100 %
+        low, high = (100 * row[f"coverage_{end}"] for end in ("low", "high"))
+        mine = f"{100 * row[measure]:.{places}f}[{low:.1f}, {high:.1f}]"
     z, finite = row[f"z_{measure}"], None if other is None else other[measure]
     printed, finite = (
         "-" if x is None else f"{100 * x:.{places}f}" for x in (row[f"paper_{measure}"], finite)
@@ -155,6 +167,11 @@ def _notes(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
         "In parentheses, as in the paper: the standard error of a coverage rate, the standard"
         " deviation of a length. z: ours minus paper's over the combined standard errors. finite:"
         " our own finite-horizon intervals (their standard errors are in the CSV).",
+        *(
+            ("In brackets: 95 % Wilson intervals, where the standard error is 0 by its formula.",)
+            if any(row["coverage_mcse"] == 0 for row in rows)
+            else ()
+        ),
         f"First coordinate, 95 % intervals. Runs of a cell: {runs}.",
     )
     return general + ((CALIBRATION,) if name == "table3" else ())

@@ -1,7 +1,9 @@
 // One cell up close: zip plot, estimates against normal, lengths, coordinates, failures, replay.
 const NAMES = { zip: "Intervals by rank", normal: "Estimates against normal", length: "Lengths" };
 
-const parts = (cell, k) => data.details[cell.index][k];
+// What is kept of one coordinate at the first level: of the chosen one, else of the first.
+const shownName = (cell, k) => kept(cell, k).includes(chosen.coordinate) ? chosen.coordinate : data.names[cell.names[k]][0];
+const parts = (cell, k) => data.details[cell.index][k].of[Math.max(0, data.names[cell.names[k]].indexOf(shownName(cell, k)))] ?? {};
 
 // Half of the axis that all methods of a cell share.
 function zipWidth(cell) {
@@ -13,8 +15,9 @@ function zipPanel(cell, k, most) {
   const found = parts(cell, k);
   if (!found.zip) return null;
   const ends = unpack(found.zip), count = ends.length / 2, method = cell.methods[k];
+  const covered = view(cell, k, 0, shownName(cell, k));
   return {
-    title: `${data.methods[method]}: ${percent(view(cell, k, 0).coverage, view(cell, k, 0).error)}`,
+    title: `${data.methods[method]}, ${shownName(cell, k)}: ${percent(covered.coverage, covered.error)}`,
     draw: (svg, width) => {
       const top = 24, bottom = 250, left = 46;
       const x = scale([-most, most], [left, width - RIGHT]), y = scale([0, 100], [bottom, top]), points = [];
@@ -51,7 +54,7 @@ function normalPanel(cell, k) {
     return { x, y, text: `quantile ${(100 * (i + 0.5) / values.length).toFixed(0)} %: ${number(y)}, normal ${number(x)}` };
   });
   const ends = span(points.flatMap((p) => [p.x, p.y]));
-  return { title: data.methods[method], draw: plot([{ method, points, size: 2.5 }], { xs: ends, ys: ends, xLabel: "Normal quantile", yLabel: "(Estimate − truth) / SD", diagonal: true, joined: false }) };
+  return { title: `${data.methods[method]}, ${shownName(cell, k)}`, draw: plot([{ look: hue(method), points, size: 2.5 }], { xs: ends, ys: ends, xLabel: "Normal quantile", yLabel: "(Estimate − truth) / SD", diagonal: true, joined: false }) };
 }
 
 function lengthPanel(cell) {
@@ -59,13 +62,13 @@ function lengthPanel(cell) {
     const found = parts(cell, k);
     const values = found.length ? [...unpack(found.length)] : [];
     return {
-      method, plain: true,
+      look: hue(method), plain: true,
       points: values.map((x, i) => ({ x, y: (100 * (i + 0.5)) / values.length, text: `${data.methods[method]}: ${(100 * (i + 0.5) / values.length).toFixed(0)} % of lengths are below ${number(x)}` })),
     };
   }).filter((one) => one.points.length);
   if (!series.length) return null;
   const xs = span(series.flatMap((one) => one.points.map((p) => p.x)), { log: true, pad: 0.03 });
-  return { title: "All methods", draw: plot(series, { xs, ys: [0, 100], logX: true, xLabel: "Length", yLabel: "Share of intervals that are shorter (%)" }) };
+  return { title: `All methods, ${shownName(cell, 0)}`, draw: plot(series, { xs, ys: [0, 100], logX: true, xLabel: "Length", yLabel: "Share of intervals that are shorter (%)" }) };
 }
 
 // Acklam's rational approximation, to nine digits.
@@ -84,8 +87,15 @@ function probit(p) {
 function drawZip() {
   const select = document.querySelector("#zip select");
   const cell = data.cells[Number(select.value)];
-  figure("zip", cell ? cell.methods.map((method, k) => visible(method) ? zipPanel(cell, k, zipWidth(cell)) : null).filter(Boolean) : []);
-  const some = data.details.some((methods) => methods.some((one) => one.zip));
+  const shown = cell ? cell.methods.map((_, k) => k).filter((k) => visible(cell.methods[k]) && parts(cell, k).zip) : [];
+  figure("zip", shown.map((k) => zipPanel(cell, k, zipWidth(cell))), { rows: () => shown.flatMap((k) => {
+    const ends = unpack(parts(cell, k).zip);
+    return Array.from({ length: ends.length / 2 }, (_, i) => ({
+      ...where(cell), method: data.methodNames[cell.methods[k]], level: data.levels[0], coordinate: shownName(cell, k),
+      rank: (i + 0.5) / (ends.length / 2), lower_less_truth: ends[2 * i], upper_less_truth: ends[2 * i + 1],
+    }));
+  }) });
+  const some = data.details.some((methods) => methods.some((one) => one.of.some((part) => part.zip)));
   document.getElementById("zip").hidden = !some;
 }
 
@@ -114,24 +124,22 @@ function openCell(cell, opener) {
 }
 
 function coordinateTable(cell) {
-  const names = data.names[cell.names[0]];
+  const names = ["mean over all", ...kept(cell, 0)];
   const head = element("tr", {}, element("th", { class: "left" }, "method"), ...names.map((name) => element("th", {}, name)));
-  let at = cell.eachAt;
   const lines = cell.methods.map((method, k) => {
-    const own = data.names[cell.names[k]];
-    const texts = own.map(() => {
-      const p = each.coverage[at], n = each.n_ok[at], length = each.length[at++];
-      return element("td", {}, `${percent(p, Math.sqrt((p * (1 - p)) / n))}, ${number(length)}`);
+    const texts = ["", ...kept(cell, k)].map((name) => {
+      const v = view(cell, k, chosen.level, name);
+      return element("td", {}, `${percent(v.coverage, v.error)}, ${number(v.length)}`);
     });
     return element("tr", {}, element("th", { class: "left", scope: "row" }, data.methods[method]), ...texts);
   });
-  const caption = `Coverage of ${number(100 * data.levels[0])} % intervals (standard error) and mean length, ${grouped(cell.n)} replications, ${grouped(cell.rounds)} rounds`;
+  const caption = `Coverage of ${number(100 * level())} % intervals (standard error) and mean length, ${grouped(cell.n)} replications, ${grouped(cell.rounds)} rounds`;
   return [element("div", { class: "scroll", tabindex: 0 }, element("table", {}, element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...lines)))];
 }
 
 function failureList(cell) {
   const lines = cell.methods.flatMap((method, k) => {
-    const { failed, list } = parts(cell, k);
+    const { failed, list } = data.details[cell.index][k];
     const causes = Object.entries(failed).map(([cause, count]) => `${grouped(count)} ${cause}`);
     return causes.length ? [element("li", {}, `${data.methods[method]}: ${causes.join(", ")} (first: replications ${list.join(", ")})`)] : [];
   });
@@ -139,7 +147,7 @@ function failureList(cell) {
 }
 
 function replayCommand(cell) {
-  const failed = cell.methods.flatMap((_, k) => parts(cell, k).list);
+  const failed = cell.methods.flatMap((_, k) => data.details[cell.index][k].list);
   const command = `${data.replay} --cell ${cell.id} --replication ${failed.length ? Math.min(...failed) : 0}`;
   const button = element("button", { type: "button", onclick: () => copy(command, button) }, "Copy");
   return element("p", {}, "Run one replication again: ", element("code", {}, command), " ", button);

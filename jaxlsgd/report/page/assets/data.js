@@ -11,21 +11,35 @@ function unpack(column) {
 const unpackAll = (columns) =>
   Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, unpack(column)]));
 
-const last = unpackAll(data.last), path = unpackAll(data.path), each = unpackAll(data.each);
-const pairs = unpackAll(data.pairs);
+const last = unpackAll(data.last), path = unpackAll(data.path), rounds = unpackAll(data.rounds);
+const runs = unpackAll(data.runs), pairs = unpackAll(data.pairs);
 
-// Where a cell's numbers begin: in each column methods come first, then levels, then rounds.
-let lastAt = 0, pathAt = 0, eachAt = 0;
+// Coordinates of a method that have numbers of their own. The mean over all coordinates stands before them.
+const kept = (cell, k) => data.names[cell.names[k]].slice(0, data.kept);
+
+// Where the numbers of a method in a cell begin: levels come first, then coordinates, then rounds.
+const next = { last: 0, path: 0, rounds: 0, runs: 0 };
 data.cells.forEach((cell, index) => {
-  Object.assign(cell, { index, lastAt, pathAt, eachAt });
-  lastAt += cell.methods.length * data.levels.length;
-  pathAt += cell.methods.length * data.levels.length * cell.saves.length;
-  cell.names.forEach((name) => { eachAt += data.names[name].length; });
+  cell.index = index;
+  cell.at = cell.methods.map((_, k) => {
+    const at = { ...next }, count = data.levels.length * (1 + kept(cell, k).length);
+    next.last += count;
+    next.path += count * cell.saves.length;
+    next.rounds += cell.saves.length;
+    next.runs += 1;
+    return at;
+  });
 });
+
+// The place of the chosen level and coordinate, or -1 for a method without that coordinate.
+function place(cell, k, atLevel = chosen.level, coordinate = chosen.coordinate) {
+  const names = kept(cell, k), j = coordinate === "" ? 0 : names.indexOf(coordinate) + 1;
+  return coordinate !== "" && !j ? -1 : atLevel * (1 + names.length) + j;
+}
 
 const unique = (values) => [...new Set(values)];
 const chosen = {
-  problem: "", algorithm: "", steps: "", schedule: "",
+  problem: "", algorithm: "", steps: "", schedule: "", coordinate: "",
   level: 0,
   hidden: new Set(),
 };
@@ -40,20 +54,24 @@ const level = () => data.levels[chosen.level];
 const visible = (method) => !chosen.hidden.has(method);
 
 // One method in one cell at the last round; Wilson's interval as in `analysis.moments`.
-function view(cell, k, atLevel = chosen.level) {
-  const i = cell.lastAt + k * data.levels.length + atLevel;
-  const coverage = last.coverage[i], n = last.n_ok[i];
-  const [low, high] = wilson(coverage, n);
-  const nominal = data.levels[atLevel];
-  // The standard error that an exact interval would have: that of 100 % is not 0.
-  const score = (coverage - nominal) / Math.sqrt((nominal * (1 - nominal)) / n);
+function view(cell, k, atLevel = chosen.level, coordinate = chosen.coordinate) {
+  const at = cell.at[k], where = place(cell, k, atLevel, coordinate);
+  const value = (column) => where < 0 ? NaN : last[column][at.last + where];
+  const coverage = value("coverage"), error = value("coverage_mcse"), n = runs.n_ok[at.runs];
+  const variance = coverage * (1 - coverage), certain = !(variance > 0 && error > 0);
+  // A mean over coordinates has the error of so many independent ones.
+  const [low, high] = wilson(coverage, certain ? n : variance / error ** 2);
+  const nominal = data.levels[atLevel], shrink = certain ? 1 : error * Math.sqrt(n / variance);
+  // The standard error that exact intervals would have: that of 100 % is not 0.
+  const score = (coverage - nominal) / (Math.sqrt((nominal * (1 - nominal)) / n) * shrink);
   return {
-    cell, method: cell.methods[k], coverage, n, low, high, score,
-    error: Math.sqrt((coverage * (1 - coverage)) / n),
-    length: last.length[i], lengthError: last.length_mcse[i],
-    sent: last.numbers_sent[i], sentOverC1: last.sent_over_c1[i],
+    cell, method: cell.methods[k], coverage, n, low, high, score, error, shrink,
+    length: value("length"), lengthError: value("length_mcse"),
+    sent: runs.numbers_sent[at.runs], sentOverC1: runs.sent_over_c1[at.runs],
   };
 }
+
+const coordinateName = () => chosen.coordinate === "" ? "mean over all coordinates" : chosen.coordinate;
 
 const views = (cell) => cell.methods.map((_, k) => view(cell, k)).filter((v) => visible(v.method));
 
@@ -101,7 +119,9 @@ function number(x) {
 function withError(x, error) {
   if (!Number.isFinite(x)) return "–";
   if (!(error > 0)) return number(x);
-  const places = Math.min(9, Math.max(0, 1 - Math.floor(Math.log10(error))));
+  // The first digit of the error, or two if that is 1.
+  const power = Math.floor(Math.log10(error)), one = error / 10 ** power < 2 ? 1 : 0;
+  const places = Math.min(9, Math.max(0, one - power));
   return `${x.toFixed(places)} (${error.toFixed(places)})`.replace("-", "−");
 }
 

@@ -32,22 +32,24 @@ const SHAPES = [
 ];
 const DASHES = ["", "6 3", "2 2", "8 3 2 3", "10 4", "4 2 1 2 1 2", "1 3", "12 3 3 3"];
 
-const look = (method) => `m${method % 8}`;
+// The same number is the same colour and shape on paper (`report.style`).
+const hue = (method) => data.colours[method];
+const look = (number) => `m${number % 8}`;
 
 // Filled where the interval keeps its level within 2 standard errors, hollow where it does not.
-function mark(method, x, y, hollow = false, size = 4) {
-  const round = Math.floor(method / 8);
+function mark(number, x, y, hollow = false, size = 4) {
+  const round = Math.floor(number / 8);
   return shape("path", {
-    d: SHAPES[(method + round) % SHAPES.length](size),
+    d: SHAPES[(number + round) % SHAPES.length](size),
     transform: `translate(${x.toFixed(1)},${y.toFixed(1)})`,
-    class: `mark ${look(method)}${hollow ? " hollow" : ""}`,
+    class: `mark ${look(number)}${hollow ? " hollow" : ""}`,
   });
 }
 
-function swatch(method) {
+function swatch(number) {
   const svg = shape("svg", { width: 22, height: 14, "aria-hidden": "true" });
   svg.append(
-    shape("path", { d: "M1,7H21", class: `line ${look(method)}`, "stroke-dasharray": DASHES[method % 8] }),
-    mark(method, 11, 7));
+    shape("path", { d: "M1,7H21", class: `line ${look(number)}`, "stroke-dasharray": DASHES[number % 8] }),
+    mark(number, 11, 7));
   return svg;
 }

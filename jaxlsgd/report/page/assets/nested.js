@@ -10,7 +10,8 @@ function drawNested(cells) {
   });
   const measure = document.querySelector("#nested input:checked").value;
   const worth = factors.length > 1 && cells.length > 3;
-  figure("nested", worth ? [{ title: `${grouped(ordered.length)} cells in order`, draw: nestedPanel(ordered, factors, measure) }] : []);
+  figure("nested", worth ? [{ title: `${grouped(ordered.length)} cells in order`, draw: nestedPanel(ordered, factors, measure) }] : [],
+    { rows: () => ordered.flatMap((cell) => views(cell).map(measure === "coverage" ? coverageRow : lengthRow)) });
 }
 
 function nestedPanel(cells, factors, measure) {
@@ -20,8 +21,7 @@ function nestedPanel(cells, factors, measure) {
     const all = cells.map(views);
     const value = (v) => coverage ? 100 * v.coverage : v.length;
     const nominal = 100 * level();
-    const ys = span(all.flat().map(value), { log: !coverage, include: coverage ? [nominal] : [] });
-    if (coverage) ys[1] = Math.min(100.5, ys[1]);
+    const ys = coverage ? coverageDomain(all.flat().map(value).filter(Number.isFinite)) : span(all.flat().map(value), { log: true });
     const y = scale(ys, [bottom, top], !coverage), x = scale([0, cells.length], [left, right]), points = [];
     axisY(svg, left, y, coverage ? "Coverage (%)" : "Mean length", right);
     if (coverage) svg.append(shape("path", { d: `M${left},${y(nominal)}H${right}`, class: "nominal" }));
@@ -31,12 +31,13 @@ function nestedPanel(cells, factors, measure) {
       all.forEach((here, i) => {
         const v = here.find((one) => one.method === method);
         if (!v || !Number.isFinite(value(v))) return;
-        const from = x(i), to = x(i + 1), at = y(value(v));
+        const from = x(i), to = x(i + 1), at = Math.min(bottom, y(value(v)));
         d += `${d && i && !dense && all[i - 1].some((one) => one.method === method) ? "L" : "M"}${from.toFixed(1)},${at.toFixed(1)}H${to.toFixed(1)}`;
         points.push({ x: (from + to) / 2, y: at, text: report(v), cell: v.cell });
-        if (cells.length <= 40) svg.append(mark(method, (from + to) / 2, at, apart(v.score) !== "", 3));
+        if (y(value(v)) > bottom + 0.5) svg.append(shape("path", { d: `M${(from + to) / 2 - 4},${bottom - 6}l4,5l4,-5`, class: `out ${look(hue(method))}` }));
+        else if (cells.length <= 40) svg.append(mark(hue(method), (from + to) / 2, at, apart(v.score) !== "", 3));
       });
-      svg.append(shape("path", { d: d || "M0,0", class: `line ${look(method)}`, "stroke-dasharray": dense ? "" : DASHES[method % 8] }));
+      svg.append(shape("path", { d: d || "M0,0", class: `line ${look(hue(method))}`, "stroke-dasharray": dense ? "" : DASHES[hue(method) % 8] }));
     }
     let at = bottom + 16;
     for (const [key, name] of factors) at = drawFactor(svg, cells, key, name, x, at, left);

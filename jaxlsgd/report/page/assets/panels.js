@@ -4,7 +4,8 @@ const tip = element("div", { class: "tip", hidden: true });
 const live = element("div", { class: "unseen", "aria-live": "polite" });
 
 // `panels` are {title, draw(svg, width) => {height, points, name}}; points are {x, y, text, cell}.
-function figure(id, panels, { most = MOST_PANELS } = {}) {
+function figure(id, panels, { most = MOST_PANELS, rows = () => [] } = {}) {
+  rowsOf.set(id, rows);
   const place = document.querySelector(`#${id} .panels`);
   const shown = panels.slice(0, place.dataset.all ? MOST_ALL : most);
   place.replaceChildren(...shown.map(() => element("div", { class: "panel" })));

@@ -1,9 +1,8 @@
 // Along the communication rounds: coverage and length by method, L2 error by schedule.
 function line(cell, k, column, factor = 1) {
-  const from = cell.pathAt + (k * data.levels.length + chosen.level) * cell.saves.length;
-  return cell.saves.map((round, i) => ({
-    x: round, y: factor * path[column][from + i], n: path.n_ok[from + i], cell,
-  }));
+  const where = place(cell, k), from = cell.at[k].path + where * cell.saves.length, start = cell.at[k].rounds;
+  const value = (i) => column === "l2_error" ? rounds.l2_error[start + i] : where < 0 ? NaN : path[column][from + i];
+  return cell.saves.map((round, i) => ({ x: round, y: factor * value(i), n: rounds.n_ok[start + i], cell }));
 }
 
 function drawRounds(cells) {
@@ -12,7 +11,8 @@ function drawRounds(cells) {
   document.querySelector("#rounds .method-choice").hidden = measure !== "l2_error";
   const shared = measure === "coverage" ? coverageSpan(saved.slice(0, 100)) : null;
   const panels = measure === "l2_error" ? errorPanels(saved) : saved.map((cell) => roundsPanel(cell, measure, shared));
-  figure("rounds", panels);
+  figure("rounds", panels, { rows: () => saved.flatMap((cell) => cell.methods.flatMap((method, k) => visible(method)
+    ? line(cell, k, measure).map((p) => ({ ...which({ cell, method }), save_round: p.x, n_ok: p.n, [measure]: p.y })) : [])) });
 }
 
 function roundsPanel(cell, measure, shared) {
@@ -21,7 +21,7 @@ function roundsPanel(cell, measure, shared) {
     title: cellName(cell),
     draw: later(() => {
       const series = cell.methods.map((method, k) => ({
-        method, plain: true,
+        look: hue(method), method, plain: true,
         points: line(cell, k, measure, coverage ? 100 : 1).map((p) => ({ ...p, text: roundText(p, method, measure) })),
       })).filter((one) => visible(one.method));
       const values = series.flatMap((one) => one.points.map((p) => p.y));
@@ -29,7 +29,7 @@ function roundsPanel(cell, measure, shared) {
       const ys = shared ?? span(values, { log: true });
       const common = { xs: span(cell.saves, { log: true, pad: 0.02 }), ys, logX: true, xLabel: "Communication rounds" };
       return plot(series, coverage
-        ? { ...common, yLabel: "Coverage (%)", line: nominal, band: exact(cell.n) }
+        ? { ...common, yLabel: "Coverage (%)", line: nominal, band: exact(cell.n, views(cell)) }
         : { ...common, yLabel: "Mean length", logY: true });
     }),
   };
@@ -40,11 +40,11 @@ function coverageSpan(cells) {
   const late = cells.flatMap((cell) => cell.methods.flatMap((method, k) =>
     visible(method) ? line(cell, k, "coverage", 100).slice(cell.saves.length >> 1).map((p) => p.y) : []));
   const [low, high] = span(late, { include: [100 * level() - 4, 100 * level() + 2] });
-  return [Math.max(0, low), Math.min(100.5, high)];
+  return [Math.max(0, low, 100 * level() - DEEPEST), Math.min(100.5, high)];
 }
 
 function roundText(p, method, measure) {
-  const value = measure === "coverage" ? `coverage ${percent(p.y / 100, Math.sqrt((p.y / 100) * (1 - p.y / 100) / p.n))}`
+  const value = measure === "coverage" ? `coverage ${number(p.y)} %`
     : `${measure === "length" ? "length" : "L2 error"} ${number(p.y)}`;
   return `${data.methods[method]}\n${cellName(p.cell)}\nround ${grouped(p.x)}: ${value}, ${grouped(p.n)} runs`;
 }
@@ -55,7 +55,7 @@ function errorPanels(cells) {
     title: `${settingName(group[0])}: ${data.methods[method]}`,
     draw: later(() => {
       const series = group.map((cell) => ({
-        method: data.schedules.indexOf(cell.schedule), plain: true, label: cell.schedule,
+        look: data.schedules.indexOf(cell.schedule), plain: true, label: cell.schedule,
         points: line(cell, cell.methods.indexOf(method), "l2_error").map((p) => ({ ...p, text: roundText(p, method, "l2_error") })),
       }));
       const points = series.flatMap((one) => one.points);

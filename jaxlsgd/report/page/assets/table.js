@@ -3,13 +3,13 @@ const PAGE = window.innerWidth < 760 ? 25 : 50;
 const sorting = { column: -1, down: false };
 let linesShown = PAGE, words = "";
 
-// Lines stand in the order of the columns: cells, methods, levels.
+// Lines stand in the order of the columns: cells, methods, levels, coordinates.
 const lines = [];
 for (const cell of data.cells) {
-  cell.methods.forEach((method, k) => data.levels.forEach((_, j) => {
+  cell.methods.forEach((method, k) => data.levels.forEach((_, j) => data.names[cell.names[k]].slice(0, data.table.listed).forEach((coordinate) => {
     const texts = data.table.lines[lines.length];
-    lines.push({ texts, cell, method, k, level: j, key: texts.join(" ").toLowerCase() + ` ${data.methods[method].toLowerCase()} ${cell.id}` });
-  }));
+    lines.push({ texts, cell, method, k, level: j, coordinate, key: texts.join(" ").toLowerCase() + ` ${data.methods[method].toLowerCase()} ${cell.id}` });
+  })));
 }
 
 const numeric = (text) => { const x = parseFloat(text.replaceAll(",", "")); return Number.isNaN(x) ? null : x; };
@@ -33,8 +33,9 @@ function drawTable(cells) {
   const inside = new Set(cells), wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   const off = document.querySelector("#numbers .only").checked;
   const found = sorted(lines.filter((line) => inside.has(line.cell) && visible(line.method)
+    && (chosen.coordinate === "" || data.table.listed === 1 || line.coordinate === chosen.coordinate)
     && wanted.every((word) => line.key.includes(word))
-    && (!off || apart(view(line.cell, line.k, line.level).score))));
+    && (!off || apart(view(line.cell, line.k, line.level, line.coordinate).score))));
   const table = place.querySelector("table");
   table.tHead.replaceChildren(element("tr", {}, ...data.table.header.map(headCell)));
   table.tBodies[0].replaceChildren(...found.slice(0, linesShown).map(tableLine));
@@ -61,7 +62,7 @@ function headCell(name, i) {
 const coverageColumn = data.table.header.indexOf("coverage %");
 
 function tableLine(line) {
-  const side = apart(view(line.cell, line.k, line.level).score);
+  const side = apart(view(line.cell, line.k, line.level, line.coordinate).score);
   const cells = line.texts.map((text, i) => {
     const cell = element("td", { class: [data.table.left.includes(i) && "left", i === coverageColumn && side].filter(Boolean).join(" ") || false });
     if (i === coverageColumn && side) cell.append(
