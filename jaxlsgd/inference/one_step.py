@@ -201,7 +201,7 @@ def _measure_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None
     off = xp.max(xp.abs(state.x - found.estimate) / xp.maximum(scale, anchored_step.TINY))
     zeros = xp.zeros_like(scale)
     detail = AnchoredDetail(
-        found.df,
+        xp.where(found.withheld, 3, found.df),  # not NaN: what is withheld is infinite
         zeros,
         zeros,
         found.used,
