@@ -73,7 +73,7 @@ def summarise_looks(cell: CellRows) -> list[Row]:
     for name in cell.methods:
         bad = wrong(cell, name)
         n = bad.shape[2]
-        finite = np.isfinite(cell.methods[name].half_width).all((1, 3))
+        finite = np.asarray(np.isfinite(cell.methods[name].half_width).all((1, 3)))
         begun = steps[np.argmax(finite, 0)][finite.any(0)]
         for j, level in enumerate(cell.levels):
             for k, coordinate in enumerate(cell.coordinates[name]):

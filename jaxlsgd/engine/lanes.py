@@ -297,7 +297,7 @@ def _padded(items: list[Any], width: int) -> list[Any]:
 
 def stack_blocks(blocks: Sequence[Block]) -> Block:
     """Blocks that start at the same observation, lanes first."""
-    pairs = min(block.pairs[0] for block in blocks), max(block.pairs[1] for block in blocks)
+    low, high = zip(*(block.pairs or (0, BLOCK_STEPS // 2) for block in blocks), strict=True)
     return jax.tree.map(lambda *x: np.stack(x), *blocks)._replace(
-        first=blocks[0].first, pairs=pairs
+        first=blocks[0].first, pairs=(min(low), max(high))
     )

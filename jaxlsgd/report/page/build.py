@@ -211,7 +211,8 @@ def collect(results: Results) -> dict[str, Any]:
         for collector in (findings, failures):
             collector.add(cell)
         digest.add(cell_id, cell)
-        if len(cell.save_at) > 1 and None not in cell.truth.values():
+        known = all(truth is not None for truth in cell.truth.values())
+        if len(cell.save_at) > 1 and known:
             looked += looks.summarise(cell)
     table = tables.with_costs(tables.for_people(columns.rows), columns.rows)
     labels = unambiguous(labels)
