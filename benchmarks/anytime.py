@@ -102,6 +102,7 @@ def measures(cell: CellRows, method: str) -> Row:
     half = rows.half_width[:, 0]
     begun = np.isfinite(half).all(-1)
     row = _mean("held", ~bad.any(0)) | {"held_worst": float((~bad.any(0)).mean(0).min())}
+    row["gaps"] = float((~begun).any(0).mean())
     ended = begun[-1]
     row |= _mean("last", ~bad[-1][ended]) | {"no_interval": int((~ended).sum())}
     near = int(np.argmin(np.abs(np.asarray(cell.steps_at) - 0.4 * cell.num_steps)))
@@ -148,13 +149,14 @@ def report(rows: Sequence[Row]) -> str:
         "",
         f"Made by `python -m benchmarks.anytime --seed {first['seed']}`, {first['replications']:,} runs per cell, 95 %. "
         "Shares are means over coordinates in per cent, with Monte-Carlo standard errors in parentheses. Held: at all "
-        "looks; worst: the least of the coordinates; last: at the last look, of the runs with an interval there; "
+        "looks that have an interval; none: runs without one at some look; worst: the least of the coordinates; last: at "
+        "the last look, of the runs with an interval there; stop: on average, in observations per client; "
         "width: at the stop when all intervals are as short as they are on average at 40 % of the observations; null: "
         "at the stop when 0 is excluded, coordinate by coordinate. Both count runs without an interval as misses.",
         "",
         *_summary(rows),
     ]
-    header = ("cell", "looks", "held", "worst", "last", "width", "mean stop", "null", "mean stop")
+    header = ("cell", "looks", "none", "held", "worst", "last", "width", "stop", "null", "stop")
     for method in writing.unique(rows, "method"):
         mine = [row for row in rows if row["method"] == method]
         lines += ["", f"## {method}", "", *pipe_table(header, [_cells(row) for row in mine])]
@@ -170,7 +172,7 @@ def _cells(row: Row) -> list[str]:
         return f"{percent(row[name])} ({percent(row[f'{name}_mcse'])})"
 
     stops = [f"{row[f'{name}_steps']:,.0f} of {row['num_steps']:,}" for name in ("width", "null")]
-    held = [share("held"), percent(row["held_worst"]), share("last")]
+    held = [percent(row["gaps"]), share("held"), percent(row["held_worst"]), share("last")]
     return [row["cell"], row["looks"], *held, share("width"), stops[0], share("null"), stops[1]]
 
 
@@ -200,12 +202,13 @@ def draw(cell: CellRows, out: Path) -> None:
     """Draw one run in its bands, and the share of runs that were wrong so far."""
     from jaxlsgd.report import figures
 
-    figures.save_looks(cell, out, banded=("fixed", "always"))
+    for path in figures.save_looks(cell, out, banded=("fixed", "always")):
+        path.replace(out / f"anytime_{path.name}") if path.suffix == ".png" else path.unlink()
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = writing.parser("anytime", __doc__, replications=2_000, seed=2024)
+    parser = writing.parser("anytime", __doc__, replications=2_000, seed=90210)
     arguments = parser.parse_args()
     import jaxlsgd
 

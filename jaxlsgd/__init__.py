@@ -55,7 +55,7 @@ _WHERE = {
     "distributed": "jaxlsgd.engine.distributed:",
     "federation": "jaxlsgd.federation:",
     "inference": "jaxlsgd.inference:",
-    "Until": "jaxlsgd.analysis.looks",
+    "Until": "jaxlsgd.core.rows",
     "looks": "jaxlsgd.analysis.looks:",
     "measures": "jaxlsgd.analysis.measures:",
     "problems": "jaxlsgd.problems:",

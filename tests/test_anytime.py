@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import ndtri
+from study_helpers import fake_rows, missing, small
 
 import jaxlsgd
 from jaxlsgd import looks, problems, schedules
+from jaxlsgd.cli import main
+from jaxlsgd.core.causes import Cause
+from jaxlsgd.core.cell_file import load_cell
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.inference.laws import sequential
 from jaxlsgd.inference.one_step import AnchoredDetail, first_look, looks_law, one_step
+from jaxlsgd.report import export, figures
+from jaxlsgd.report.page.build import page
 from jaxlsgd.runs.cell import Cell
+from jaxlsgd.study import Study, jobs
+from jaxlsgd.study.store.reader import Results
+from jaxlsgd.study.store.writer import Writer
 
 # Jennison and Turnbull (2000), tables 2.1 and 2.3, two-sided 5 %.
 POCOCK = {2: 2.178, 5: 2.413, 10: 2.555}
@@ -175,9 +190,108 @@ def test_measures_of_looks_from_rows() -> None:
     (row,) = looks.summarise_looks(_cell())
     assert (row["held"], row["coverage_last"], row["first_wrong"]) == (0.5, 0.75, 30.0)
     assert row["held_mcse"] == pytest.approx(0.25)
+    assert row["no_interval"] == 0
     share, error = looks.wrong_so_far(_cell(), "m")
     assert share.tolist() == [0, 0.25, 0.5] and error[0] == 0
     assert "50 (25)" in str(looks.looks_table(_cell()))
+
+
+def test_a_look_without_an_interval_is_not_wrong_whatever_its_estimate() -> None:
+    cell = _cell()
+    rows = cell.methods["m"]
+    cause = np.where(np.isinf(rows.half_width[:, 0, :, 0]), Cause.EXPLODED, rows.cause)
+    withheld = dataclasses.replace(rows, cause=cause.astype(np.uint8))
+    told = looks.wrong(dataclasses.replace(cell, methods={"m": withheld}), "m")
+    assert np.array_equal(told, looks.wrong(cell, "m"))
+    # Of a diverged run that has a finite interval, or none that is a number, nothing holds.
+    assert told[2, 0, 3, 0]
+
+
+def test_what_is_withheld_is_infinite_and_never_not_a_number() -> None:
+    state = jax.tree.map(
+        lambda x: x * jnp.nan if x.dtype == jnp.float32 else x, ALWAYS.init(jnp.zeros(2))
+    )
+    detail = ALWAYS.measure(state, None).detail
+    assert bool(detail.withheld) and bool(jnp.all(jnp.isfinite(detail.df)))
+
+
+@pytest.mark.parametrize("method", [jaxlsgd.plug_in, jaxlsgd.random_scaling])
+def test_other_methods_refuse_several_looks_with_the_reason(method: Any) -> None:
+    with pytest.raises(ValueError, match=r'valid: must be "fixed" .* no sum over the observations'):
+        method(valid="always")
+
+
+def test_rules_are_saved_with_rows(tmp_path: Path) -> None:
+    rule = looks.Until(half_width=0.5, coordinates=("x",), method="m", level=0.95)
+    cell = dataclasses.replace(_cell(), until=rule)
+    assert load_cell(cell.save(tmp_path / "cell.npz")).until == rule
+    assert load_cell(_cell().save(tmp_path / "other.npz")).until is None
+    plain = looks.summarise(cell)[0]
+    assert (plain["held"], plain["stopped"], plain["coverage_stop"]) == (0.5, 1.0, 0.75)
+    lines = export.write(cell, tmp_path / "rows.csv", "csv").read_text().splitlines()
+    assert lines[0].endswith(",stop")
+    assert [line.split(",")[5] for line in lines[1:] if line.endswith("True")] == ["20"] * 4
+
+
+def test_figures_of_looks(tmp_path: Path) -> None:
+    made = figures.save_looks(_cell(), tmp_path)
+    assert {path.stem for path in made} == {"bands", "wrong_so_far"}
+    axis = figures.wrong_so_far(_cell(), ["m"]).axes[0]
+    assert axis.lines[0].get_ydata().tolist() == [0, 25, 50]
+    assert (
+        len(figures.bands(_cell(), ["m"], run=2).axes[0].lines[0].get_xdata()) == 2
+    )  # no interval at first
+
+
+def _study(**changes: Any) -> Study:
+    return small(schedules=["C1"], methods=["plug_in"], replications=16, **changes)
+
+
+def test_a_study_has_a_rule_that_its_tables_rows_and_page_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = _study(until={"half_width": 9.5})
+    assert Study.read(study.plain()).until == looks.Until(half_width=9.5)
+    assert study.digest == _study().digest  # rows do not depend on it
+    assert len(_study(until=0.1, save_at=()).save_at) == 50
+    with Writer(tmp_path / "out", study, {"jax": "0", "xla_flags": ""}) as writer:
+        for cell, first in missing(writer):
+            writer.describe(cell, jobs.about(cell))
+            writer.commit(cell, first, fake_rows(cell, first))
+    results = Results(tmp_path / "out")
+    (cell,) = results.read_all()
+    assert cell.until == study.until
+    assert main(["looks", str(tmp_path / "out"), "--format", "csv"]) == 0
+    (row, *_) = csv.DictReader(capsys.readouterr().out.splitlines())
+    # The half-width of run r is r + 2: eight of sixteen stop, all of them at once.
+    assert (float(row["stopped"]), row["looks"]) == (0.5, "4")
+    assert main(["looks", str(tmp_path / "out"), "--until", "4.5", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["stopped"] == 3 / 16
+    assert main(["looks", str(tmp_path / "out")]) == 0
+    assert "coverage at the stop %" in capsys.readouterr().out
+    shown = page(results)
+    assert "Looking at every saved round" in shown and "50 (12" in shown
+    assert "half_width = 9.5" in shown
+
+
+@pytest.mark.parametrize(
+    ("until", "words"),
+    [
+        ({"half_width": 0.1, "methd": "x"}, "until.methd: unknown key"),
+        ({}, "until: must have a half_width"),
+        ("soon", "half_width: must be"),
+    ],
+)
+def test_rules_that_cannot_be_read_are_refused(until: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        _study(until=until)
+
+
+def test_a_study_refuses_a_rule_that_its_methods_cannot_keep() -> None:
+    with pytest.raises(ValueError, match="until: must have no null for plug_in"):
+        jobs.check(_study(until={"excludes": 0.0}))
+    with pytest.raises(ValueError, match="until.coordinates: must be one of"):
+        jobs.check(_study(until={"half_width": 0.1, "coordinates": ["z"]}))
 
 
 def test_measures_of_stops_from_rows() -> None:
@@ -192,6 +306,14 @@ def test_measures_of_stops_from_rows() -> None:
 PLAN = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=700)
 PROBLEM = problems.linear(2, 2)
 ALWAYS = one_step(valid="always", best_at=500)
+
+
+@pytest.fixture(scope="module")
+def sixteen() -> CellRows:
+    return jaxlsgd.simulate(
+        jax.random.key(0), PROBLEM, PLAN, methods=[ALWAYS], replications=16, until=0.3,
+        save_at=[60, 70, 90, 110], devices=1, progress=False,
+    )  # fmt: skip
 
 
 def test_one_run_stops_where_a_loop_of_ones_own_would() -> None:
@@ -224,6 +346,17 @@ def test_one_run_stops_where_a_loop_of_ones_own_would() -> None:
     tracker = jaxlsgd.track(ALWAYS, PROBLEM.init, rows="fresh")
     both = jax.jit(lambda state: [tracker.done(state, half_width=x) for x in (goal, goal / 2)])
     assert jnp.stack(both(found.states[ALWAYS.name])).tolist() == [True, False]
+
+
+def test_a_simulation_stops_every_run_where_its_rows_say(sixteen: CellRows) -> None:
+    cell, name = sixteen, ALWAYS.name
+    assert cell.until == looks.Until(half_width=0.3) and len(cell.save_at) == 5
+    at, stopped = looks.stops(cell, name, cell.until)
+    for run, (look, did) in enumerate(zip(at, stopped, strict=True)):
+        sure = (cell.methods[name].half_width[:, 0, run] <= 0.3).all(-1)
+        assert did == sure.any() and look == (np.argmax(sure) if did else 4)
+    (row,) = [row for row in looks.summarise(cell) if row["coordinate"] == "x[0]"]
+    assert row["stopped"] == stopped.mean()
 
 
 def test_a_rule_that_a_method_cannot_keep_is_refused() -> None:

@@ -1,91 +1,27 @@
 """What happens to people who look at every saved round, and to those who stop: measures from rows alone.
 
-A look is a saved round. Until a method has an interval it has said nothing, so that it cannot be wrong; a run that
-diverged is wrong from there on. Start reading at `summarise_looks` and `summarise_stops`.
+A look is a saved round. A look without an interval (an infinite one: too early, or withheld because the path has not
+arrived) says nothing, so that it cannot be wrong, whatever the estimate is; a run that diverged is wrong at every other
+look. Start reading at `summarise_looks` and `summarise_stops`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.analysis.moments import Row, share
-from jaxlsgd.core import checks
 from jaxlsgd.core.causes import DIVERGED
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Shown, Table, percent
-from jaxlsgd.core.rows import CellRows
-
-if TYPE_CHECKING:
-    from jaxlsgd.core.estimator import Estimator
+from jaxlsgd.core.rows import CellRows, Until
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 _END = ("", "_mcse", "_low", "_high")
-
-
-@dataclasses.dataclass(frozen=True)
-class Until:
-    """When a run is sure enough to stop: at the first look at which all that is given holds, for every coordinate.
-
-    Args:
-      half_width: intervals are at most that to either side.
-      excludes: intervals do not hold this null.
-      method: whose intervals; the first of a run if None.
-      coordinates: names of those that count; all if empty.
-      level: of the intervals; the first of a run if None.
-    """
-
-    half_width: float | None = None
-    excludes: float | None = None
-    method: str | None = None
-    coordinates: tuple[str, ...] = ()
-    level: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.half_width is None and self.excludes is None:
-            raise refusal("until", "have a half_width or a null that it excludes", "neither")
-        if self.half_width is not None:
-            checks.positive("half_width", self.half_width)
-        if self.excludes is not None:
-            checks.number("excludes", self.excludes)
-
-    @classmethod
-    def of(cls, given: float | Until) -> Until:
-        """Return a rule as it is, and a number as the rule of that half-width."""
-        return given if isinstance(given, Until) else cls(half_width=given)
-
-    def chosen(self, methods: Sequence[Estimator], levels: Sequence[float]) -> Estimator:
-        """Return the method whose intervals count; refuse a rule that does not suit the run."""
-        name = methods[0].name if self.method is None else self.method
-        checks.choice("until.method", name, [method.name for method in methods])
-        if self.level is not None and self.level not in levels:
-            raise refusal("until.level", f"be one of {tuple(levels)}", self.level)
-        method = next(method for method in methods if method.name == name)
-        if self.excludes is not None and method.valid == "fixed":
-            rule = (
-                f"have no null for {name}, whose intervals hold at one time only: looked at often enough, they "
-                'exclude the truth; one_step(valid="always", best_at=...) may be looked at'
-            )
-            raise refusal("until", rule, self.excludes)
-        return method
-
-    def met(self, estimate: Any, half: Any, names: Sequence[str], xp: Any = np) -> Any:
-        """Return whether intervals (..., coordinates) are sure enough, (...)."""
-        for name in self.coordinates:
-            checks.choice("until.coordinates", name, names)
-        place = [i for i, name in enumerate(names) if name in (self.coordinates or names)]
-        estimate, half = estimate[..., np.array(place)], half[..., np.array(place)]
-        sure = xp.isfinite(estimate) & xp.isfinite(half)
-        if self.half_width is not None:
-            sure = sure & (half <= self.half_width)
-        if self.excludes is not None:
-            sure = sure & (xp.abs(estimate - self.excludes) > half)
-        return xp.all(sure, -1)
 
 
 def wrong(cell: CellRows, method: str) -> BoolArray:
@@ -94,7 +30,7 @@ def wrong(cell: CellRows, method: str) -> BoolArray:
     with np.errstate(invalid="ignore"):
         missed = np.abs(rows.estimate[:, None] - truth) > rows.half_width
     lost = np.isin(rows.cause, DIVERGED)
-    return missed | lost[:, None, :, None]
+    return missed | (lost[:, None, :, None] & ~np.isinf(rows.half_width))
 
 
 def _truth(cell: CellRows, method: str) -> FloatArray:
@@ -128,7 +64,8 @@ def summarise_looks(cell: CellRows) -> list[Row]:
     - `held`, the share of runs whose intervals hold the truth at every look, with its Monte-Carlo standard error
       `held_mcse` and Wilson limits; and `coverage_last`, the usual coverage at the last look, all runs counted;
     - `first_wrong`, the median number of observations at the first wrong look, of the runs that were wrong;
-    - `first_look`, the median number of observations at the first look with an interval;
+    - `first_look`, the median number of observations at the first look with an interval, and `no_interval`, the share
+      of runs without one at the last look, with the same ends;
     - `looks` and `replications`.
     """
     steps = np.asarray(cell.steps_at)
@@ -136,7 +73,7 @@ def summarise_looks(cell: CellRows) -> list[Row]:
     for name in cell.methods:
         bad = wrong(cell, name)
         n = bad.shape[2]
-        finite = np.isfinite(cell.methods[name].half_width).all((1, 3))
+        finite = np.asarray(np.isfinite(cell.methods[name].half_width).all((1, 3)))
         begun = steps[np.argmax(finite, 0)][finite.any(0)]
         for j, level in enumerate(cell.levels):
             for k, coordinate in enumerate(cell.coordinates[name]):
@@ -146,6 +83,7 @@ def summarise_looks(cell: CellRows) -> list[Row]:
                 row |= _share("held", n - ever.sum(), n)
                 row |= _share("coverage_last", n - own[-1].sum(), n)
                 row["first_wrong"] = float(np.median(first[ever])) if ever.any() else None
+                row |= _share("no_interval", n - finite[-1].sum(), n)
                 row["first_look"] = float(np.median(begun)) if len(begun) else None
                 found.append(row | {"replications": n})
     return found
@@ -209,6 +147,25 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
     return found
 
 
+def summarise(
+    cells: CellRows | Sequence[CellRows], until: float | Until | None = None
+) -> list[Row]:
+    """Return the rows of `summarise_looks` with those of `summarise_stops` if there is a rule.
+
+    Args:
+      cells: one cell, or several.
+      until: a rule, or a half-width; that of the simulation or study if None, if it has one.
+    """
+    found, key = [], ("method", "level", "coordinate")
+    for cell in [cells] if isinstance(cells, CellRows) else cells:
+        rule = cell.until if until is None else until
+        stopped = [] if rule is None else summarise_stops(cell, rule)
+        by_place = {tuple(row[name] for name in key): row for row in stopped}
+        for row in summarise_looks(cell):
+            found.append(by_place.get(tuple(row[name] for name in key), {}) | row)
+    return found
+
+
 def looks_table(
     cells: CellRows | Sequence[CellRows], until: float | Until | None = None, *, all: bool = False
 ) -> Shown:
@@ -216,43 +173,40 @@ def looks_table(
 
     Args:
       cells: one cell, or several.
-      until: a rule, or a half-width; that of the simulation if None, if it has one.
+      until: a rule, or a half-width; that of the simulation or study if None, if it has one.
       all: whether to show all coordinates, not only the first of each method.
     """
-    cells = [cells] if isinstance(cells, CellRows) else list(cells)
+    return Shown.of(plain_table(summarise(cells, until), all=all))
+
+
+def plain_table(rows: Sequence[Row], *, all: bool = False) -> Table:
+    """Return rows of `summarise` as a table; without `all`, of the first coordinate of each method only."""
     where = ("problem", "schedule", "num_steps", "method", "level", "coordinate")
     header = ["problem", "schedule", "steps", "method", "level", "coordinate", "looks"]
-    header += ["held at every look %", "at the last %", "first wrong at"]
-    stopping = until is not None or any(cell.until is not None for cell in cells)
+    header += ["held at every look %", "at the last %", "first wrong at", "no interval at last %"]
+    stopping = any("stopped" in row for row in rows)
     header += ["stopped %", "stop at (quartiles)", "coverage at the stop %", "saved %"] * stopping
-    lines = []
-    for cell in cells:
-        rule = cell.until if until is None else until
-        stopped = {
-            (row["method"], row["level"], row["coordinate"]): row
-            for row in ([] if rule is None else summarise_stops(cell, rule))
-        }
-        for row in summarise_looks(cell):
-            if not all and row["coordinate"] != cell.coordinates[row["method"]][0]:
-                continue
-            line = [str(row[key]) for key in where] + [str(row["looks"])]
-            line += [
-                percent(*(row[kind + end] for end in _END)) for kind in ("held", "coverage_last")
-            ]
-            line.append("-" if row["first_wrong"] is None else f"{row['first_wrong']:,.0f}")
-            if stopping:
-                line += _stop_texts(stopped.get((row["method"], row["level"], row["coordinate"])))
-            lines.append(line)
-    left, notes = (0, 1, 3, 5), ["Monte-Carlo standard errors in parentheses."]
+    lines, seen = [], set()
+    for row in rows:
+        place = tuple(row[key] for key in where[:-1])
+        if place in seen and not all:
+            continue
+        seen.add(place)
+        line = [str(row[key]) for key in where] + [str(row["looks"])]
+        line += [percent(*(row[kind + end] for end in _END)) for kind in ("held", "coverage_last")]
+        line.append("-" if row["first_wrong"] is None else f"{row['first_wrong']:,.0f}")
+        line.append(percent(*(row["no_interval" + end] for end in _END)))
+        lines.append(line + (_stop_texts(row) if stopping else []))
+    notes = ["Monte-Carlo standard errors in parentheses. A look without an interval is not wrong."]
     if stopping:
         notes.append(
             "Runs that do not stop are read at the end of the plan, which is their budget. All looks were computed."
         )
-    return Shown.of(Table("", header, lines, left, notes))
+    return Table("", header, lines, (0, 1, 3, 5), notes)
 
 
-def _stop_texts(row: Row | None) -> list[str]:
-    if row is None:
+def _stop_texts(row: Row) -> list[str]:
+    if "stopped" not in row:
         return ["-"] * 4
     quarters = " / ".join(f"{row[key]:,.0f}" for key in ("stop_25", "stop_50", "stop_75"))
     shares = [percent(*(row[kind + end] for end in _END)) for kind in ("stopped", "coverage_stop")]

@@ -1,8 +1,9 @@
-"""Verbs that read the results of a study: status, table, compare, failures, export, plot, report, replay."""
+"""Verbs that read the results of a study: status, table, looks, compare, failures, export, plot, report, replay."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import Verbs, add_import, add_verb, load_imports, positive, share
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.display import write_csv
 from jaxlsgd.core.storage import check_output
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def _add_looks(verbs: Verbs) -> None:
         "print how often intervals hold at every saved round, and at the stop\n\n"
         "Every saved round is a look. With --until or --excludes, each run stops at the first look at which the\n"
         "intervals of all coordinates are short enough, or exclude a number; rows hold all looks, so that any\n"
-        "rule can be tried on a study that has been run."
+        "rule can be tried on a study that has been run. Without them, the rule is that of the study, if it has one."
     )
     examples = "jaxlsgd looks results\njaxlsgd looks results --until 0.05\njaxlsgd looks results --excludes 0"
     parser = add_verb(verbs, "looks", looks, text, examples)
@@ -77,11 +79,17 @@ def _add_looks(verbs: Verbs) -> None:
     parser.add_argument("--until", type=float, metavar="WIDTH", help="stop at this half-width")
     parser.add_argument("--excludes", type=float, metavar="NULL", help="stop if this is excluded")
     parser.add_argument("--all", action="store_true", help="show all coordinates")
+    parser.add_argument(
+        "--format",
+        choices=("text", "csv", "json"),
+        default="text",
+        help="CSV and JSON have all measures",
+    )
 
 
 def looks(arguments: argparse.Namespace) -> int:
     """Print a table of looks and stops."""
-    from jaxlsgd.analysis.looks import Until, looks_table
+    from jaxlsgd.analysis.looks import Until, looks_table, summarise
     from jaxlsgd.study.store.reader import Results
 
     width, null = arguments.until, arguments.excludes
@@ -89,7 +97,15 @@ def looks(arguments: argparse.Namespace) -> int:
     cells = [cell for cell in Results(arguments.directory).read_all() if cell is not None]
     if not cells:
         raise refusal("directory", "have finished replications", arguments.directory)
-    print(looks_table(cells, rule, all=arguments.all))
+    if arguments.format == "text":
+        print(looks_table(cells, rule, all=arguments.all))
+        return 0
+    rows = summarise(cells, rule)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if arguments.format == "json":
+        print(json.dumps([{name: row.get(name) for name in names} for row in rows], indent=1))
+    else:
+        write_csv(sys.stdout, names, ([row.get(name) for name in names] for row in rows))
     return 0
 
 

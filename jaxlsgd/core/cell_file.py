@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxlsgd.core import storage
 from jaxlsgd.core.causes import Cause
-from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.core.rows import CellRows, MethodRows, Until
 from jaxlsgd.core.storage import replacing
 
 FORMAT = 1
@@ -24,7 +24,6 @@ ARRAYS = {
     "cause": "|u1",
 }
 
-_APART = ("methods", "until")  # fields of a cell that are not in its description
 _NOT_RECORDED = (
     "the version that wrote the rows did not record whether the verdict was measured here"
 )
@@ -118,23 +117,25 @@ def fits(parts: list[Any], saves: int, levels: int, count: int, coordinates: int
 
 def about_to_json(about: CellRows) -> dict[str, Any]:
     """Return the description of a cell: everything but its rows."""
-    # The rule is not kept: any can be tried on rows.
-    fields = [field.name for field in dataclasses.fields(about) if field.name not in _APART]
+    fields = [field.name for field in dataclasses.fields(about) if field.name != "methods"]
     content = {name: getattr(about, name) for name in fields}
     truth = {name: None if x is None else x.tolist() for name, x in about.truth.items()}
     content |= {"truth": truth}
     # Left out if empty, so that files are the same as those of earlier versions.
     errors = {name: x.tolist() for name, x in content.pop("truth_error").items()}
-    return content | ({"truth_error": errors} if errors else {})
+    rule = content.pop("until")
+    content |= {"truth_error": errors} if errors else {}
+    return content | ({} if rule is None else {"until": rule.plain()})
 
 
 def about_from_json(content: Any, methods: list[str]) -> CellRows:
     """Return what `about_to_json` described. Every value is checked, as a checksum can be forged."""
-    names = {field.name for field in dataclasses.fields(CellRows)} - set(_APART)
+    names = {field.name for field in dataclasses.fields(CellRows)} - {"methods"}
     if isinstance(content, dict):
         # Cells of version 0.1 have no costs, numbers sent or withheld verdicts, and exact truths no error.
         withheld = dict.fromkeys(methods, _NOT_RECORDED) if content.get("judge") else {}
         absent = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], "truth_error": {}}
+        absent["until"] = None
         content = {**absent, "withheld": withheld, **content}
     _require(isinstance(content, dict) and set(content) == names, "it has other fields than a cell")
     texts = [content[key] for key in ("problem", "algorithm", "schedule")]
@@ -172,7 +173,22 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     lists: dict[str, Any] = {key: tuple(content[key]) for key in tuples}
     lists["coordinates"] = {name: tuple(x) for name, x in labels.items()}
     lists["numbers_sent"] = {name: tuple(x) for name, x in sent.items()}
+    lists["until"] = _until(content["until"])
     return CellRows(**{**content, **lists, "truth": known, "truth_error": errors, "methods": {}})
+
+
+def _until(rule: Any) -> Until | None:
+    """Return a rule for stopping."""
+    if rule is None:
+        return None
+    _require(isinstance(rule, dict), "its rule for stopping is not a table")
+    try:
+        found = Until.of(rule)
+    except (ValueError, TypeError) as error:
+        raise Unfit(f"its rule for stopping cannot be read: {error}") from error
+    named = [*found.coordinates, *([] if found.method is None else [found.method])]
+    _require(all(map(_is_name, named)), "its rule for stopping has names that are not printable")
+    return found
 
 
 def _require(holds: object, otherwise: str) -> None:

@@ -99,6 +99,16 @@ def level(value: Any, argument: str = "level") -> float:
     return found
 
 
+def fixed_time(valid: Any) -> None:
+    """Refuse a method intervals that hold at several looks together."""
+    if valid != "fixed":
+        rule = (
+            'be "fixed" for this method: its error is no sum over the observations, as that of one_step is, so that '
+            'no law bounds it at all looks together; one_step(valid="always", best_at=...) has such intervals'
+        )
+        raise refusal("valid", rule, valid)
+
+
 def choice(argument: str, value: Any, known: Collection[str]) -> str:
     """Return one of the known names."""
     if not isinstance(value, str) or value not in known:

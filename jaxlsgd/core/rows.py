@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import Cause, causes
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, Tabular, facts
 from jaxlsgd.core.lazy import later
 from jaxlsgd.core.storage import npz
+
+if TYPE_CHECKING:
+    from jaxlsgd.core.estimator import Estimator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +82,89 @@ def unpack(content: bytes) -> dict[str, MethodRows]:
     return {name: MethodRows(**fields) for name, fields in found.items()}
 
 
+@dataclasses.dataclass(frozen=True)
+class Until:
+    """When a run is sure enough to stop: at the first look at which all that is given holds, for every coordinate.
+
+    Args:
+      half_width: intervals are at most that to either side.
+      excludes: intervals do not hold this null.
+      method: whose intervals; the first of a run if None.
+      coordinates: names of those that count; all if empty.
+      level: of the intervals; the first of a run if None.
+    """
+
+    half_width: float | None = None
+    excludes: float | None = None
+    method: str | None = None
+    coordinates: tuple[str, ...] = ()
+    level: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.half_width is None and self.excludes is None:
+            raise refusal("until", "have a half_width or a null that it excludes", "neither")
+        if self.half_width is not None:
+            checks.positive("half_width", self.half_width)
+        if self.excludes is not None:
+            checks.number("excludes", self.excludes)
+
+        if self.level is not None:
+            checks.level(self.level, "until.level")
+
+    @classmethod
+    def of(cls, given: float | Until | Mapping[str, Any]) -> Until:
+        """Return a rule as it is, that of a table, and a number as the rule of that half-width."""
+        if not isinstance(given, Mapping):
+            return given if isinstance(given, Until) else cls(half_width=given)
+        names = [field.name for field in dataclasses.fields(cls)]
+        table = checks.table("until", given, f"a half-width, or a table of {', '.join(names)}")
+        checks.known_keys("until", table, names)
+        listed = table.pop("coordinates", ())
+        return cls(
+            coordinates=tuple(
+                checks.sequence("until.coordinates", listed, "name") if listed else ()
+            ),
+            **table,
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """Return the rule as JSON data, without what it leaves open; `of` reads it."""
+        found = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        return {key: list(x) if isinstance(x, tuple) else x for key, x in found.items() if x != ()}
+
+    def chosen(self, methods: Sequence[Estimator], levels: Sequence[float]) -> Estimator:
+        """Return the method whose intervals count; refuse a rule that does not suit the run."""
+        name = methods[0].name if self.method is None else self.method
+        checks.choice("until.method", name, [method.name for method in methods])
+        if self.level is not None and self.level not in levels:
+            raise refusal("until.level", f"be one of {tuple(levels)}", self.level)
+        method = next(method for method in methods if method.name == name)
+        if self.excludes is not None and method.valid == "fixed":
+            rule = (
+                f"have no null for {name}, whose intervals hold at one time only: looked at often enough, they "
+                'exclude the truth; one_step(valid="always", best_at=...) may be looked at'
+            )
+            raise refusal("until", rule, self.excludes)
+        return method
+
+    def places(self, names: Sequence[str]) -> list[int]:
+        """Return which of a method's coordinates count; refuse names that are not among them."""
+        for name in self.coordinates:
+            checks.choice("until.coordinates", name, names)
+        return [i for i, name in enumerate(names) if name in (self.coordinates or names)]
+
+    def met(self, estimate: Any, half: Any, names: Sequence[str], xp: Any = np) -> Any:
+        """Return whether intervals (..., coordinates) are sure enough, (...)."""
+        place = np.array(self.places(names))
+        estimate, half = estimate[..., place], half[..., place]
+        sure = xp.isfinite(estimate) & xp.isfinite(half)
+        if self.half_width is not None:
+            sure = sure & (half <= self.half_width)
+        if self.excludes is not None:
+            sure = sure & (xp.abs(estimate - self.excludes) > half)
+        return xp.all(sure, -1)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class CellRows(Tabular):
     """All rows of one cell (a problem under a plan), with what their analysis needs."""
@@ -103,7 +191,7 @@ class CellRows(Tabular):
     # By method, (coordinates,): the standard error of `truth`; no entry if that is exact or not known.
     truth_error: dict[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
     withheld: dict[str, str] = dataclasses.field(default_factory=dict)  # by method: why no verdict
-    until: Any = None  # `analysis.looks.Until` of a simulation that has a rule for stopping
+    until: Until | None = None  # when a run of the simulation or study is sure enough to stop
 
     @property
     def acf(self) -> float:

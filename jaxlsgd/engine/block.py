@@ -138,7 +138,8 @@ def _run_dense(
         fed = statistics.feed(program, data, state.statistics, met, hessian, at.sync)
         return TileState(after, fed)
 
-    return over_steps(step, state, rows_of(program, block, block.syncs), source, program.loop)
+    rows = rows_of(program, block, block.syncs)
+    return over_steps(step, state, rows, source, program.loop, block.pairs)
 
 
 def _run_sparse(
@@ -170,7 +171,8 @@ def _run_sparse(
     total = empty if program.needs_gradient_sum else None
     sums = (empty,) * len(anchors) if anchors else None
     carry = (state.federation, Met(empty, empty, total, sums))
-    after, met = over_steps(step, carry, rows_of(program, block, None), source, program.loop)
+    rows = rows_of(program, block, None)
+    after, met = over_steps(step, carry, rows, source, program.loop, block.pairs)
 
     def prepare(i: Array) -> tuple[Any, ...]:
         sync = xla.element(block.syncs, i)
@@ -201,13 +203,19 @@ def rows_of(program: Program, block: Block, syncs: Syncs | None) -> _Row:
 
 
 def over_steps(
-    step: Callable[[Any, Any, _Row], Any], carry: Any, rows: _Row, source: Source, loop: Loop
+    step: Callable[[Any, Any, _Row], Any],
+    carry: Any,
+    rows: _Row,
+    source: Source,
+    loop: Loop,
+    some: tuple[Any, Any] | None = None,
 ) -> Any:
     """Runs `step` over a block, two steps per iteration, as draws come in pairs.
 
     Where the loop `prepares`, what an iteration uses comes from the one before, through the loop's carry: its
     draws, because they would be made again in every pass that uses them; its numbers, because XLA's CPU
-    compiler does not vectorise a pass that looks one up by the loop's counter.
+    compiler does not vectorise a pass that looks one up by the loop's counter. Such a loop may run over `some` of
+    the pairs only; the others would change nothing.
     """
     pairs = rows.step.eta.shape[0] // 2
     rows = jax.tree.map(lambda x: x.reshape(pairs, 2, *x.shape[1:]), rows)
@@ -230,5 +238,5 @@ def over_steps(
     indices = jnp.arange(pairs, dtype=jnp.int32)
     if not loop.prepares:
         return lax.scan(body_alone, carry, indices, unroll=min(loop.unroll, pairs))[0]
-    first = (carry, prepare(jnp.asarray(0, jnp.int32)))
-    return lax.scan(body, first, indices, unroll=min(loop.unroll, pairs))[0][0]
+    low, high = some or (jnp.asarray(0, jnp.int32), pairs)
+    return lax.fori_loop(low, high, lambda i, now: body(now, i)[0], (carry, prepare(low)))[0]

@@ -33,8 +33,9 @@ from jaxlsgd.engine.tile import (
 
 # Lanes that stay empty: a group is wider than its cells only where at least this share of it is used.
 FULL = 0.75
-_AXES: Any = (None, *[0] * (len(Block._fields) - 1))
-_NUMBERS = Block(*_AXES)  # a block's start is the same for all lanes
+_AXES: Any = [0] * len(Block._fields)
+# A block's start is the same for all lanes, and so are the pairs of steps that are made.
+_NUMBERS = Block(*_AXES)._replace(first=None, pairs=None)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
@@ -296,4 +297,7 @@ def _padded(items: list[Any], width: int) -> list[Any]:
 
 def stack_blocks(blocks: Sequence[Block]) -> Block:
     """Blocks that start at the same observation, lanes first."""
-    return jax.tree.map(lambda *x: np.stack(x), *blocks)._replace(first=blocks[0].first)
+    low, high = zip(*(block.pairs or (0, BLOCK_STEPS // 2) for block in blocks), strict=True)
+    return jax.tree.map(lambda *x: np.stack(x), *blocks)._replace(
+        first=blocks[0].first, pairs=(min(low), max(high))
+    )

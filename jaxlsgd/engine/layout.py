@@ -43,6 +43,8 @@ class Block(NamedTuple):
     syncs: Syncs
     # (B, groups) per statistic with an anchor: observations whose Hessians clients send, if some clients take part
     hessians: tuple[NDArray[np.float64], ...] = ()
+    # () int32: pairs of steps before the first that is made, and up to the last; all pairs if None
+    pairs: tuple[Any, Any] | None = None
 
 
 class Syncs(NamedTuple):
@@ -193,6 +195,11 @@ def _call(steps: _PerStep, start: int, first: int, last: int, rooms: tuple[int, 
         active=active & (steps.eta[t] > 0),
         slot=slot,
         syncs=syncs,
+        # A block that a saved round cuts is run in parts, each of which makes its own steps only.
+        pairs=(
+            np.int32((max(first, start) - start) // 2),
+            np.int32(-(-(min(last, start + BLOCK_STEPS) - start) // 2)),
+        ),
     )
     return Call(block, slots, int(active.sum()))
 

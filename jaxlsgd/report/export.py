@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxlsgd.analysis import looks
 from jaxlsgd.analysis.measures import summarise
 from jaxlsgd.core import checks
 from jaxlsgd.core.causes import Cause
@@ -36,7 +37,8 @@ def write(source: Any, path: str | Path, format: str, *, force: bool = False) ->
     Parquet and CSV have the columns `COLUMNS`: one line for each cell, method, saved round, level,
     coordinate and replication, whose interval is estimate ± half_width. An unknown truth is missing, and
     so is its standard error, `truth_error`, which is 0 for an exact truth. netCDF has the arrays of
-    `to_xarray`. Numbers keep every bit.
+    `to_xarray`. Numbers keep every bit. If a cell has a rule for stopping, a last column `stop` is true at the round at
+    which the run stops by the method's intervals, or else at its last.
 
     Args:
       source: `CellRows`, a sequence of them, or the results of a study.
@@ -184,6 +186,7 @@ def _blocks(cell: CellRows) -> Iterator[dict[str, Any]]:
         d = len(labels)
         target = np.full(d, np.nan) if truth is None else truth
         error = cell.truth_error.get(name, 0 * target)
+        stop = np.full(n, -1) if cell.until is None else looks.stops(cell, name, cell.until)[0]
         for i, (at, steps) in enumerate(zip(cell.save_at, cell.steps_at, strict=True)):
             known = {
                 "coordinate": np.repeat(labels, n),
@@ -194,6 +197,7 @@ def _blocks(cell: CellRows) -> Iterator[dict[str, Any]]:
                 "truth_error": np.repeat(error, n),
                 "floored": np.tile(rows.floored[i], d),
                 "cause": np.tile(np.array([Cause(c).text for c in rows.cause[i]]), d),
+                "stop": np.tile(stop == i, d),
             }
             for j, level in enumerate(cell.levels):
                 where = {"save_round": at, "save_steps": steps, "method": name, "level": level}
@@ -203,20 +207,25 @@ def _blocks(cell: CellRows) -> Iterator[dict[str, Any]]:
 
 def _to_parquet(cells: Sequence[CellRows], path: Path) -> None:
     arrow, parquet = _extra("pyarrow"), _extra("pyarrow.parquet")
-    kinds = dict.fromkeys(COLUMNS, arrow.float64()) | {"floored": arrow.bool_()}
+    kinds = dict.fromkeys(_columns(cells), arrow.float64())
+    kinds |= dict.fromkeys(kinds.keys() & {"floored", "stop"}, arrow.bool_())
     kinds |= dict.fromkeys(_WHOLE, arrow.int64()) | dict.fromkeys(_TEXTS, arrow.string())
     schema = arrow.schema(list(kinds.items()))
     with parquet.ParquetWriter(path, schema) as writer:
         for cell in cells:
-            tables = [arrow.table(_full(block), schema) for block in _blocks(cell)]
+            tables = [arrow.table(_full(block, list(kinds)), schema) for block in _blocks(cell)]
             writer.write_table(arrow.concat_tables(tables))
 
 
-def _full(block: dict[str, Any]) -> dict[str, Any]:
+def _columns(cells: Sequence[CellRows]) -> tuple[str, ...]:
+    return (*COLUMNS, *(["stop"] if any(cell.until is not None for cell in cells) else []))
+
+
+def _full(block: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a block with a value for every line, None for an unknown truth."""
     count = len(block["replication"])
     found = {}
-    for name in COLUMNS:
+    for name in columns:
         value = block[name]
         found[name] = value if isinstance(value, np.ndarray) else [value] * count
     if np.isnan(block["truth"]).all():
@@ -226,12 +235,13 @@ def _full(block: dict[str, Any]) -> dict[str, Any]:
 
 def _to_csv(cells: Sequence[CellRows], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        write_csv(file, COLUMNS, (line for cell in cells for line in _lines(cell)))
+        names = _columns(cells)
+        write_csv(file, names, (line for cell in cells for line in _lines(cell, names)))
 
 
-def _lines(cell: CellRows) -> Iterator[tuple[Any, ...]]:
+def _lines(cell: CellRows, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     for block in _blocks(cell):
-        columns = _full(block).values()
+        columns = _full(block, names).values()
         yield from zip(
             *(x.tolist() if isinstance(x, np.ndarray) else x for x in columns), strict=True
         )

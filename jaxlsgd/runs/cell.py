@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxlsgd.algorithms import local_sgd
 from jaxlsgd.analysis import verdict
-from jaxlsgd.analysis.looks import Until
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import (
     Algorithm,
@@ -26,7 +25,7 @@ from jaxlsgd.core.causes import MOST_GROWTH, Cause, causes
 from jaxlsgd.core.checks import blaming, refusal
 from jaxlsgd.core.estimator import Accumulator, Anchored, Estimator, Measurement, Sync
 from jaxlsgd.core.problem import Problem, flatten, has_curvature
-from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.core.rows import CellRows, MethodRows, Until
 from jaxlsgd.engine import probe
 from jaxlsgd.engine.cost import numbers_sent, sent_under_c1
 from jaxlsgd.engine.layout import Layout, Whole, lay_out, lay_out_whole

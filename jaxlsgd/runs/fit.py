@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.analysis import verdict
-from jaxlsgd.analysis.looks import Until
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
@@ -23,7 +22,7 @@ from jaxlsgd.core.lazy import later
 from jaxlsgd.core.problem import Array, Params, Problem, check_finite, unravel
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.random import check_key
-from jaxlsgd.core.rows import MethodRows
+from jaxlsgd.core.rows import MethodRows, Until
 from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.inference import joint
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple, saved_rounds

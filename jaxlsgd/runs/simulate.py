@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlsgd.analysis.looks import Until
 from jaxlsgd.core import checks, identity
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.random import check_key
-from jaxlsgd.core.rows import CellRows, MethodRows, pack, unpack
+from jaxlsgd.core.rows import CellRows, MethodRows, Until, pack, unpack
 from jaxlsgd.engine import distributed, machine, sharded, statistics
 from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile, lane_widths
 from jaxlsgd.engine.draws import replication_keys

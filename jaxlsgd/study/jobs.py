@@ -287,6 +287,9 @@ def check(study: Study) -> None:
         with refusing(f"problem {problem.name}", own=own):
             run_by = {"algorithm": algorithm.built().made, "dtype": study.dtype}
             Cell(problem.built().made, brief, made, **run_by)
+            if study.until is not None:
+                chosen = study.until.chosen(made, study.levels)
+                study.until.places(chosen.coordinates(problem.built().made))
     paths = {(spec.schedule, spec.extent, spec.methods): spec for spec in study.cells}
     for spec in paths.values():
         own = any(method.identity for method in spec.methods)

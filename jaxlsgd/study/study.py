@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, Tabular, facts, plural
+from jaxlsgd.core.rows import Until
 from jaxlsgd.core.storage import read_regular
 from jaxlsgd.study.cells import EXCLUDE_KEYS, EXTRA_KEYS, CellSpec, digest_of, expand, read_rules
 from jaxlsgd.study.errors import OwnError, SpecError, refusing
@@ -66,6 +67,9 @@ class Study(Tabular):
       warmup: share of the observations with E = 1, for schedules without one of their own.
       save_at: rounds (integers) or shares of the rounds (floats in (0, 1]) at which intervals are
         kept besides the last; one integer n means n evenly spaced ones.
+      until: a half-width, or a table {half_width, excludes, method, coordinates, level}: when a run would stop, which
+        tables and the page then show. All looks of all runs are computed, at `save_at`; if that is empty, at 50 shares of
+        the rounds from 2 % on. Rows do not depend on the rule, so that it can be changed later.
       tile_size: replications that run side by side and are committed together.
       dtype: "float32" or "float64".
       cross: whether the grid is crossed; if not, `extra` alone lists the cells.
@@ -93,6 +97,7 @@ class Study(Tabular):
     levels: Any = (0.95,)  # tuple[float, ...]
     warmup: dataclasses.InitVar[float] = 0.0
     save_at: Any = ()  # tuple[int | float, ...]
+    until: Any = None  # Until | None
     tile_size: int = 512
     dtype: str = "float32"
     cross: bool = True
@@ -125,7 +130,9 @@ class Study(Tabular):
         put("seed", checks.count("seed", self.seed, 0, 2**32 - 1))
         put("tile_size", checks.count("tile_size", self.tile_size, 1, 65_536))
         put("dtype", checks.choice("dtype", self.dtype, DTYPES))
-        put("save_at", _save_at(self.save_at))
+        put("until", None if self.until is None else Until.of(self.until))
+        looks = () if self.until is None else _looks()
+        put("save_at", _save_at(self.save_at) or looks)
         if not isinstance(self.cross, bool):
             raise refusal("cross", "be true or false", self.cross)
         need = self.cross or self.horizons not in ((), [])
@@ -211,13 +218,15 @@ class Study(Tabular):
             "cross": self.cross,
             "exclude": [thawed(Nested(rule)) for rule in self.exclude],
             "extra": [thawed(Nested(rule)) for rule in self.extra],
+            **({} if self.until is None else {"until": self.until.plain()}),
         }
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of everything but the number of replications, which may grow."""
+        """SHA-256 of everything but the number of replications, which may grow, and the rule for stopping."""
         plain = self.plain()
         del plain["replications"]
+        plain.pop("until", None)
         return digest_of(plain)
 
     def __repr__(self) -> str:
@@ -311,6 +320,11 @@ def _save_at(value: Any) -> tuple[int | float, ...]:
     if not isinstance(value, (list, tuple)) or len(value) > 10_000:
         raise refusal("save_at", "be a list of rounds or of shares of the rounds in (0, 1]", value)
     return tuple(_save(f"save_at[{i}]", part) for i, part in enumerate(value))
+
+
+def _looks() -> tuple[float, ...]:
+    """Return shares of the rounds, evenly spaced in the logarithm."""
+    return tuple(round(0.02 ** (1 - i / 49), 6) for i in range(50))
 
 
 def _save(where: str, value: Any) -> int | float:

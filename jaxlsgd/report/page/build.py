@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jaxlsgd.analysis import looks
 from jaxlsgd.analysis.measures import truth_notes, warns_of_truth
 from jaxlsgd.core.display import Table, colour_numbers
 from jaxlsgd.core.rows import CellRows
@@ -63,6 +64,7 @@ def render(content: dict[str, Any]) -> str:
         "question": _definitions(content["question"]),
         "table": _table(table._replace(lines=table.lines[:STATIC_LINES])),
         "notes": _paragraphs(table.notes),
+        "looks": _looks(content["looks"]),
         "comparison": _comparison(content.get("comparison")),
         "provenance": _facts(content["provenance"]),
         "study": html.escape(content["study"]),
@@ -192,6 +194,18 @@ def _comparison(found: tuple[str, list[str], Table] | None) -> str:
     return f"{heading}\n{_paragraphs(findings)}\n{place if table.lines else ''}</section>"
 
 
+def _looks(table: Table) -> str:
+    if not table.lines:
+        return ""
+    left_out = len(table.lines) - STATIC_LINES
+    notes = [*table.notes, *([f"{left_out:,} more: jaxlsgd looks"] if left_out > 0 else [])]
+    return (
+        '<section id="looks"><h2>Looking at every saved round</h2>\n'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Table of looks">'
+        f"{_table(table._replace(lines=table.lines[:STATIC_LINES]))}</div>\n{_paragraphs(notes)}</section>"
+    )
+
+
 def _table(table: Table) -> str:
     # The page's policy forbids style attributes.
     return table._replace(notes=()).html(" class=left", "") if table.lines else ""
@@ -243,7 +257,7 @@ def collect(results: Results) -> dict[str, Any]:
     dim = max(part.fact("dim") for part in study.problems)
     columns, digest = Columns(views, len(study.levels), dim), Digest()
     pairs, failures = Pairs(columns.most_coordinates), Failures()
-    cells, details, names, known = _Cells(results, methods), [], {}, {}
+    cells, details, names, known, looked = _Cells(results, methods), [], {}, {}, []
     for cell_id in ids:
         cell = results.read(cell_id)
         if cell is None:
@@ -254,8 +268,11 @@ def collect(results: Results) -> dict[str, Any]:
         details.append(detail(cell, *sizes(views, dim)))
         failures.add(cell)
         digest.add(cell_id, cell)
-        if any(truth is not None for truth in cell.truth.values()):
+        truths = cell.truth.values()
+        if any(truth is not None for truth in truths):
             known[cell.problem] = bool(cell.truth_error)
+        if len(cell.save_at) > 1 and all(truth is not None for truth in truths):
+            looked += looks.summarise(cell)
     table = tables.with_costs(tables.for_people(columns.rows), columns.rows)
     labels = unambiguous(labels)
     state, truths = _state(results), truth_notes(columns.truths)
@@ -273,6 +290,7 @@ def collect(results: Results) -> dict[str, Any]:
         "provenance": provenance(results, digest.hex()),
         "study": study_file(study),
         "table": table,
+        "looks": looks.plain_table(looked),
         "data": {
             "partial": "" if state["complete"] else state["text"],
             "methods": shown,

@@ -38,6 +38,7 @@ def study_file(study: Study) -> str:
         "methods": [_part(part) for part in study.methods if part.kind],
         "algorithms": [_part(part) for part in study.algorithms if part.kind],
         "save_at": plain["save_at"],
+        **({"until": plain["until"]} if "until" in plain else {}),
         "tile_size": study.tile_size,
         "dtype": study.dtype,
         "cross": study.cross,

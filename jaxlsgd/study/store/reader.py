@@ -140,7 +140,7 @@ class Results(Tabular):
             if found.estimate.shape[::2] != (len(about.save_at), len(about.coordinates[name])):
                 folder = self.folder(cell_id)
                 raise Damaged(f"{folder} is damaged: its tiles do not fit its cell.json")
-        return dataclasses.replace(about, methods=rows)
+        return dataclasses.replace(about, methods=rows, until=self.study.until)
 
     def read_all(self) -> list[CellRows]:
         """Return the rows of every cell that has any, in the order of the study."""
