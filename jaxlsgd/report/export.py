@@ -76,8 +76,8 @@ def to_frame(source: Any, rows: bool = False) -> Any:
     """
     cells = cells_of(source)
     if rows:
-        lines = [line for cell in cells for line in _lines(cell)]
-        return Table("", COLUMNS, lines).to_frame()
+        names = _columns(cells)
+        return Table("", names, [x for cell in cells for x in _lines(cell, names)]).to_frame()
     found = [row for cell in cells for row in summarise(cell)]
     names = list(found[0]) if found else []
     return Table.of(found, names).to_frame()
