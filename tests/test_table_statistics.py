@@ -20,6 +20,8 @@ from test_table_input import table
 import jaxlsgd
 from jaxlsgd import fit_table
 from jaxlsgd.cli import main
+from jaxlsgd.federation import final_message, finish
+from jaxlsgd.federation.agreement import Stacked
 from jaxlsgd.inference import newton_step
 from jaxlsgd.inference.one_step import _score, one_step
 from jaxlsgd.regression import dependence, local_sgd, pilot, stream
@@ -53,6 +55,52 @@ def design(frame: pd.DataFrame) -> pd.DataFrame:
 def assert_same(ours: jaxlsgd.TableFit, theirs: Any, rtol: float = 5e-4) -> None:
     np.testing.assert_allclose(ours.params, theirs.params, rtol=rtol)
     np.testing.assert_allclose(ours.bse, theirs.bse, rtol=rtol)
+
+
+# A table is a federation in one process.
+
+
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        ("logistic", {"variance": "clients"}),
+        ("logistic", {"variance": "HC3"}),
+        ("poisson", {"variance": "HC1"}),
+        ("poisson", {"variance": "clients", "clients": "sampled"}),
+        ("logistic", {"variance": "CR1", "clients": "sampled"}),
+    ],
+)
+def test_a_table_is_what_messages_of_its_clients_say(
+    fair: pd.DataFrame, family: str, how: dict[str, str]
+):
+    """Clients that keep their rows, on the scale of the table, beside `fit_table` with weights and offsets."""
+    response, _ = FAMILIES[family]
+    ours = fitted(fair, response, family, row_weights="weight", offset="shift", **how)
+    columns = ("weight", "shift")
+    data = {
+        str(name): (design(own), own[response], *(own[one] for one in columns))
+        for name, own in fair.groupby("school")
+    }
+    weights = fair.groupby("school")["weight"].sum()
+    weights = {str(name): float(w / weights.sum()) for name, w in weights.items()}
+
+    def messages(x: Any, total: Any = None) -> dict[str, Any]:
+        found = {}
+        for name, own in data.items():
+            whole = None if total is None else total * len(own[1]) / weights[name]
+            found[name] = final_message(family, own, x, all_rows=whole, few_rows=True)
+        return found
+
+    x = np.asarray(ours.params) * 1.01
+    for _ in range(4):
+        x = finish(x, messages(x), weights=weights).estimate
+    sent = messages(x)
+    if how["variance"] == "HC3":
+        sent = messages(x, sum(weights[name] * one.hessian for name, one in sent.items()))
+    fit = finish(x, sent, weights=weights, **how)
+    np.testing.assert_allclose(fit.estimate, ours.params, rtol=1e-7)
+    np.testing.assert_allclose(fit.covariance, ours.cov_params(), rtol=1e-6)
+    assert fit.df == ours.coefficients().freedom
 
 
 # Weights, offsets and exposures.
@@ -177,9 +225,9 @@ def test_hc3_of_a_logistic_regression(fair: pd.DataFrame):
 
 @pytest.mark.parametrize("family", ["gaussian", "logistic"])
 def test_clients_that_are_sampled(fair: pd.DataFrame, family: str):
-    """Cluster-robust, with t of K − 1 degrees of freedom."""
+    """Cluster-robust as statsmodels has it, and by default with its correction for few clients."""
     response, theirs = FAMILIES[family]
-    ours = fitted(fair, response, family, clients="sampled", variance="clients")
+    ours = fitted(fair, response, family, clients="sampled", variance="CR1")
     other = sm.GLM(fair[response], design(fair), family=theirs).fit(
         cov_type="cluster", cov_kwds={"groups": fair["school"]}, use_t=True
     )
@@ -192,6 +240,12 @@ def test_clients_that_are_sampled(fair: pd.DataFrame, family: str):
         ours.pvalues, 2 * stats.t.sf(np.abs(other.tvalues), K - 1), rtol=5e-3
     )
     assert "clients are a sample of others" in str(ours)
+    longer = fitted(fair, response, family, clients="sampled", variance="clients")
+    np.testing.assert_allclose(longer.params, ours.params, rtol=1e-8)
+    assert (
+        np.all(np.abs(np.log(longer.bse / ours.bse)) < 0.3)
+        and longer.bse.iloc[0] > ours.bse.iloc[0]
+    )
     joint = ours.test(FEATURES)
     wald = other.wald_test(np.eye(3)[1:], use_f=False, scalar=True)
     np.testing.assert_allclose(joint.statistic, wald.statistic, rtol=2e-3)
@@ -213,7 +267,7 @@ REFUSED = {
     ),
     "sampled, and a variance of rows": (
         {"clients": "sampled"},
-        "variance: must be left out with clients='sampled'",
+        "variance: must be clients or CR1 with clients='sampled'",
     ),
     "sampled without a column": (
         {"clients": "sampled", "client": None, "variance": "clients"},
@@ -536,7 +590,7 @@ def test_the_slope_of_the_hessian_in_factors_is_the_same(monkeypatch: pytest.Mon
 def test_many_columns_have_four_rounds_each():
     d, sizes = 150, np.array([5000])
     each = np.stack([np.eye(d)])
-    found = pilot.Moments(np.eye(d), np.zeros((1, d)), each, each, each, sizes)
-    given = {"p": np.ones(1), "sizes": sizes, "batches": np.array([50.0]), "back": np.eye(d)}
+    found = Stacked(("0",), sizes, np.ones(1), np.zeros((1, d)), each, each)
+    given = {"sizes": sizes, "batches": np.array([50.0]), "back": np.eye(d)}
     rule = pilot.choose_rule(found, each, **given, steps=100, share=0.05, local_steps=None)
     assert rule.passes * 100 // rule.E >= 4 * d and rule.E < 5

@@ -92,9 +92,11 @@ def fit_table(
       target: "population", what the clients' rows were drawn from, or "sample", the minimiser of these rows.
       variance: of the sample: "clients", each client's own spread; "HC0" (also "pooled"), clients' means left in, as
         heteroskedasticity-robust standard errors of all rows have it; "HC1", times n/(n − d); "HC3", each row divided
-        by 1 minus its leverage, for small tables. Quantiles are Student's with n − d degrees of freedom.
+        by 1 minus its leverage, for small tables; "CR1", with clients="sampled", the cluster-robust one of statsmodels.
+        Quantiles are Student's with n − d degrees of freedom.
       clients: "given", so that intervals are about the population of these clients, or "sampled" from others, which
-        intervals are then about: cluster-robust, Student's t with as many degrees of freedom as clients less 1.
+        intervals are then about: by leaving out one client after the other (cluster-robust, CR3), Student's t with as
+        many degrees of freedom as clients less 1.
       weights: of clients: by "size", or "equal".
       level: of the intervals.
       methods: none, as in (), for Newton's steps alone, which exchange d² numbers; or "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for the sample), or

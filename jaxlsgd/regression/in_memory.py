@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxlsgd.core.products import times
+from jaxlsgd.federation import FederationFit
 from jaxlsgd.regression import local_sgd
 from jaxlsgd.regression.design import Block, Design
 from jaxlsgd.regression.options import STEPS, Options, check_columns
-from jaxlsgd.regression.pilot import Moments, Rule, Whitened, start_from
+from jaxlsgd.regression.pilot import Rule, Whitened, start_from
 from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
-from jaxlsgd.regression.standardise import by_client, check_one_pass, remarks, times
+from jaxlsgd.regression.standardise import by_client, check_one_pass, remarks
 
 FloatArray = NDArray[np.floating[Any]]
 DIVERGED = (
@@ -62,8 +64,7 @@ def _pilot_alone(space: Whitened, options: Options) -> Finished:
     """Return Newton's minimiser of all rows as a finished run of no rounds."""
     return Finished(
         readings=[],
-        samples=[sample_covariance(space, space.theta, space.moments, options)],
-        left=np.zeros(len(space.theta)),
+        finished=[space.finish(space.theta, options)],
         sizes=space.rows.sizes,
         along=[],
         rounds=0,
@@ -141,19 +142,18 @@ class _Run:
                 len(first.estimate)
             ):
                 raise RuntimeError(_too_many(self.rows.X.shape))
-            found = self._moments(first)
+            found = self._finish(first)
             ours = np.diagonal(self.space.covariance(first.matrix))
-            sample = self._sample(first, found)
-            share = float(np.max(ours / np.maximum(np.diagonal(sample), 1e-300)))
+            back = self.rows.coordinates.back
+            sample = np.sum((back @ found.covariance) * back, 1)
+            share = float(np.max(ours / np.maximum(sample, 1e-300)))
             if options.fresh or share <= options.share or number == limit:
                 self.progress("")
                 pairs = zip(options.methods[1:], carried.states[1:], strict=True)
                 others = [read(method, state, plan) for method, state in pairs]
-                back = self.rows.coordinates.back
                 return Finished(
                     readings=[first, *others],
-                    samples=[sample, *(self._sample(one, self._moments(one)) for one in others)],
-                    left=back @ np.linalg.solve(found.G, self.rows.p @ found.gradients),
+                    finished=[found, *map(self._finish, others)],
                     sizes=self.rows.sizes,
                     along=along,
                     rounds=number * rounds,
@@ -164,17 +164,6 @@ class _Run:
                 )
         raise AssertionError("the last pass returns")
 
-    def _moments(self, reading: MethodReading) -> Moments:
-        return self.space.moments_at(self.space.W @ reading.estimate)
-
-    def _sample(self, reading: MethodReading, found: Moments) -> FloatArray:
-        """Return the sample's covariance of the coefficients."""
-        return sample_covariance(self.space, self.space.W @ reading.estimate, found, self.options)
-
-
-def sample_covariance(
-    space: Whitened, theta: FloatArray, found: Moments, options: Options
-) -> FloatArray:
-    """Return the covariance of the coefficients that is due to the sample, on the scale of the table."""
-    half = space.rows.coordinates.back @ np.linalg.inv(found.G)
-    return half @ space.sample(theta, found, options) @ half.T
+    def _finish(self, reading: MethodReading) -> FederationFit:
+        """Return the minimiser of the rows and the sample's covariance, from final messages at an estimate."""
+        return self.space.finish(self.space.W @ reading.estimate, self.options)

@@ -20,7 +20,7 @@ CHOICES = {
     "missing": ("refuse", "drop"),
     "target": ("population", "sample"),
     "rows": ("reshuffled", "one pass"),
-    "variance": ("clients", "pooled", "HC0", "HC1", "HC3"),
+    "variance": ("clients", "pooled", "HC0", "HC1", "HC3", "CR1"),
     "clients": ("given", "sampled"),
     "weights": ("size", "equal"),
 }
@@ -82,6 +82,8 @@ def check_options(given: Mapping[str, Any]) -> Options:
         raise refusal("variance", rule, given["variance"])
     if given["clients"] == "sampled":
         _check_sampled(given)
+    elif given["variance"] == "CR1":
+        raise refusal("variance", "be another than CR1 without clients='sampled'", "CR1")
     if given["exposure"] is not None and given["family"] not in ("poisson", "negative_binomial"):
         rule = "be left out unless the family is poisson or negative_binomial"
         raise refusal("exposure", rule, given["exposure"])
@@ -129,8 +131,8 @@ def _check_sampled(given: Mapping[str, Any]) -> None:
     if given["rows"] == "one pass":
         rule = "be given in one pass, which does not come back to a client's rows"
         raise refusal("clients", rule, "sampled")
-    if given["variance"] != "clients":
-        rule = "be left out with clients='sampled', whose variance is between clients"
+    if given["variance"] not in ("clients", "CR1"):
+        rule = "be clients or CR1 with clients='sampled', whose variance is between clients"
         raise refusal("variance", rule, given["variance"])
     if given["client"] is None:
         raise refusal("client", "be a column with clients='sampled'", None)

@@ -5,13 +5,13 @@ Start with `by_client`. With x_s = (x − m)/s and y′ = (y − y_c)/y_s, a coe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.products import along, gram
 from jaxlsgd.regression.design import INTERCEPT, Block, Design
 from jaxlsgd.regression.options import STEPS, Options
 
@@ -20,43 +20,6 @@ _CONSTANT = 1e-10  # standard deviation over largest size of a column that is re
 _COLLINEAR = 1e-10  # eigenvalue of the correlations
 _NEARLY = 1e-6  # the same of columns that are mentioned
 _SMALL = "; variance='HC3' is made for small tables"
-# Products over many rows and few columns are made in pieces of so many multiplications, which OpenBLAS makes in one
-# thread. Its threads wait for one another by spinning: while compilers and readers of files use the cores as well,
-# that takes longer than the product.
-_ONE_THREAD = 1 << 18
-_FEWEST = 256  # rows of a piece
-
-
-def gram(A: FloatArray, B: FloatArray) -> FloatArray:
-    """Return AᵀB for (n, d) and (n, e)."""
-    found = np.zeros((A.shape[1], B.shape[1]))
-    for part in _pieces(len(A), A.shape[1] * B.shape[1]):
-        found += A[part].T @ B[part]
-    return found
-
-
-def times(X: FloatArray, W: FloatArray, out: FloatArray | None = None) -> FloatArray:
-    """Return XW for (n, d) and (d, e)."""
-    found = np.empty((len(X), W.shape[1]), np.result_type(X, W)) if out is None else out
-    for part in _pieces(len(X), W.size):
-        np.matmul(X[part], W, out=found[part])
-    return found
-
-
-def along(X: FloatArray, v: FloatArray) -> FloatArray:
-    """Return Xv for (n, d) and (d,)."""
-    return np.einsum("ij,j->i", X, v)
-
-
-def across(X: FloatArray, v: FloatArray) -> FloatArray:
-    """Return Xᵀv for (n, d) and (n,)."""
-    return np.einsum("ij,i->j", X, v)
-
-
-def _pieces(n: int, each: int) -> Iterator[slice]:
-    # Pieces of few rows would be sums of outer products, 30 times slower than a product of matrices.
-    size = max(_FEWEST, _ONE_THREAD // each)
-    return (slice(begin, begin + size) for begin in range(0, n, size))
 
 
 class Coordinates(NamedTuple):
@@ -269,10 +232,6 @@ def remarks(rows: Rows, options: Options, names: tuple[str, ...]) -> list[str]:
     if n < 10 * d:
         more = "" if options.variance == "HC3" or options.clients == "sampled" else _SMALL
         notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short{more}")
-    if options.clients == "sampled" and len(rows.sizes) < 10:
-        notes.append(
-            f"{len(rows.sizes)} clients are few to stand for others: their intervals are long, and may still be short"
-        )
     if not options.ridge:
         notes += _near_collinear(rows.X, names)
     if options.family.separable and options.family.most == 1:

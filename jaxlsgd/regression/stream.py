@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.products import times
 from jaxlsgd.regression import files, local_sgd, pilot
 from jaxlsgd.regression.design import (
     Block,
@@ -38,7 +39,7 @@ from jaxlsgd.regression.local_sgd import Hosted, on_host
 from jaxlsgd.regression.options import STEPS, Options
 from jaxlsgd.regression.pilot import Whitened, start_from
 from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
-from jaxlsgd.regression.standardise import by_client, remarks, times
+from jaxlsgd.regression.standardise import by_client, remarks
 
 FloatArray = NDArray[np.floating[Any]]
 CHUNK = 1 << 16  # rows
@@ -205,11 +206,9 @@ class _Stream:
             return None
         last = Along.at(self.space, readings[0], self.rounds)
         self.along = [*(one for one in self.along if one.round < last.round), last]
-        none = np.zeros((len(self.space.W), len(self.space.W)))
         return Finished(
             readings=readings,
-            samples=[none] * len(readings),
-            left=none[0],
+            finished=[],
             sizes=self.met,
             along=self.along,
             rounds=self.rounds,
