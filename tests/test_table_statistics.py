@@ -24,7 +24,9 @@ from jaxlsgd.federation import final_message, finish
 from jaxlsgd.federation.agreement import Stacked
 from jaxlsgd.inference import newton_step
 from jaxlsgd.inference.one_step import _score, one_step
-from jaxlsgd.regression import dependence, local_sgd, pilot, stream
+from jaxlsgd.regression import dependence, local_sgd, options, pilot, stream
+from jaxlsgd.regression.fit_table import DEFAULTS
+from jaxlsgd.regression.options import check_options, for_columns
 
 FEATURES = ["age", "yrs_married"]
 
@@ -310,7 +312,24 @@ def test_refused(fair: pd.DataFrame, case: str):
 def test_too_many_columns_are_refused_before_the_run():
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 1200)))
     with pytest.raises(ValueError, match=r"columns: must be at most .* methods=\(\) stops"):
-        fit_table(frame, response="0")
+        fit_table(frame, methods=["one_step"], response="0")
+
+
+def test_many_columns_stop_at_newton_unless_methods_are_given(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame(rng.normal(size=(400, 66))).add_prefix("x")
+    frame["y"] = frame["x0"] + rng.normal(size=400)
+    found = fit_table(frame, response="y", variance="HC1")
+    theirs = sm.OLS(frame["y"], sm.add_constant(frame.drop(columns="y"))).fit(cov_type="HC1")
+    np.testing.assert_allclose(found.bse, theirs.bse, rtol=1e-6)
+    assert list(found.methods) == ["newton"]
+    assert "with 67 columns Local SGD would add its own noise only" in str(found)
+    asked = check_options({**DEFAULTS, "methods": ["one_step"]})
+    assert for_columns(asked, 67).methods == asked.methods
+    assert for_columns(check_options(DEFAULTS), 64).methods == asked.methods
+    monkeypatch.setattr(options, "memory", lambda: 2**20)
+    with pytest.raises(ValueError, match="columns: must be so few that their matrices and rows"):
+        fit_table(frame, response="y")
 
 
 def test_a_response_on_the_right_of_a_formula(fair: pd.DataFrame):

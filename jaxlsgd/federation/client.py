@@ -214,7 +214,8 @@ class Linear(NamedTuple):
 
     def hessian(self) -> FloatArray:
         """Return the mean Hessian, (d, d)."""
-        return gram(self.second[:, None] * self.A, self.A) / len(self.A)
+        root = np.sqrt(self.second / len(self.A))[:, None] * self.A
+        return gram(root, root)
 
     def free(self, all_rows: FloatArray) -> FloatArray:
         """Return 1 minus the leverage of each row in a Hessian of all rows, (n,)."""

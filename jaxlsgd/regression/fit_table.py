@@ -46,7 +46,7 @@ def fit_table(
     clients: str = "given",
     weights: str = "size",
     level: float = 0.95,
-    methods: Sequence[str | Estimator] = ("one_step",),
+    methods: Sequence[str | Estimator] | None = None,
     rows: str = "reshuffled",
     local_steps: int | None = None,
     share: float = 0.05,
@@ -99,8 +99,9 @@ def fit_table(
         many degrees of freedom as clients less 1.
       weights: of clients: by "size", or "equal".
       level: of the intervals.
-      methods: none, as in (), for Newton's steps alone, which exchange d² numbers; or "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for the sample), or
-        estimators.
+      methods: "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for the sample), or estimators;
+        or none, as in (), for Newton's steps alone, which exchange d² numbers. If None "one_step"; none for the
+        population with more than 64 columns in memory, where a run takes longer and adds only its own noise.
       rows: "reshuffled" in every pass, or "one pass", for which all clients need 100 rows.
       local_steps: E, steps between two exchanges; from the pilot, 5 at most, if None.
       share: of the sample's variance that the run may add.

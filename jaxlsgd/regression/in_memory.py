@@ -12,10 +12,10 @@ from jaxlsgd.core.products import times
 from jaxlsgd.federation import FederationFit
 from jaxlsgd.regression import local_sgd
 from jaxlsgd.regression.design import Block, Design
-from jaxlsgd.regression.options import STEPS, Options, check_columns
+from jaxlsgd.regression.options import MANY_COLUMNS, STEPS, Options, check_columns, for_columns
 from jaxlsgd.regression.pilot import Rule, Whitened, start_from
 from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
-from jaxlsgd.regression.standardise import by_client, check_one_pass, remarks
+from jaxlsgd.regression.standardise import by_client, check_one_pass, comparable, remarks
 
 FloatArray = NDArray[np.floating[Any]]
 DIVERGED = (
@@ -23,9 +23,6 @@ DIVERGED = (
 )
 _ONE_PASS_STEPS = 1000
 _READINGS = 10  # of the estimate during a run, about
-_MANY_COLUMNS = (
-    64  # from which on the estimate is read at the end alone: a reading takes d³ operations
-)
 _RETRIES = 3
 _FAR = 2.0  # whitened, per coordinate: curvature about the pilot says nothing at such a distance
 
@@ -37,7 +34,8 @@ def fit_block(
     progress: Callable[[str], None] | None = None,
 ) -> TableFit:
     """Fit rows that are numbers already."""
-    check_columns(len(plan.names), options)
+    options = for_columns(options, len(plan.names))
+    check_columns(*block.X.shape, len(np.unique(comparable(block.client))), options)
     rows = by_client(plan, block, options)
     check_one_pass(rows, options)
     space = start_from(plan, rows, options)
@@ -48,15 +46,13 @@ def fit_block(
             space,
             _pilot_alone(space, options),
             block.dropped,
-            remarks(rows, options, plan.names),
+            remarks(rows, options),
         )
     run = _Run(space, options, progress or (lambda text: None))
     for retry in range(_RETRIES + 1):
         found = run.go(4.0**-retry)
         if found is not None:
-            return assemble(
-                plan, options, space, found, block.dropped, remarks(rows, options, plan.names)
-            )
+            return assemble(plan, options, space, found, block.dropped, remarks(rows, options))
     raise RuntimeError(DIVERGED)
 
 
@@ -113,7 +109,7 @@ class _Run:
         data, setting = local_sgd.on_device((self.data, local_sgd.setting(self.space)))
         along: list[Along] = []
         limit = 1 if options.fresh else options.max_passes
-        few = len(self.space.start) > _MANY_COLUMNS
+        few = len(self.space.start) > MANY_COLUMNS  # a reading takes d³ operations
         every = limit if few else max(1, min(rule.passes, limit) // _READINGS)
         for number in range(1, limit + 1):
             carried, _ = local_sgd.run_pass(

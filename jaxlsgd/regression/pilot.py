@@ -14,6 +14,7 @@ run below a share of the sample's.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -88,10 +89,29 @@ class Whitened:
         self.rows, self.objective, self.theta, self.names = rows, objective, theta, names
         self.exchanges = exchanges  # of d² numbers, that the pilot took
         self.messages = self.messages_at(theta)
-        self.W = _whitening(self._stacked().G)
-        self.start = np.linalg.solve(self.W, theta)
-        self.back = rows.coordinates.back @ self.W
-        self.penalty = self.W.T @ np.diag(objective.ridge) @ self.W
+        # The messages' mean Hessian, ridge included.
+        sent = zip(rows.p.tolist(), self.messages.values(), strict=True)
+        self.G = sum((p * one.hessian for p, one in sent), np.diag(objective.ridge))
+
+    @functools.cached_property
+    def W(self) -> FloatArray:
+        """The matrix of θ = W u."""
+        return _whitening(self.G)
+
+    @functools.cached_property
+    def start(self) -> FloatArray:
+        """The pilot's minimiser, (d,)."""
+        return np.linalg.solve(self.W, self.theta)
+
+    @functools.cached_property
+    def back(self) -> FloatArray:
+        """The matrix from u to coefficients of the table."""
+        return self.rows.coordinates.back @ self.W
+
+    @functools.cached_property
+    def penalty(self) -> FloatArray:
+        """The ridge's Hessian."""
+        return self.W.T @ np.diag(self.objective.ridge) @ self.W
 
     def messages_at(
         self, theta: FloatArray, all_rows: FloatArray | None = None
@@ -278,8 +298,11 @@ def _check_separated(
         return
     # Then f'' has vanished in some direction: fitted means run off to an end of their range.
     rows = linear(objective.family.name, (X, y, None, offset), theta, objective.numbers)
-    values = scipy.linalg.eigh(rows.hessian(), gram(X, X) / len(X), eigvals_only=True)
-    if values[0] > 1e-6 * max(np.mean(rows.second), 1e-4):
+    least = 1e-6 * max(np.mean(rows.second), 1e-4)
+    if rows.second.min() > least:
+        return
+    products = gram(X, X) / len(X)
+    if scipy.linalg.eigh(rows.hessian(), products, eigvals_only=True)[0] > least:
         return
     # By the size of the coefficients: if f'' has vanished in all rows, all directions look alike.
     share = np.abs(theta) * X.std(axis=0)

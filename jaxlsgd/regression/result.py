@@ -488,6 +488,7 @@ def assemble(
         "exposure": plan.exposure,
         "ridge": options.ridge,
         "share": options.share,
+        "by_default": options.by_default,
     }
     used = Communication(found.rounds, rule.E, found.passes, rule.eta, rule.bound, space.exchanges)
     warnings = (*_run_warnings(options, found, first, left), *remarks)
@@ -511,9 +512,9 @@ def assemble(
 def _influence(space: Whitened, theta: FloatArray) -> FloatArray:
     """Return (n, d) how much each row moves each coefficient, on the scale of the table, up to its sign."""
     rows = space.rows
-    half = rows.coordinates.back @ space.W
     share = (rows.p / rows.sizes)[rows.client]
-    return times(share[:, None] * space.derivatives(theta).scores(), (half @ space.W.T).T)
+    scores = share[:, None] * space.derivatives(theta).scores()
+    return times(scores, np.linalg.solve(space.G, rows.coordinates.back.T))
 
 
 def _on_table(space: Whitened, covariance: FloatArray) -> FloatArray:

@@ -82,14 +82,20 @@ def coordinates(
     return Coordinates(center, scale, y_center, y_scale or 1.0, slopes)
 
 
-def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
-    """Refuse columns that are combinations of one another, and name them."""
+def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse columns that are combinations of one another, and name them; return remarks on those that almost are."""
     if len(X_s) <= X_s.shape[1]:
         what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
         raise refusal("frame", "have more rows than coefficients", what)
     share, involved = _least_eigenvalue(X_s, names)
+    if share > _NEARLY:
+        return ()
     if share > _COLLINEAR:
-        return
+        told = (
+            f"{' and '.join(involved)} almost determine one another (1 − r about {share:.1g}): their coefficients "
+            "are known far less well than combinations of them; leave one out"
+        )
+        return (told,)
     hint = "; leave one of them out, or give a ridge"
     raise refusal("columns", "not determine one another", " and ".join(involved), hint)
 
@@ -98,7 +104,11 @@ def _least_eigenvalue(X_s: FloatArray, names: tuple[str, ...]) -> tuple[float, l
     """Return the least eigenvalue of the correlations over the largest, and the columns that are in its vector."""
     products = gram(X_s, X_s) / len(X_s)
     root = np.sqrt(np.diagonal(products))
-    values, vectors = np.linalg.eigh(products / np.outer(root, root))
+    products /= np.outer(root, root)
+    values = np.linalg.eigvalsh(products)
+    if values[0] > _NEARLY * values[-1]:
+        return float(values[0] / values[-1]), []
+    values, vectors = np.linalg.eigh(products)
     share = np.abs(vectors[:, 0])
     involved = [names[j] for j in np.flatnonzero(share > 1e-3 * share.max())]
     return max(float(values[0] / values[-1]), 0.0), involved
@@ -116,6 +126,7 @@ class Rows(NamedTuple):
     coordinates: Coordinates
     weight: FloatArray | None = None  # (n,) with mean 1 in every client
     offset: FloatArray | None = None  # (n,) of the linear predictor
+    notes: tuple[str, ...] = ()  # on columns that almost determine one another
     total: float = 0.0  # sum of the weights of all rows, as they were given
 
     def predictors(self, theta: FloatArray) -> FloatArray:
@@ -142,7 +153,7 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
     if block.y.min() == block.y.max():
         what = f"{block.y[0]:g} in all {len(block.y):,} rows"
         raise refusal(f"response {plan.response!r}", "vary", what)
-    labels, client = np.unique(_comparable(block.client), return_inverse=True)
+    labels, client = np.unique(comparable(block.client), return_inverse=True)
     # Sorting integers of 16 bits is by counting.
     few = np.uint16 if len(labels) < 1 << 16 else np.int64
     order = np.argsort(client.astype(few), kind="stable")
@@ -154,8 +165,7 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
     where = plan.names.index(INTERCEPT) if plan.intercept else None
     frame = coordinates(block.X, block.y, plan.names, where, options.family.scaled)
     X = frame.features(block.X[order])
-    if not options.ridge:
-        _check_rank(X, plan.names)
+    notes = () if options.ridge else _check_rank(X, plan.names)
     y = frame.response(block.y[order])
     weight = None if block.weight is None else (block.weight * (sizes / sums)[client])[order]
     offset = None if block.offset is None else block.offset[order]
@@ -171,6 +181,7 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
         weight=weight,
         offset=offset,
         total=total,
+        notes=notes,
     )
 
 
@@ -200,24 +211,12 @@ def check_one_pass(rows: Rows, options: Options) -> None:
         raise refusal("rows", rule, f"{options.rows!r}, and {least} of client {name!r}")
 
 
-def _comparable(labels: NDArray[Any]) -> NDArray[Any]:
+def comparable(labels: NDArray[Any]) -> NDArray[Any]:
     """Return labels that can be sorted: a mixture of text and numbers as text."""
     return labels.astype(str) if labels.dtype.kind == "O" else labels
 
 
-def _near_collinear(X_s: FloatArray, names: tuple[str, ...]) -> list[str]:
-    """Say which columns almost determine one another."""
-    found = _least_eigenvalue(X_s, names)
-    if found[0] > _NEARLY:
-        return []
-    share, involved = found
-    return [
-        f"{' and '.join(involved)} almost determine one another (1 − r about {share:.1g}): their coefficients "
-        "are known far less well than combinations of them; leave one out"
-    ]
-
-
-def remarks(rows: Rows, options: Options, names: tuple[str, ...]) -> list[str]:
+def remarks(rows: Rows, options: Options) -> list[str]:
     """Return remarks on the table that bear on the intervals."""
     notes = []
     n, d = rows.X.shape
@@ -232,8 +231,7 @@ def remarks(rows: Rows, options: Options, names: tuple[str, ...]) -> list[str]:
     if n < 10 * d:
         more = "" if options.variance == "HC3" or options.clients == "sampled" else _SMALL
         notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short{more}")
-    if not options.ridge:
-        notes += _near_collinear(rows.X, names)
+    notes += rows.notes
     if options.family.separable and options.family.most == 1:
         events = int(min(rows.y.sum(), n - rows.y.sum()))
         if events < 10 * d:

@@ -98,7 +98,7 @@ def fit_stream(
         stream = _Stream(plan, space, options, total, 4.0**-retry, progress or (lambda text: None))
         found = stream.go(blocks, compiling)
         if found is not None:
-            notes, chunks = remarks(rows, options, plan.names), stream.chunks
+            notes, chunks = remarks(rows, options), stream.chunks
             if stream.stopped:
                 notes.append(
                     f"stopped when all intervals were at most {options.until:g} to either side, after "
