@@ -490,6 +490,87 @@ def test_negative_binomial(fair: pd.DataFrame):
     assert abs(found.params["x"] - 0.4) < 4 * found.bse["x"]
 
 
+def test_a_run_of_a_negative_binomial_regression():
+    """Local SGD beside GLM with the dispersion that was found, and beside the joint likelihood."""
+    rng = np.random.default_rng(3)
+    n = 1500
+    frame = pd.DataFrame({"x": rng.normal(size=n), "u": rng.normal(size=n)})
+    mean = np.exp(0.5 + 0.4 * frame["x"] - 0.2 * frame["u"])
+    frame["y"] = rng.negative_binomial(2.0, 2.0 / (2.0 + mean))
+    ours = fit_table(
+        frame.assign(c=np.arange(n) % 5), response="y", client="c", family="negative_binomial"
+    )
+    assert list(ours.methods) == ["one_step"]
+    alpha = float(str(ours).split("mean + ")[1].split()[0])
+    X = sm.add_constant(frame[["x", "u"]])
+    glm = sm.GLM(frame["y"], X, family=sm.families.NegativeBinomial(alpha=alpha))
+    theirs = glm.fit(cov_type="HC0")
+    assert np.all(
+        np.abs(ours.params.to_numpy() - theirs.params.to_numpy()) < 0.1 * theirs.bse.to_numpy()
+    )
+    ratio = ours.bse.to_numpy() / theirs.bse.to_numpy()
+    assert np.all((ratio > 0.99) & (ratio < 1.06))
+    joint = sm.NegativeBinomial(frame["y"], X).fit(disp=False)
+    assert abs(joint.params["alpha"] - alpha) < 0.5 * joint.bse["alpha"]
+
+
+# Quantiles.
+
+
+def kernel_sandwich(theirs: Any, X: pd.DataFrame) -> np.ndarray:
+    """Powell's standard errors: each row's own density, with the residuals and the bandwidth of statsmodels."""
+    e, A, tau = theirs.resid.to_numpy() / theirs.bandwidth, X.to_numpy(), theirs.q
+    density = np.where(np.abs(e) <= 1, 0.75 * (1 - e**2), 0.0) / theirs.bandwidth
+    D = np.linalg.inv((density[:, None] * A).T @ A)
+    return np.sqrt(np.diagonal(D @ (tau * (1 - tau) * A.T @ A) @ D))
+
+
+@pytest.mark.parametrize("tau", [0.25, 0.5, 0.75])
+def test_quantiles_of_engel(tau: float):
+    """QuantReg takes one density for all rows, which spread with income: a bootstrap of rows has errors of slopes twice as large."""
+    frame = sm.datasets.engel.load_pandas().data
+    X = sm.add_constant(frame[["income"]])
+    theirs = sm.QuantReg(frame["foodexp"], X).fit(q=tau)
+    ours = fit_table(frame, response="foodexp", family="quantile", tau=tau, methods=())
+    right = kernel_sandwich(theirs, X)
+    np.testing.assert_allclose(ours.bse, right, rtol=0.3)
+    assert np.all(np.abs(ours.params.to_numpy() - theirs.params.to_numpy()) < 0.5 * right)
+    assert ours.bse.iloc[1] > 1.5 * theirs.bse.iloc[1]
+
+
+@pytest.mark.parametrize("tau", [0.3, 0.5])
+def test_quantiles_of_rows_that_spread_alike(tau: float):
+    rng = np.random.default_rng(4)
+    frame = pd.DataFrame({"x": rng.normal(size=3000)})
+    frame["y"] = 1 + frame["x"] + rng.standard_t(5, 3000)
+    theirs = sm.QuantReg(frame["y"], sm.add_constant(frame[["x"]])).fit(q=tau)
+    ours = fit_table(frame, response="y", family="quantile", tau=tau, methods=())
+    np.testing.assert_allclose(ours.bse, theirs.bse, rtol=0.12)
+    assert np.all(np.abs(ours.params.to_numpy() - theirs.params.to_numpy()) < 0.6 * theirs.bse)
+
+
+# Other kinds of tables.
+
+
+@pytest.mark.parametrize("kind", ["polars", "arrow"])
+def test_tables_of_other_libraries_in_and_out(fair: pd.DataFrame, kind: str):
+    columns = [*FEATURES, "any", "school"]
+    if kind == "polars":
+        polars = pytest.importorskip("polars")
+        given = polars.DataFrame({name: fair[name].to_numpy() for name in columns})
+        form = polars.DataFrame
+    else:
+        given, form = pa.Table.from_pandas(fair[columns]), pa.Table
+    ours = fitted(given, "any", "logistic")
+    same = fitted(fair, "any", "logistic")
+    np.testing.assert_array_equal(ours.params, same.params)
+    new = ours.predict(given)
+    assert isinstance(new, form) and isinstance(ours.to_frame(kind), form)
+    np.testing.assert_array_equal(np.asarray(new["mean"]), same.predict(fair)["mean"])
+    factors = fit_table(given, formula="any ~ age + C(school)", family="logistic", methods=())
+    assert len(factors.names) == 1 + fair["school"].nunique()
+
+
 def test_newton_alone_says_so(both: tuple[jaxlsgd.TableFit, Any]):
     text = str(both[0])
     assert "Newton's steps alone:" in text and "newton" in both[0].methods
