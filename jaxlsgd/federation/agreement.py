@@ -11,8 +11,10 @@ No S_k or H_k is inverted.
 
 *Per coefficient*: client k's own one-step estimate is x̂ − L_k s_k with L_k = (H_k + λ_k G)⁻¹ and λ_k = d/n_k, which keeps a
 client with few rows near x̂. Its squares are tested as T is, with L_k W L_kᵀ in place of W. Divided by what λ_k takes away it
-estimates the client's minimum, with variance (L_k Σ_k L_kᵀ)_jj: from these come τ² by Paule and Mandel (1982), and the interval
-for the minimum of a client that is not among these (Higgins, Thompson and Spiegelhalter 2009), with K − 2 degrees of freedom.
+estimates the client's minimum, with variance (L_k Σ_k L_kᵀ)_jj: from these comes τ² by Paule and Mandel (1982). The interval
+for the minimum of a client that is not among these is of N(mean(τ²), τ² + variance of the mean), mixed over what the data
+leave open of τ²: its confidence distribution, Q(τ²) ~ χ² with K − 1 degrees of freedom (Viechtbauer 2007; Nagashima, Noma and
+Furukawa 2019). With one τ² in its place (Higgins, Thompson and Spiegelhalter 2009), intervals of 95 % held 83 to 93 %.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ FloatArray = NDArray[np.floating[Any]]
 PAIRS = (
     200  # clients up to which all pairs count in the variance of T; beyond, pairs add less than 1/K
 )
+_GRID = (np.arange(60) + 0.5) / 60  # shares of a confidence distribution
 
 
 class Stacked(NamedTuple):
@@ -281,33 +284,51 @@ def _coefficient(y: FloatArray, v: FloatArray, level: float) -> tuple[float, flo
     """Return τ², mean, and the bounds for a new client."""
     K = len(y)
     tau2 = paule_mandel(y, v)
-    w = 1 / (v + tau2)
-    center = float(np.average(y, weights=w))
+    center = float(np.average(y, weights=1 / (v + tau2)))
     if K < 3:
         return tau2, center, -np.inf, np.inf
-    # Hartung and Knapp's variance of the mean, but not below the plain one.
-    mean_variance = max(float(np.sum(w * (y - center) ** 2)) / (K - 1), 1.0) / w.sum()
-    half = float(special.stdtrit(K - 2, (1 + level) / 2)) * np.sqrt(tau2 + mean_variance)
-    return tau2, center, center - half, center + half
+    likely = _solve_q(y, v, special.chdtri(K - 1, _GRID))
+    Q, means, weight = _q(y, v, likely)
+    # Hartung and Knapp's variance of the mean, but not below the plain one; that of Student's t with K − 1.
+    spread = np.sqrt(likely + np.maximum(Q / (K - 1), 1.0) / weight * (K - 1) / max(K - 3, 1))
+    low, high = (_mixture(means, spread, p) for p in ((1 - level) / 2, (1 + level) / 2))
+    return tau2, center, low, high
+
+
+def _mixture(means: FloatArray, spread: FloatArray, p: float) -> float:
+    """Return a quantile of normal laws mixed in equal shares."""
+    reach = -special.ndtri(min(p, 1 - p) / 2) + 1
+    low, high = float(np.min(means - reach * spread)), float(np.max(means + reach * spread))
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = special.ndtr((middle - means) / spread).mean() < p
+        low, high = (middle, high) if below else (low, middle)
+    return (low + high) / 2
+
+
+def _q(y: FloatArray, v: FloatArray, tau2: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return Σ (y_k − ȳ)²/(v_k + τ²), ȳ weighted likewise, and the sum of weights, for several τ²."""
+    w = 1 / (v + tau2[:, None])
+    total = w.sum(1)
+    mean = w @ y / total
+    return np.sum(w * (y - mean[:, None]) ** 2, 1), mean, total
+
+
+def _solve_q(y: FloatArray, v: FloatArray, goals: FloatArray) -> FloatArray:
+    """Return the τ² with Q(τ²) equal to each goal; 0 if there is none above 0."""
+    low, high = np.zeros(len(goals)), np.full(len(goals), float(np.var(y, ddof=1) + np.max(v)))
+    while np.any(far := _q(y, v, high)[0] > goals):
+        high = np.where(far, 2 * high, high)
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = _q(y, v, middle)[0] > goals
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.where(_q(y, v, np.zeros(1))[0] > goals, (low + high) / 2, 0.0)
 
 
 def paule_mandel(y: FloatArray, v: FloatArray) -> float:
     """Return τ² with Σ (y_k − ȳ)²/(v_k + τ²) = K − 1, ȳ weighted likewise; 0 if there is none above 0."""
-
-    def excess(tau2: float) -> float:
-        w = 1 / (v + tau2)
-        return float(np.sum(w * (y - np.average(y, weights=w)) ** 2)) - (len(y) - 1)
-
-    if excess(0.0) <= 0:
-        return 0.0
-    high = float(np.var(y, ddof=1)) + float(np.max(v))
-    while excess(high) > 0:
-        high *= 2
-    low = 0.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return (low + high) / 2
+    return float(_solve_q(y, v, np.array([len(y) - 1.0]))[0])
 
 
 def jackknife(data: Stacked) -> FloatArray:
