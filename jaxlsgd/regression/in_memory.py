@@ -35,7 +35,8 @@ def fit_block(
 ) -> TableFit:
     """Fit rows that are numbers already."""
     options = for_columns(options, len(plan.names))
-    check_columns(*block.X.shape, len(np.unique(comparable(block.client))), options)
+    clients = len(np.unique(comparable(block.client)))
+    check_columns(len(block.y), len(plan.names), clients, options)
     rows = by_client(plan, block, options)
     check_one_pass(rows, options)
     space = start_from(plan, rows, options)
