@@ -1,16 +1,19 @@
 """Federations that are not ours: how often intervals from messages cover, and whether clients are found to differ.
 
-Four parts. Loops: 8 clients of 300 rows each go over their rows again and again, 400 rounds of E = 5 steps, with five
-optimisers; intervals are about the population. Sampled clients: 20 of them, with random intercepts and slopes and a column
-that is constant within clients. Heterogeneity: size and power of the test of agreement, beside Cochran's Q on separate
-fits. Real tables: messages beside statsmodels on the pooled rows.
+Five parts. Loops: 8 clients of 300 rows each go over their rows again and again, 400 rounds of E = 5 steps, with five
+optimisers; intervals are about the population. Sampled clients: 8 to 50 of them, with random intercepts and slopes and a
+column that is constant within clients. Agreement: size and power of the test of agreement, beside Cochran's Q on separate
+fits, and the interval for a new client. Odd: one client that differs. Tables: messages beside statsmodels on the pooled rows.
 
-  python -m benchmarks.federations --out benchmarks/results      400 data sets per loop; about ten minutes of one core
+  python -m benchmarks.federations --out benchmarks/results      400 data sets per loop; about half an hour of one core
+  python -m benchmarks.federations --parts sampled odd --out …   these anew, the others as they are stored there
 """
 
 from __future__ import annotations
 
+import csv
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from scipy import special, stats
 from benchmarks import writing
 from benchmarks.writing import Row, pipe_table
 
-SEED = 2611
+SEED = 2711
 CLIENTS, ROWS, ROUNDS, E, BATCH, DIM = 8, 300, 400, 5, 4, 4
 LOOPS = {
     "plain, falling steps": "plain",
@@ -31,6 +34,8 @@ LOOPS = {
     "plain, 3 of 8 clients": "some",
 }
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4)
+SHIFTS = (0.5, 1.0, 2.0)
+PARTS = ("loops", "sampled", "agreement", "odd", "tables")
 
 
 def covered(low: Any, high: Any, truth: Any) -> np.ndarray:
@@ -257,27 +262,29 @@ def sampled(replications: int, seed: int) -> list[Row]:
     """Return a row per family and way of reading."""
     import statsmodels.api as sm
 
+    from jaxlsgd.federation import finish
+
     found = []
-    for family in ("gaussian", "logistic"):
+    for count, family in itertools.product((8, 20, 50), ("gaussian", "logistic")):
         truth = marginal_truth(family, seed)
-        rng = np.random.default_rng(seed + 1)
+        rng = np.random.default_rng([seed, count])
         hits: dict[str, list[np.ndarray]] = {"given": [], "sampled": [], "statsmodels": []}
         for _ in range(replications):
-            data = sampled_rows(rng, family, 20)
+            data = sampled_rows(rng, family, count)
+            here = to_minimum(family, data)
             for how in ("given", "sampled"):
-                hits[how].append(
-                    covered(*to_minimum(family, data, clients=how).interval()[1:], truth)
-                )
+                fit = finish(here.estimate, here.messages, clients=how)
+                hits[how].append(covered(*fit.interval()[1:], truth))
             A, y = (np.concatenate([own[i] for own in data.values()]) for i in range(2))
-            groups = np.repeat(np.arange(20), [len(own[1]) for own in data.values()])
+            groups = np.repeat(np.arange(count), [len(own[1]) for own in data.values()])
             kind = sm.families.Gaussian() if family == "gaussian" else sm.families.Binomial()
             fit = sm.GLM(y, A, family=kind).fit(cov_type="cluster", cov_kwds={"groups": groups})
-            half = stats.t.isf(0.025, 19) * fit.bse
+            half = stats.t.isf(0.025, count - 1) * fit.bse
             hits["statsmodels"].append(covered(fit.params - half, fit.params + half, truth))
         for how, each in hits.items():
             columns = np.array(each)
             names = ("intercept", "slope", "constant within clients")
-            row = {"family": family, "clients": how}
+            row = {"family": family, "clients": how, "how many": count}
             row |= {name: told(columns[:, j]) for j, name in enumerate(names)}
             found.append(row)
             print(row, flush=True)
@@ -326,26 +333,57 @@ FEDERATIONS = {
 }
 
 
+COEFFICIENTS = np.array([-0.3, 0.6, -0.4])
+
+
+def clients_around(
+    rng: np.random.Generator, count: int, least: int, most: int, tau: float, odd: float = 0.0
+) -> Any:
+    """Return clients with coefficients of standard deviation tau; the first has a slope that is larger by `odd`."""
+    data = {}
+    for k in range(count):
+        n = int(rng.integers(least, most + 1))
+        A = rng.standard_normal((n, 3)) + 0.3 * np.sin(k)
+        A[:, 0] = 1.0
+        x = COEFFICIENTS + tau * rng.standard_normal(3) + (k == 0) * np.array([0.0, odd, 0.0])
+        data[str(k)] = (A, (rng.uniform(size=n) < special.expit(A @ x)).astype(float))
+    return data
+
+
+def odd(replications: int, seed: int) -> list[Row]:
+    """Return a row per federation and shift of the one client that differs."""
+    found = []
+    for (name, (count, least, most)), shift in itertools.product(FEDERATIONS.items(), SHIFTS):
+        rng = np.random.default_rng([seed, count, int(10 * shift), 1])
+        it, others = [], []
+        for _ in range(replications):
+            data = clients_around(rng, count, least, most, 0.0, shift)
+            who = set(to_minimum("logistic", data).agreement().stands_out)
+            it.append("0" in who)
+            others.append(bool(who - {"0"}))
+        row = {"federation": name, "slope larger by": shift, "runs": replications}
+        row |= {"it stands out": told(it), "another does": told(others)}
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
 def heterogeneity(replications: int, seed: int) -> list[Row]:
     """Return a row per federation and standard deviation between clients."""
     found = []
-    truth = np.array([-0.3, 0.6, -0.4])
     for name, (count, least, most) in FEDERATIONS.items():
         for tau in LEVELS:
             rng = np.random.default_rng([seed, count, int(100 * tau)])
             runs = replications if tau == 0 else replications // 4
-            ours, each, rival, lost = [], [], [], []
+            ours, each, rival, lost, new, out = [], [], [], [], [], []
             for _ in range(runs):
-                data = {}
-                for k in range(count):
-                    n = int(rng.integers(least, most + 1))
-                    A = rng.standard_normal((n, 3)) + 0.3 * np.sin(k)
-                    A[:, 0] = 1.0
-                    x = truth + tau * rng.standard_normal(3)
-                    data[str(k)] = (A, (rng.uniform(size=n) < special.expit(A @ x)).astype(float))
+                data = clients_around(rng, count, least, most, tau)
                 found_here = to_minimum("logistic", data).agreement()
                 ours.append(found_here.p_value < 0.05)
                 each.append(found_here.p_values < 0.05)
+                another = COEFFICIENTS + tau * rng.standard_normal(3)
+                new.append(covered(*found_here.new_client, another))
+                out.append(bool(found_here.stands_out))
                 p, missing = cochran(data)
                 rival.append(p < 0.05)
                 lost.append(missing / count)
@@ -355,6 +393,8 @@ def heterogeneity(replications: int, seed: int) -> list[Row]:
                 "runs": runs,
                 "messages": told(ours),
                 "per coefficient": told(each),
+                "one stands out": told(out),
+                "new client covered": told(new),
                 "Cochran's Q": told(rival),
                 "clients without a fit": f"{100 * np.mean(lost):.1f}",
             }
@@ -421,69 +461,92 @@ def main() -> None:
     """Run all parts and write the tables."""
     options = writing.parser("federations", __doc__, 400, SEED)
     options.add_argument("--agreement-runs", type=int, default=1000, help="without heterogeneity")
+    options.add_argument("--sampled-runs", type=int, default=1000)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = options.parse_args()
-    many, seed = arguments.replications, arguments.seed
-    tables, mixed = real(seed), sampled(many, seed)
-    tests = heterogeneity(arguments.agreement_runs, seed)
-    write(arguments.out, many, seed, loops(many, seed), mixed, tests, tables)
+    many, seed, few = arguments.replications, arguments.seed, arguments.agreement_runs
+    make: dict[str, Callable[[], list[Row]]] = {
+        "tables": lambda: real(seed),
+        "sampled": lambda: sampled(arguments.sampled_runs, seed),
+        "agreement": lambda: heterogeneity(few, seed),
+        "odd": lambda: odd(max(few // 4, 2), seed),
+        "loops": lambda: loops(many, seed),
+    }
+    stored = arguments.out / "federations.csv"
+    found, seeds = stored_rows(stored) if set(arguments.parts) < set(PARTS) else ({}, {})
+    for part, rows in make.items():
+        if part in arguments.parts:
+            found[part], seeds[part] = rows(), seed
+            write(arguments.out, found, seeds)
 
 
-def write(
-    out: Path,
-    many: int,
-    seed: int,
-    runs: list[Row],
-    mixed: list[Row],
-    tests: list[Row],
-    tables: list[Row],
-) -> None:
+def stored_rows(path: Path) -> tuple[dict[str, list[Row]], dict[str, int]]:
+    """Return the rows of all parts that a file has, and their seeds."""
+    found: dict[str, dict[str, Row]] = {}
+    seeds: dict[str, int] = {}
+    for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+        found.setdefault(line["part"], {}).setdefault(line["row"], {})[line["column"]] = line[
+            "value"
+        ]
+        seeds[line["part"]] = int(line["seed"])
+    return {part: list(rows.values()) for part, rows in found.items()}, seeds
+
+
+def write(out: Path, found: dict[str, list[Row]], seeds: dict[str, int]) -> None:
     """Write the tables as Markdown and CSV."""
+    made = ", ".join(f"{part} {seeds[part]}" for part in PARTS if part in found)
+    shown = {part: as_table(found[part], 1 + (part in ("sampled", "tables"))) for part in found}
     text = [
         "# Federations that are not ours",
         "",
-        f"Made by `python -m benchmarks.federations --replications {many} --seed {seed}`. Shares in per cent, with Monte-Carlo "
+        f"Made by `python -m benchmarks.federations`, with seeds: {made}. Shares in per cent, with Monte-Carlo "
         "standard errors in brackets.",
         "",
         "## Loops over the same rows",
         "",
         f"{CLIENTS} clients of {ROWS} rows, logistic, d = {DIM}, {ROUNDS} rounds of E = {E} steps with batches of {BATCH} drawn "
-        f"from the client's own rows, {many} data sets: coverage of 95 % intervals, mean over coefficients, for the population "
+        "from the client's own rows, 400 data sets: coverage of 95 % intervals, mean over coefficients, for the population "
         'unless it says "these rows". Before: one_step from increments, read as if rows were fresh. Rounds alone: gradients at '
         "anchors, read likewise (refused now). Final message: `finish` at the estimate of the rounds. At the run's estimate: "
         "its own variance and that of the final message together (`correct=False`). At the model: `finish` with the trained model "
         "and no message during training; asked again: how often a second final message was asked for.",
         "",
-        *as_table(runs),
+        *shown.get("loops", ()),
         "",
         "## Sampled clients",
         "",
-        f"20 clients of 60 to 180 rows with random intercepts (standard deviation 0.6) and slopes (0.4), {many} federations: "
-        "coverage of the mean over all clients. statsmodels: cluster-robust on the pooled rows, with t(19).",
+        "Clients of 60 to 180 rows with random intercepts (standard deviation 0.6) and slopes (0.4): coverage of the mean "
+        "over all clients. Sampled: by leaving out one client after the other (CR3), with t(K − 1). statsmodels: cluster-robust "
+        "on the pooled rows (CR1), with t(K − 1).",
         "",
-        *as_table(mixed, 2),
+        *shown.get("sampled", ()),
         "",
         "## Do the clients agree?",
         "",
         "Logistic, d = 3, coefficients of clients with a standard deviation between them: how often a test at 5 % rejects. "
-        "Cochran's Q: on separate fits, without the clients that have none.",
+        "One stands out: at least one client does, at 5 % in all comparisons together. New client covered: the 95 % interval "
+        "for the coefficients of a client that is not among these. Cochran's Q: on separate fits, without the clients that "
+        "have none.",
         "",
-        *as_table(tests),
+        *shown.get("agreement", ()),
+        "",
+        "One client has a larger slope, the others are alike: how often it is among those that stand out at 5 % in all "
+        "comparisons together, and how often another is.",
+        "",
+        *shown.get("odd", ()),
         "",
         "## Real tables",
         "",
         "Rows dealt to clients at random; the largest difference from statsmodels' GLM on the pooled rows (HC0), of estimates "
         "in standard errors, and of standard errors as a share.",
         "",
-        *as_table(tables, 2),
+        *shown.get("tables", ()),
         "",
     ]
     (out / "federations.md").write_text("\n".join(text), encoding="utf-8")
-    keyed = [{"part": "loops", "row": row} for row in runs]
-    keyed += [{"part": "sampled", "row": row} for row in mixed]
-    keyed += [{"part": "agreement", "row": row} for row in tests]
-    keyed += [{"part": "tables", "row": row} for row in tables]
+    keyed = [{"part": part, "row": row} for part in PARTS for row in found.get(part, ())]
     long = [
-        {"part": one["part"], "row": i, "column": key, "value": value}
+        {"part": one["part"], "seed": seeds[one["part"]], "row": i, "column": key, "value": value}
         for i, one in enumerate(keyed)
         for key, value in one["row"].items()
     ]

@@ -22,7 +22,7 @@ from jaxlsgd.federation import (
     round_message,
     what_leaves,
 )
-from jaxlsgd.federation.agreement import paule_mandel
+from jaxlsgd.federation.agreement import _coefficient, paule_mandel
 
 NAMES = "abcdefgh"
 
@@ -240,6 +240,18 @@ def test_paule_and_mandel_by_hand():
     # Equal variances: τ² = s² − v.
     y = np.array([0.0, 4.0, 8.0])
     assert paule_mandel(y, np.ones(3)) == pytest.approx(15.0)
+
+
+def test_an_interval_for_a_new_client_allows_for_an_unknown_spread():
+    """Estimates that happen to agree leave open that clients differ; many that differ settle it."""
+    v = np.full(8, 0.02)
+    tau2, _, low, high = _coefficient(np.linspace(-0.2, 0.2, 8), v, 0.95)
+    assert tau2 == 0 and high - low > 1.5 * 2 * 1.96 * np.sqrt(0.02 / 8)
+    y = np.random.default_rng(0).standard_normal(4000)
+    tau2, center, low, high = _coefficient(y, np.full(4000, 1e-6), 0.95)
+    half = 1.96 * y.std()
+    np.testing.assert_allclose([low, high], [center - half, center + half], rtol=0.01)
+    assert _coefficient(y[:2], v[:2], 0.95)[2:] == (-np.inf, np.inf)
 
 
 def test_numpy_and_jax_arrays_alike():

@@ -20,6 +20,8 @@ from benchmarks.table_cases import DESIGN, population
 from benchmarks.table_data import compare
 from benchmarks.tables import minimiser, run_cell
 from jaxlsgd import algorithms, fit_table
+from jaxlsgd.federation import final_message
+from jaxlsgd.federation.agreement import Stacked, stack
 from jaxlsgd.regression import local_sgd, pilot
 from jaxlsgd.regression.families import family_of
 from jaxlsgd.regression.fit_table import DEFAULTS
@@ -61,14 +63,19 @@ def test_coordinates_go_there_and_back():
     np.testing.assert_allclose(X @ frame.coefficients(theta), fitted, rtol=1e-10)
 
 
-def test_moments_are_sums_over_rows():
+def test_messages_are_sums_over_rows():
     """G, ḡ_k and S_k against a loop over rows; S_k has the client's mean taken out."""
     rng = np.random.default_rng(1)
-    family, sizes = family_of("logistic"), [3, 1, 5]
+    sizes = [3, 1, 5]
     client = np.repeat(np.arange(3), sizes)
     X, y = rng.normal(size=(9, 2)), rng.integers(0, 2, 9).astype(float)
     p, theta, ridge = np.array([0.5, 0.2, 0.3]), np.array([0.3, -0.2]), np.array([0.0, 0.1])
-    found = pilot.moments(pilot.Objective(family, TUNING, ridge), X, y, client, p, theta)
+    sent = {
+        str(k): final_message("logistic", (X[client == k], y[client == k]), theta, few_rows=True)
+        for k in range(3)
+    }
+    plain = stack(sent, {str(k): p[k] for k in range(3)})
+    found = plain.penalised(ridge, theta)
     G, sample, pooled = np.diag(ridge), np.zeros((2, 2)), np.zeros((2, 2))
     for k in range(3):
         mu = 1 / (1 + np.exp(-X[client == k] @ theta))
@@ -80,10 +87,10 @@ def test_moments_are_sums_over_rows():
         S = np.cov(g.T) if n > 1 else np.outer(g[0], g[0])
         sample += p[k] ** 2 * S / n
         pooled += p[k] ** 2 / n**2 * sum(np.outer(row, row) for row in g)
-        np.testing.assert_allclose(found.gradients[k], g.mean(axis=0) + ridge * theta)
+        np.testing.assert_allclose(found.score[k], g.mean(axis=0) + ridge * theta)
     np.testing.assert_allclose(found.G, G, rtol=1e-12)
-    np.testing.assert_allclose(found.sample(p, pooled=False), sample, rtol=1e-12)
-    np.testing.assert_allclose(found.sample(p, pooled=True), pooled, rtol=1e-12)
+    np.testing.assert_allclose(plain.noise, sample, rtol=1e-12)
+    np.testing.assert_allclose(plain.noise_uncentred, pooled, rtol=1e-12)
 
 
 def test_a_pass_is_the_plain_round_of_local_sgd():
@@ -164,9 +171,8 @@ def test_the_rule_keeps_drift_below_its_share():
     g = np.array([[1.0, 0.0], [-1.0, 0.0]])
     S = np.stack([np.eye(d)] * K)
     sizes = np.array([10_000, 10_000])
-    found = pilot.Moments(np.eye(d), g, H, S, S, sizes)
-    halves = np.array([0.5, 0.5])
-    given = {"p": halves, "sizes": sizes, "batches": np.array([100.0, 100.0]), "back": np.eye(d)}
+    found = Stacked(("a", "b"), sizes, np.array([0.5, 0.5]), g, S, H)
+    given = {"sizes": sizes, "batches": np.array([100.0, 100.0]), "back": np.eye(d)}
     rule = functools.partial(pilot.choose_rule, found, S, **given, steps=100, share=0.05)
     five = rule(local_steps=5)
     assert five.bound == "drift"

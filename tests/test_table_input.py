@@ -48,6 +48,10 @@ REFUSED = {
         lambda: fit(table(), response="sik"),
         "response: must be a column of the table, got 'sik'; did you mean 'sick'",
     ),
+    "a column like no other": (
+        lambda: fit(table(), response="nope"),
+        "response: must be a column of the table, got 'nope'; its columns: ",
+    ),
     "a client column that is not there": (
         lambda: fit(table(), client="sites"),
         "client: must be a column of the table, got 'sites'; did you mean 'site'",

@@ -20,7 +20,11 @@ from test_table_input import table
 import jaxlsgd
 from jaxlsgd import fit_table
 from jaxlsgd.cli import main
-from jaxlsgd.regression import dependence, pilot, stream
+from jaxlsgd.federation import final_message, finish
+from jaxlsgd.federation.agreement import Stacked
+from jaxlsgd.regression import dependence, options, pilot, stream
+from jaxlsgd.regression.fit_table import DEFAULTS
+from jaxlsgd.regression.options import check_options, for_columns
 
 FEATURES = ["age", "yrs_married"]
 
@@ -51,6 +55,52 @@ def design(frame: pd.DataFrame) -> pd.DataFrame:
 def assert_same(ours: jaxlsgd.TableFit, theirs: Any, rtol: float = 5e-4) -> None:
     np.testing.assert_allclose(ours.params, theirs.params, rtol=rtol)
     np.testing.assert_allclose(ours.bse, theirs.bse, rtol=rtol)
+
+
+# A table is a federation in one process.
+
+
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        ("logistic", {"variance": "clients"}),
+        ("logistic", {"variance": "HC3"}),
+        ("poisson", {"variance": "HC1"}),
+        ("poisson", {"variance": "clients", "clients": "sampled"}),
+        ("logistic", {"variance": "CR1", "clients": "sampled"}),
+    ],
+)
+def test_a_table_is_what_messages_of_its_clients_say(
+    fair: pd.DataFrame, family: str, how: dict[str, str]
+):
+    """Clients that keep their rows, on the scale of the table, beside `fit_table` with weights and offsets."""
+    response, _ = FAMILIES[family]
+    ours = fitted(fair, response, family, row_weights="weight", offset="shift", **how)
+    columns = ("weight", "shift")
+    data = {
+        str(name): (design(own), own[response], *(own[one] for one in columns))
+        for name, own in fair.groupby("school")
+    }
+    weights = fair.groupby("school")["weight"].sum()
+    weights = {str(name): float(w / weights.sum()) for name, w in weights.items()}
+
+    def messages(x: Any, total: Any = None) -> dict[str, Any]:
+        found = {}
+        for name, own in data.items():
+            whole = None if total is None else total * len(own[1]) / weights[name]
+            found[name] = final_message(family, own, x, all_rows=whole, few_rows=True)
+        return found
+
+    x = np.asarray(ours.params) * 1.01
+    for _ in range(4):
+        x = finish(x, messages(x), weights=weights).estimate
+    sent = messages(x)
+    if how["variance"] == "HC3":
+        sent = messages(x, sum(weights[name] * one.hessian for name, one in sent.items()))
+    fit = finish(x, sent, weights=weights, **how)
+    np.testing.assert_allclose(fit.estimate, ours.params, rtol=1e-7)
+    np.testing.assert_allclose(fit.covariance, ours.cov_params(), rtol=1e-6)
+    assert fit.df == ours.coefficients().freedom
 
 
 # Weights, offsets and exposures.
@@ -175,9 +225,9 @@ def test_hc3_of_a_logistic_regression(fair: pd.DataFrame):
 
 @pytest.mark.parametrize("family", ["gaussian", "logistic"])
 def test_clients_that_are_sampled(fair: pd.DataFrame, family: str):
-    """Cluster-robust, with t of K − 1 degrees of freedom."""
+    """Cluster-robust as statsmodels has it, and by default with its correction for few clients."""
     response, theirs = FAMILIES[family]
-    ours = fitted(fair, response, family, clients="sampled", variance="clients")
+    ours = fitted(fair, response, family, clients="sampled", variance="CR1")
     other = sm.GLM(fair[response], design(fair), family=theirs).fit(
         cov_type="cluster", cov_kwds={"groups": fair["school"]}, use_t=True
     )
@@ -190,6 +240,12 @@ def test_clients_that_are_sampled(fair: pd.DataFrame, family: str):
         ours.pvalues, 2 * stats.t.sf(np.abs(other.tvalues), K - 1), rtol=5e-3
     )
     assert "clients are a sample of others" in str(ours)
+    longer = fitted(fair, response, family, clients="sampled", variance="clients")
+    np.testing.assert_allclose(longer.params, ours.params, rtol=1e-8)
+    assert (
+        np.all(np.abs(np.log(longer.bse / ours.bse)) < 0.3)
+        and longer.bse.iloc[0] > ours.bse.iloc[0]
+    )
     joint = ours.test(FEATURES)
     wald = other.wald_test(np.eye(3)[1:], use_f=False, scalar=True)
     np.testing.assert_allclose(joint.statistic, wald.statistic, rtol=2e-3)
@@ -211,7 +267,7 @@ REFUSED = {
     ),
     "sampled, and a variance of rows": (
         {"clients": "sampled"},
-        "variance: must be left out with clients='sampled'",
+        "variance: must be clients or CR1 with clients='sampled'",
     ),
     "sampled without a column": (
         {"clients": "sampled", "client": None, "variance": "clients"},
@@ -254,7 +310,24 @@ def test_refused(fair: pd.DataFrame, case: str):
 def test_too_many_columns_are_refused_before_the_run():
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 1200)))
     with pytest.raises(ValueError, match=r"columns: must be at most .* methods=\(\) stops"):
-        fit_table(frame, response="0")
+        fit_table(frame, methods=["one_step"], response="0")
+
+
+def test_many_columns_stop_at_newton_unless_methods_are_given(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame(rng.normal(size=(400, 66))).add_prefix("x")
+    frame["y"] = frame["x0"] + rng.normal(size=400)
+    found = fit_table(frame, response="y", variance="HC1")
+    theirs = sm.OLS(frame["y"], sm.add_constant(frame.drop(columns="y"))).fit(cov_type="HC1")
+    np.testing.assert_allclose(found.bse, theirs.bse, rtol=1e-6)
+    assert list(found.methods) == ["newton"]
+    assert "with 67 columns Local SGD would add its own noise only" in str(found)
+    asked = check_options({**DEFAULTS, "methods": ["one_step"]})
+    assert for_columns(asked, 67).methods == asked.methods
+    assert for_columns(check_options(DEFAULTS), 64).methods == asked.methods
+    monkeypatch.setattr(options, "memory", lambda: 2**20)
+    with pytest.raises(ValueError, match="columns: must be so few that their matrices and rows"):
+        fit_table(frame, response="y")
 
 
 def test_a_response_on_the_right_of_a_formula(fair: pd.DataFrame):
@@ -415,6 +488,87 @@ def test_negative_binomial(fair: pd.DataFrame):
     assert abs(found.params["x"] - 0.4) < 4 * found.bse["x"]
 
 
+def test_a_run_of_a_negative_binomial_regression():
+    """Local SGD beside GLM with the dispersion that was found, and beside the joint likelihood."""
+    rng = np.random.default_rng(3)
+    n = 1500
+    frame = pd.DataFrame({"x": rng.normal(size=n), "u": rng.normal(size=n)})
+    mean = np.exp(0.5 + 0.4 * frame["x"] - 0.2 * frame["u"])
+    frame["y"] = rng.negative_binomial(2.0, 2.0 / (2.0 + mean))
+    ours = fit_table(
+        frame.assign(c=np.arange(n) % 5), response="y", client="c", family="negative_binomial"
+    )
+    assert list(ours.methods) == ["one_step"]
+    alpha = float(str(ours).split("mean + ")[1].split()[0])
+    X = sm.add_constant(frame[["x", "u"]])
+    glm = sm.GLM(frame["y"], X, family=sm.families.NegativeBinomial(alpha=alpha))
+    theirs = glm.fit(cov_type="HC0")
+    assert np.all(
+        np.abs(ours.params.to_numpy() - theirs.params.to_numpy()) < 0.1 * theirs.bse.to_numpy()
+    )
+    ratio = ours.bse.to_numpy() / theirs.bse.to_numpy()
+    assert np.all((ratio > 0.99) & (ratio < 1.06))
+    joint = sm.NegativeBinomial(frame["y"], X).fit(disp=False)
+    assert abs(joint.params["alpha"] - alpha) < 0.5 * joint.bse["alpha"]
+
+
+# Quantiles.
+
+
+def kernel_sandwich(theirs: Any, X: pd.DataFrame) -> np.ndarray:
+    """Powell's standard errors: each row's own density, with the residuals and the bandwidth of statsmodels."""
+    e, A, tau = theirs.resid.to_numpy() / theirs.bandwidth, X.to_numpy(), theirs.q
+    density = np.where(np.abs(e) <= 1, 0.75 * (1 - e**2), 0.0) / theirs.bandwidth
+    D = np.linalg.inv((density[:, None] * A).T @ A)
+    return np.sqrt(np.diagonal(D @ (tau * (1 - tau) * A.T @ A) @ D))
+
+
+@pytest.mark.parametrize("tau", [0.25, 0.5, 0.75])
+def test_quantiles_of_engel(tau: float):
+    """QuantReg takes one density for all rows, which spread with income: a bootstrap of rows has errors of slopes twice as large."""
+    frame = sm.datasets.engel.load_pandas().data
+    X = sm.add_constant(frame[["income"]])
+    theirs = sm.QuantReg(frame["foodexp"], X).fit(q=tau)
+    ours = fit_table(frame, response="foodexp", family="quantile", tau=tau, methods=())
+    right = kernel_sandwich(theirs, X)
+    np.testing.assert_allclose(ours.bse, right, rtol=0.3)
+    assert np.all(np.abs(ours.params.to_numpy() - theirs.params.to_numpy()) < 0.5 * right)
+    assert ours.bse.iloc[1] > 1.5 * theirs.bse.iloc[1]
+
+
+@pytest.mark.parametrize("tau", [0.3, 0.5])
+def test_quantiles_of_rows_that_spread_alike(tau: float):
+    rng = np.random.default_rng(4)
+    frame = pd.DataFrame({"x": rng.normal(size=3000)})
+    frame["y"] = 1 + frame["x"] + rng.standard_t(5, 3000)
+    theirs = sm.QuantReg(frame["y"], sm.add_constant(frame[["x"]])).fit(q=tau)
+    ours = fit_table(frame, response="y", family="quantile", tau=tau, methods=())
+    np.testing.assert_allclose(ours.bse, theirs.bse, rtol=0.12)
+    assert np.all(np.abs(ours.params.to_numpy() - theirs.params.to_numpy()) < 0.6 * theirs.bse)
+
+
+# Other kinds of tables.
+
+
+@pytest.mark.parametrize("kind", ["polars", "arrow"])
+def test_tables_of_other_libraries_in_and_out(fair: pd.DataFrame, kind: str):
+    columns = [*FEATURES, "any", "school"]
+    if kind == "polars":
+        polars = pytest.importorskip("polars")
+        given = polars.DataFrame({name: fair[name].to_numpy() for name in columns})
+        form = polars.DataFrame
+    else:
+        given, form = pa.Table.from_pandas(fair[columns]), pa.Table
+    ours = fitted(given, "any", "logistic")
+    same = fitted(fair, "any", "logistic")
+    np.testing.assert_array_equal(ours.params, same.params)
+    new = ours.predict(given)
+    assert isinstance(new, form) and isinstance(ours.to_frame(kind), form)
+    np.testing.assert_array_equal(np.asarray(new["mean"]), same.predict(fair)["mean"])
+    factors = fit_table(given, formula="any ~ age + C(school)", family="logistic", methods=())
+    assert len(factors.names) == 1 + fair["school"].nunique()
+
+
 def test_newton_alone_says_so(both: tuple[jaxlsgd.TableFit, Any]):
     text = str(both[0])
     assert "Newton's steps alone:" in text and "newton" in both[0].methods
@@ -513,7 +667,7 @@ def test_the_verb_shows_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_many_columns_have_four_rounds_each():
     d, sizes = 150, np.array([5000])
     each = np.stack([np.eye(d)])
-    found = pilot.Moments(np.eye(d), np.zeros((1, d)), each, each, each, sizes)
-    given = {"p": np.ones(1), "sizes": sizes, "batches": np.array([50.0]), "back": np.eye(d)}
+    found = Stacked(("0",), sizes, np.ones(1), np.zeros((1, d)), each, each)
+    given = {"sizes": sizes, "batches": np.array([50.0]), "back": np.eye(d)}
     rule = pilot.choose_rule(found, each, **given, steps=100, share=0.05, local_steps=None)
     assert rule.passes * 100 // rule.E >= 4 * d and rule.E < 5

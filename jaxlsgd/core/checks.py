@@ -50,7 +50,7 @@ def nearest(value: object, known: Iterable[str]) -> str:
     """Return "; did you mean …?" if a known name is similar, else ""."""
     folded = {name.casefold(): name for name in known}
     text = value[:_SHOWN].casefold() if isinstance(value, str) else ""
-    near = difflib.get_close_matches(text, folded, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(text, folded, n=1, cutoff=0.6)
     return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 

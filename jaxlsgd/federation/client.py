@@ -21,6 +21,8 @@ client with no more rows than parameters therefore refuses to make a Hessian or 
 the server needs weighted sums of them only; final messages are read one by one.
 
 A loss is the name of a family, for rows (A, y) with A (n, d) and y (n,), or any JAX function `loss(params, row)` of one row.
+Rows of a family may have weights and offsets: (A, y, weights, offsets), either of them None. `jaxlsgd.fit_table` makes its
+estimates and variances of these very messages, with all clients in one process.
 """
 
 from __future__ import annotations
@@ -31,27 +33,22 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy.linalg
 from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
+from jaxlsgd.core.products import across, along, gram
 from jaxlsgd.problems import losses
 
 FloatArray = NDArray[np.floating[Any]]
 Params = Any  # an array, or a pytree of them
-Rows = Any  # a pytree of arrays whose first axis is rows; (A, y) for a family
+Rows = Any  # a pytree of arrays whose first axis is rows; (A, y) or (A, y, weights, offsets) for a family
 RowLoss = Callable[[Any, Any], Any]  # (params, row) → number, written in JAX
 
-FAMILIES = {
-    "gaussian": losses.SQUARED,
-    "logistic": losses.LOGISTIC,
-    "poisson": losses.POISSON,
-    "huber": losses.HUBER,
-    "quantile": losses.QUANTILE,
-}
-_NUMBERS = {"huber": ("threshold",), "quantile": ("level", "bandwidth")}
+_MOST_LEVERAGE = 1 - 1e-8
 
 
 class RoundMessage(NamedTuple):
@@ -90,27 +87,30 @@ def round_message(
     """Return what a client sends after a round.
 
     Args:
-      loss: the name of a family ("gaussian", "logistic", "poisson", "huber", "quantile"), or a JAX function
-        `loss(params, row)` of one row.
+      loss: the name of a family ("gaussian", "logistic", "poisson", "huber", "quantile", "negative_binomial"), or a
+        JAX function `loss(params, row)` of one row.
       rows: the rows of all local steps of the round, those of one step after those of another, in batches of one size.
       anchors: where the server has them evaluated, `Broadcast.anchors`.
       steps: E, how many local steps were taken with these rows.
       examples: how many rows the client has.
       params: after the local steps; None if the framework sends and averages them itself.
       hessians: whether to send Hessians in this round, `Broadcast.hessians`.
-      numbers: of the family, on the scale of the response: (threshold,) for "huber", (level, bandwidth) for "quantile".
+      numbers: of the family, on the scale of the response: (threshold,) for "huber", (level, bandwidth) for "quantile";
+        (dispersion,) for "negative_binomial".
       few_rows: allow Hessians of no more rows than parameters.
     """
     checks.count("steps", steps)
     checks.count("examples", examples)
     count = _count(rows)
     anchor, before = (flatten(one) for one in anchors)
-    total = steps * np.mean(_scores(loss, anchors[0], rows, numbers), axis=0)
+    now = _derivatives(loss, rows, anchors[0], numbers)
+    total = steps * now.score()
     if not hessians:
         return RoundMessage(params, examples, steps, total)
     _refuse_few("rows", count, len(anchor), few_rows)
-    here = _hessian(loss, anchors[0], rows, numbers)
-    there = here if np.array_equal(anchor, before) else _hessian(loss, anchors[1], rows, numbers)
+    here = there = now.hessian()
+    if not np.array_equal(anchor, before):
+        there = _derivatives(loss, rows, anchors[1], numbers).hessian()
     return RoundMessage(params, examples, steps, total, here, there, count)
 
 
@@ -120,6 +120,7 @@ def final_message(
     params: Params,
     *,
     numbers: Sequence[float] = (),
+    all_rows: FloatArray | None = None,
     few_rows: bool = False,
 ) -> FinalMessage:
     """Return what a client sends once, at the end: score, its covariance and Hessian at x̂ on all of its own rows.
@@ -129,7 +130,10 @@ def final_message(
       rows: all rows of the client.
       params: x̂, as the server has sent it.
       numbers: as in `round_message`.
-      few_rows: allow a client with no more rows than parameters, whose rows these numbers would give away.
+      all_rows: Σ_k n_k H_k at x̂, as the server has it after a first final message of all clients, (d, d). The score of
+        each row is then divided by 1 minus its leverage, for `finish(..., variance="HC3")`; families only.
+      few_rows: allow a client with no more rows than parameters, whose rows these numbers would give away. One row has
+        no covariance: its square is sent, which is no less.
 
     Example::
 
@@ -137,13 +141,15 @@ def final_message(
     """
     count, dim = _count(rows), len(flatten(params))
     _refuse_few("rows", count, dim, few_rows)
-    if count < 2:
-        raise refusal("rows", "be at least 2 for a covariance", count)
-    scores = _scores(loss, params, rows, numbers)
-    mean = scores.mean(axis=0)
-    off = scores - mean
-    covariance = off.T @ off / (count - 1)
-    return FinalMessage(count, mean, covariance, _hessian(loss, params, rows, numbers))
+    found = _derivatives(loss, rows, params, numbers)
+    scores, mean = found.scores(), found.score()
+    if all_rows is None:
+        off = scores - mean if count > 1 else scores
+        squares = gram(off, off)
+    else:
+        off = scores / found.free(all_rows)[:, None]
+        squares = gram(off, off) - (count * np.outer(mean, mean) if count > 1 else 0.0)
+    return FinalMessage(count, mean, squares / max(count - 1, 1), found.hessian())
 
 
 def numbers_leaving(message: RoundMessage | FinalMessage) -> int:
@@ -191,45 +197,91 @@ def _refuse_few(argument: str, count: int, dim: int, allowed: bool) -> None:
         raise refusal(argument, rule, count, "; few_rows=True sends it all the same")
 
 
-def _scores(
-    loss: str | RowLoss, params: Params, rows: Rows, numbers: Sequence[float]
-) -> FloatArray:
-    """Return the gradient of every row, (n, d)."""
+class Linear(NamedTuple):
+    """Rows of a family, with the derivatives of their loss in the linear predictor, times weights of mean 1."""
+
+    A: FloatArray  # (n, d)
+    first: FloatArray  # (n,)
+    second: FloatArray  # (n,)
+
+    def scores(self) -> FloatArray:
+        """Return the gradient of every row, (n, d)."""
+        return self.first[:, None] * self.A
+
+    def score(self) -> FloatArray:
+        """Return their mean, (d,)."""
+        return across(self.A, self.first) / len(self.A)
+
+    def hessian(self) -> FloatArray:
+        """Return the mean Hessian, (d, d)."""
+        root = np.sqrt(self.second / len(self.A))[:, None] * self.A
+        return gram(root, root)
+
+    def free(self, all_rows: FloatArray) -> FloatArray:
+        """Return 1 minus the leverage of each row in a Hessian of all rows, (n,)."""
+        half = scipy.linalg.solve_triangular(
+            np.linalg.cholesky(all_rows), self.A.T, lower=True, check_finite=False
+        )
+        leverage = self.second * np.einsum("ij,ij->j", half, half)
+        return 1 - np.minimum(leverage, _MOST_LEVERAGE)
+
+
+class _AnyLoss(NamedTuple):
+    """The same of a JAX function of one row."""
+
+    loss: RowLoss
+    params: Params
+    rows: Rows
+
+    def scores(self) -> FloatArray:
+        with jax.enable_x64(True):
+            return np.asarray(_jax_scores(self.loss, self.params, self.rows), np.float64)
+
+    def score(self) -> FloatArray:
+        return self.scores().mean(axis=0)
+
+    def hessian(self) -> FloatArray:
+        with jax.enable_x64(True):
+            return np.asarray(_jax_hessian(self.loss, self.params, self.rows), np.float64)
+
+    def free(self, all_rows: FloatArray) -> FloatArray:
+        raise refusal("all_rows", "be left out unless the loss is a family's name", all_rows.shape)
+
+
+def _derivatives(
+    loss: str | RowLoss, rows: Rows, params: Params, numbers: Sequence[float]
+) -> Linear | _AnyLoss:
     if isinstance(loss, str):
-        part, A, y, x = _family(loss, params, rows, numbers)
-        return part.first(np, A @ x, y, tuple(numbers))[:, None] * A
-    with jax.enable_x64(True):
-        return np.asarray(_jax_scores(loss, _wide(params), _wide(rows)), np.float64)
+        return linear(loss, rows, params, numbers)
+    return _AnyLoss(loss, _wide(params), _wide(rows))
 
 
-def _hessian(
-    loss: str | RowLoss, params: Params, rows: Rows, numbers: Sequence[float]
-) -> FloatArray:
-    """Return the mean Hessian, (d, d)."""
-    if isinstance(loss, str):
-        part, A, y, x = _family(loss, params, rows, numbers)
-        bend = part.second(np, A @ x, y, tuple(numbers))
-        return (bend[:, None] * A).T @ A / len(A)
-    with jax.enable_x64(True):
-        return np.asarray(_jax_hessian(loss, _wide(params), _wide(rows)), np.float64)
-
-
-def _family(
-    name: str, params: Params, rows: Rows, numbers: Sequence[float]
-) -> tuple[losses.Loss, FloatArray, FloatArray, FloatArray]:
-    checks.choice("loss", name, tuple(FAMILIES))
-    wanted = _NUMBERS.get(name, ())
+def linear(loss: str, rows: Rows, params: Params, numbers: Sequence[float] = ()) -> Linear:
+    """Return the rows of a family with the derivatives of their loss."""
+    checks.choice("loss", loss, tuple(losses.FAMILIES))
+    wanted = losses.NUMBERS.get(loss, ())
     if len(numbers) != len(wanted):
-        raise refusal("numbers", f"be ({', '.join(wanted)}) for {name}", tuple(numbers))
-    if not (isinstance(rows, (tuple, list)) and len(rows) == 2):
-        raise refusal("rows", "be (A, y) for a family", type(rows).__name__)
+        raise refusal("numbers", f"be ({', '.join(wanted)}) for {loss}", tuple(numbers))
+    if not (isinstance(rows, (tuple, list)) and 2 <= len(rows) <= 4):
+        raise refusal(
+            "rows", "be (A, y) or (A, y, weights, offsets) for a family", type(rows).__name__
+        )
     x = flatten(params)
-    A, y = (np.asarray(one, np.float64) for one in rows)
+    A, y = (np.asarray(one, np.float64) for one in rows[:2])
     if A.ndim != 2 or A.shape[1] != len(x):
         raise refusal("rows[0]", f"have shape (rows, {len(x)})", A.shape)
-    if y.shape != A.shape[:1]:
-        raise refusal("rows[1]", f"have shape {A.shape[:1]}", y.shape)
-    return FAMILIES[name], A, y, x
+    more = [None if one is None else np.asarray(one, np.float64) for one in rows[2:]]
+    for i, one in enumerate((y, *more), 1):
+        if one is not None and one.shape != A.shape[:1]:
+            raise refusal(f"rows[{i}]", f"have shape {A.shape[:1]}", one.shape)
+    weight, offset = (*more, None, None)[:2]
+    z, part = along(A, x), losses.FAMILIES[loss]
+    z = z if offset is None else z + offset
+    first, second = (each(np, z, y, tuple(numbers)) for each in (part.first, part.second))
+    if weight is None:
+        return Linear(A, first, second)
+    weight = weight * (len(y) / weight.sum())
+    return Linear(A, weight * first, weight * second)
 
 
 def _wide(tree: Any) -> Any:

@@ -25,6 +25,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.federation import client, server
 from jaxlsgd.federation.client import FinalMessage, RoundMessage
+from jaxlsgd.problems import losses
 
 try:
     from flwr.app import (
@@ -102,7 +103,7 @@ class InferenceMod:
         few_rows: bool = False,
     ) -> None:
         if not callable(loss):
-            checks.choice("loss", loss, tuple(client.FAMILIES))
+            checks.choice("loss", loss, tuple(losses.FAMILIES))
         if not callable(rows):
             raise refusal("rows", "be a function of the context", rows)
         self.loss, self.rows = loss, rows

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import special
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
@@ -33,6 +33,7 @@ from jaxlsgd.federation.agreement import (
     Agreement,
     Stacked,
     agree,
+    between_clients,
     client_weights,
     constant_within_clients,
     jackknife,
@@ -48,6 +49,7 @@ FloatArray = NDArray[np.floating[Any]]
 Params = Any
 ABOUT = ("population", "rows")
 CLIENTS = ("given", "sampled")
+VARIANCES = ("clients", "HC0", "HC1", "HC3", "CR1")
 FAR = (
     0.5  # standard errors that the last step may be long before another final message is asked for
 )
@@ -174,6 +176,8 @@ def finish(
     expected: Sequence[str] = (),
     names: Sequence[str] | None = None,
     level: float = 0.95,
+    variance: str = "clients",
+    ridge: ArrayLike = 0.0,
     correct: bool = True,
 ) -> FederationFit:
     """Return estimate, intervals, tests and verdict from the final messages of all clients.
@@ -189,6 +193,10 @@ def finish(
       expected: names of all clients; those without a message are named in the verdict.
       names: of parameters; their paths in the pytree if None.
       level: of intervals, unless they are called with another.
+      variance: of clients that are given: "clients", each client's own spread; "HC0", clients' means left in, as if all
+        rows were of one client; "HC1", times n/(n − d); "HC3", as HC0 of messages that were made with `all_rows`. Of
+        clients that are sampled: "clients", by leaving out one after the other; or "CR1", as statsmodels has it.
+      ridge: λ of ½ Σ_j λ_j x_j², a number or one per parameter; intervals are then for the penalised minimiser.
       correct: report x̂, one Newton step from `at`; False reports `at` itself, which needs the server's state, since
         its own variance counts.
 
@@ -200,6 +208,10 @@ def finish(
     checks.level(level)
     checks.choice("about", about, ABOUT)
     checks.choice("clients", clients, CLIENTS)
+    checks.choice("variance", variance, VARIANCES)
+    if (variance == "CR1") != (clients == "sampled") and variance != "clients":
+        rule = "be clients or CR1 if clients are sampled, and clients, HC0, HC1 or HC3 if they are given"
+        raise refusal("variance", rule, variance)
     state = at if isinstance(at, ServerState) else None
     params = at if state is None else estimate(state)
     labels = _names(params, names)
@@ -212,18 +224,24 @@ def finish(
     left_out += [f"client {name} sent no final message, and is left out" for name in absent]
     if not good:
         raise refusal("messages", "have a usable one; " + "; ".join(left_out or ["none came"]), {})
-    if clients == "sampled" and len(good) < 3:
-        raise refusal("messages", 'be of at least 3 clients for clients="sampled"', len(good))
-    data = stack(good, weights)
+    if clients == "sampled" and len(good) < 2:
+        raise refusal("messages", 'be of at least 2 clients for clients="sampled"', len(good))
+    x, sent = flatten(params), stack(good, weights)
+    data = sent.penalised(np.broadcast_to(np.asarray(ridge, np.float64), x.shape), x)
     inverse = _inverse(data.G)
     step = -inverse @ data.mean_score
     moved = data.moved(step)
-    V = jackknife(moved) if clients == "sampled" else inverse @ data.noise @ inverse.T
+    rows = float(data.n.sum())
+    if clients == "sampled":
+        V = between_clients(moved) if variance == "CR1" else jackknife(moved)
+        df = float(len(good) - 1)
+    else:
+        noise = sent.noise if variance == "clients" else sent.noise_uncentred
+        df = max(rows - len(x), 1.0)
+        V = inverse @ noise @ inverse.T * (rows / df if variance == "HC1" else 1.0)
     sampling = V
-    df = float(len(good) - 1) if clients == "sampled" else np.inf
     remainder = float(np.max(np.abs(step) / np.sqrt(np.diagonal(V))))
     notes = [*remarks, *left_out]
-    x = flatten(params)
     if correct:
         x = x + step
         if remainder > FAR:
@@ -370,17 +388,17 @@ class FederationFit:
         if side != "both" and level <= 0.5:
             raise refusal("level", "be above 0.5 for an interval with one bound", level)
         up = (1 + level) / 2 if side == "both" else level
-        return float(special.ndtri(up) if np.isinf(self.df) else stats.t.ppf(up, self.df))
+        return float(special.ndtri(up) if np.isinf(self.df) else special.stdtrit(self.df, up))
 
     def _tail(self, statistic: FloatArray) -> FloatArray:
         size = np.abs(statistic)
-        return 2 * (special.ndtr(-size) if np.isinf(self.df) else stats.t.sf(size, self.df))
+        return 2 * (special.ndtr(-size) if np.isinf(self.df) else special.stdtr(self.df, -size))
 
     def _joint(self) -> joint.Joint:
         df = 1e9 if np.isinf(self.df) else self.df
         law = JointLaw(
-            lambda level, q: float(q * stats.f.ppf(level, q, df)),
-            lambda w, q: (float(stats.f.sf(w / q, q, df)), 0.0),
+            lambda level, q: float(q * special.fdtri(q, df, level)),
+            lambda w, q: (float(special.fdtrc(q, df, w / q)), 0.0),
             normal=bool(np.isinf(self.df)),
         )
         x, V = (np.asarray(one, np.float64) for one in (self.estimate, self.covariance))
@@ -468,7 +486,7 @@ def _inverse(G: FloatArray) -> FloatArray:
     """Return the inverse of the mean Hessian; refuse one that is not positive definite."""
     scale = np.sqrt(np.maximum(np.diagonal(G), 1e-300))
     least = float(np.linalg.eigvalsh((G + G.T) / 2 / np.outer(scale, scale))[0])
-    if least < 1e-10:
+    if least < 1e-12:
         rule = "have a positive definite mean Hessian (no collinear columns, and a minimum)"
         raise refusal("messages", rule, f"a smallest eigenvalue of {least:.2g} of its correlations")
     return np.linalg.inv(G)

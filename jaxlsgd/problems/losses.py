@@ -108,6 +108,21 @@ QUANTILE = Loss(
     lambda xp, z, b, numbers: _bump(xp, (z - b) / numbers[1]) / numbers[1],
 )
 
+# The losses of regressions on rows, by the name of the family, and what their numbers are called.
+FAMILIES = {
+    "gaussian": SQUARED,
+    "logistic": LOGISTIC,
+    "poisson": POISSON,
+    "huber": HUBER,
+    "quantile": QUANTILE,
+    "negative_binomial": NEGATIVE_BINOMIAL,
+}
+NUMBERS = {
+    "huber": ("threshold",),
+    "quantile": ("level", "bandwidth"),
+    "negative_binomial": ("dispersion",),
+}
+
 
 class Noise(NamedTuple):
     """The law of b − z_k: noise times a standard normal, or a Student variable of `degrees`."""

@@ -61,12 +61,14 @@ def neighbours(influence: FloatArray, client: NDArray[np.int64]) -> tuple[FloatA
         z = np.nan_to_num(products.sum(axis=0) / np.sqrt((products**2).sum(axis=0)))
         squares = (centred**2).sum(axis=0)
         total = squares.copy()
+        seen = z > 2  # of the others no more is said
+        centred = centred[:, seen]
         # Newey and West's sum, of rows of one client.
         lags = int(min(_MOST_LAGS, 1.3 * np.sqrt(len(client)), sizes.max() - 1))
-        for lag in range(1, lags + 1) if np.any(z > 2) else ():
+        for lag in range(1, lags + 1) if np.any(seen) else ():
             same = client[lag:] == client[:-lag]
             cross = (centred[lag:] * centred[:-lag])[same].sum(axis=0)
-            total += 2 * (1 - lag / (lags + 1)) * cross
+            total[seen] += 2 * (1 - lag / (lags + 1)) * cross
         factor = np.sqrt(np.maximum(np.nan_to_num(total / squares, nan=1.0), 0))
     return z, factor
 

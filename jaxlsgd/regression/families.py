@@ -22,8 +22,7 @@ _MAD = 1.4826  # median absolute deviation to standard deviation
 class Family(NamedTuple):
     """A loss of z = aᵀβ and the response, with what it needs of the data."""
 
-    name: str
-    loss: Loss
+    name: str  # of `losses.FAMILIES`
     scaled: bool = False  # whether the response may be shifted and scaled, β with it
     # (residuals of a least-squares pilot, n, d) → tuning, on the scale of the response
     tune: Callable[[FloatArray, int, int], tuple[float, ...]] | None = None
@@ -36,6 +35,11 @@ class Family(NamedTuple):
     link: str = "identity"  # of the mean, or of the quantile: "identity", "logit" or "log"
     # (fitted means of a Poisson regression, y, weights) → tuning
     dispersion: Callable[[FloatArray, FloatArray, FloatArray], tuple[float, ...]] | None = None
+
+    @property
+    def loss(self) -> Loss:
+        """The loss with its derivatives."""
+        return losses.FAMILIES[self.name]
 
     def describe(self, tuning: FloatArray, scale: float) -> str:
         """Return the numbers of the loss in words, on the scale of the response."""
@@ -53,10 +57,9 @@ class Family(NamedTuple):
 
 
 _PLAIN = {
-    "gaussian": Family("gaussian", losses.SQUARED, scaled=True),
+    "gaussian": Family("gaussian", scaled=True),
     "logistic": Family(
         "logistic",
-        losses.LOGISTIC,
         least=0.0,
         most=1.0,
         rule="be 0 or 1, or a share between",
@@ -65,14 +68,13 @@ _PLAIN = {
     ),
     "poisson": Family(
         "poisson",
-        losses.POISSON,
         least=0.0,
         rule="be a count of at least 0",
         separable=True,
         link="log",
     ),
 }
-FAMILIES = (*_PLAIN, "huber", "quantile", "negative_binomial")
+FAMILIES = tuple(losses.FAMILIES)
 
 
 def family_of(
@@ -105,17 +107,30 @@ def _huber(delta: float | None) -> Family:
         return (_HUBER * _spread(residuals) if delta is None else delta,)
 
     words = "Huber's loss, quadratic up to residuals of {0:.4g}"
-    return Family("huber", losses.HUBER, True, tune, (True,), words)
+    return Family("huber", True, tune, (True,), words)
 
 
 def _quantile(tau: float, bandwidth: float | None) -> Family:
     def tune(residuals: FloatArray, n: int, d: int) -> tuple[float, ...]:
-        # He, Pan, Tan and Zhou (2023), for convolution-type smoothing.
-        h = _spread(residuals) * max(0.05, ((d + np.log(n)) / n) ** 0.4)
+        h = _spread(residuals) * max(_smoothing(tau, n), 0.5 * (d / n) ** 0.4)
         return (tau, float(h) if bandwidth is None else bandwidth)
 
     words = "quantile {0:g}, smoothed over a bandwidth of {1:.4g}"
-    return Family("quantile", losses.QUANTILE, True, tune, (False, True), words)
+    return Family("quantile", True, tune, (False, True), words)
+
+
+def _smoothing(tau: float, n: int) -> float:
+    """Return the bandwidth of Hall and Sheather (1988) for the density at a quantile of normal residuals.
+
+    It is that of a uniform kernel on the scale of probabilities; a logistic kernel of the same spread as
+    Epanechnikov's, which statsmodels takes, is √(1/5)/(π/√3) times as wide.
+    """
+    x = special.ndtri(tau)
+    height = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+    width = n ** (-1 / 3) * special.ndtri(0.975) ** (2 / 3)
+    width *= (1.5 * height**2 / (2 * x**2 + 1)) ** (1 / 3)
+    low, high = max(tau - width, tau / 10), min(tau + width, 1 - (1 - tau) / 10)
+    return 0.2466 * float(special.ndtri(high) - special.ndtri(low))
 
 
 def _negative_binomial(dispersion: float | None) -> Family:
@@ -124,7 +139,6 @@ def _negative_binomial(dispersion: float | None) -> Family:
 
     return Family(
         "negative_binomial",
-        losses.NEGATIVE_BINOMIAL,
         words="counts of variance mean + {0:.4g} mean²",
         least=0.0,
         rule="be a count of at least 0",

@@ -47,7 +47,7 @@ def fit_table(
     clients: str = "given",
     weights: str = "size",
     level: float = 0.95,
-    methods: Sequence[str | Estimator] = ("one_step",),
+    methods: Sequence[str | Estimator] | None = None,
     rows: str = "reshuffled",
     local_steps: int | None = None,
     share: float = 0.05,
@@ -93,13 +93,16 @@ def fit_table(
       target: "population", what the clients' rows were drawn from, or "sample", the minimiser of these rows.
       variance: of the sample: "clients", each client's own spread; "HC0" (also "pooled"), clients' means left in, as
         heteroskedasticity-robust standard errors of all rows have it; "HC1", times n/(n − d); "HC3", each row divided
-        by 1 minus its leverage, for small tables. Quantiles are Student's with n − d degrees of freedom.
+        by 1 minus its leverage, for small tables; "CR1", with clients="sampled", the cluster-robust one of statsmodels.
+        Quantiles are Student's with n − d degrees of freedom.
       clients: "given", so that intervals are about the population of these clients, or "sampled" from others, which
-        intervals are then about: cluster-robust, Student's t with as many degrees of freedom as clients less 1.
+        intervals are then about: by leaving out one client after the other (cluster-robust, CR3), Student's t with as
+        many degrees of freedom as clients less 1.
       weights: of clients: by "size", or "equal".
       level: of the intervals.
-      methods: none, as in (), for Newton's steps alone, which exchange d² numbers; or "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for the sample), or
-        estimators.
+      methods: "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for the sample), or estimators;
+        or none, as in (), for Newton's steps alone, which exchange d² numbers. If None "one_step"; none for the
+        population with more than 64 columns in memory, where a run takes longer and adds only its own noise.
       rows: "reshuffled" in every pass, or "one pass", for which all clients need 100 rows.
       local_steps: E, steps between two exchanges; from the pilot, 5 at most, if None.
       share: of the sample's variance that the run may add.

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxlsgd.core.products import times
 from jaxlsgd.core.progress import Report
+from jaxlsgd.federation import FederationFit
 from jaxlsgd.regression import local_sgd
 from jaxlsgd.regression.design import Block, Design
-from jaxlsgd.regression.options import STEPS, Options, check_columns
-from jaxlsgd.regression.pilot import Moments, Rule, Whitened, start_from
+from jaxlsgd.regression.options import MANY_COLUMNS, STEPS, Options, check_columns, for_columns
+from jaxlsgd.regression.pilot import Rule, Whitened, start_from
 from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
-from jaxlsgd.regression.standardise import by_client, check_one_pass, remarks, times
+from jaxlsgd.regression.standardise import by_client, check_one_pass, comparable, remarks
 
 FloatArray = NDArray[np.floating[Any]]
 DIVERGED = (
@@ -21,9 +23,6 @@ DIVERGED = (
 )
 _ONE_PASS_STEPS = 1000
 _READINGS = 10  # of the estimate during a run, about
-_MANY_COLUMNS = (
-    64  # from which on the estimate is read at the end alone: a reading takes d³ operations
-)
 _RETRIES = 3
 _FAR = 2.0  # whitened, per coordinate: curvature about the pilot says nothing at such a distance
 
@@ -35,7 +34,9 @@ def fit_block(
     report: Report | None = None,
 ) -> TableFit:
     """Fit rows that are numbers already."""
-    check_columns(len(plan.names), options)
+    options = for_columns(options, len(plan.names))
+    clients = len(np.unique(comparable(block.client)))
+    check_columns(len(block.y), len(plan.names), clients, options)
     rows = by_client(plan, block, options)
     check_one_pass(rows, options)
     space = start_from(plan, rows, options)
@@ -46,15 +47,13 @@ def fit_block(
             space,
             _pilot_alone(space, options),
             block.dropped,
-            remarks(rows, options, plan.names),
+            remarks(rows, options),
         )
     run = _Run(space, options, report or (lambda share: None))
     for retry in range(_RETRIES + 1):
         found = run.go(4.0**-retry)
         if found is not None:
-            return assemble(
-                plan, options, space, found, block.dropped, remarks(rows, options, plan.names)
-            )
+            return assemble(plan, options, space, found, block.dropped, remarks(rows, options))
     raise RuntimeError(DIVERGED)
 
 
@@ -62,8 +61,7 @@ def _pilot_alone(space: Whitened, options: Options) -> Finished:
     """Return Newton's minimiser of all rows as a finished run of no rounds."""
     return Finished(
         readings=[],
-        samples=[sample_covariance(space, space.theta, space.moments, options)],
-        left=np.zeros(len(space.theta)),
+        finished=[space.finish(space.theta, options)],
         sizes=space.rows.sizes,
         along=[],
         rounds=0,
@@ -112,7 +110,7 @@ class _Run:
         data, setting = local_sgd.on_device((self.data, local_sgd.setting(self.space)))
         along: list[Along] = []
         limit = 1 if options.fresh else options.max_passes
-        few = len(self.space.start) > _MANY_COLUMNS
+        few = len(self.space.start) > MANY_COLUMNS  # a reading takes d³ operations
         every = limit if few else max(1, min(rule.passes, limit) // _READINGS)
         for number in range(1, limit + 1):
             carried, _ = local_sgd.run_pass(
@@ -141,19 +139,18 @@ class _Run:
                 len(first.estimate)
             ):
                 raise RuntimeError(_too_many(self.rows.X.shape))
-            found = self._moments(first)
+            found = self._finish(first)
             ours = np.diagonal(self.space.covariance(first.matrix))
-            sample = self._sample(first, found)
-            share = float(np.max(ours / np.maximum(np.diagonal(sample), 1e-300)))
+            back = self.rows.coordinates.back
+            sample = np.sum((back @ found.covariance) * back, 1)
+            share = float(np.max(ours / np.maximum(sample, 1e-300)))
             if options.fresh or share <= options.share or number == limit:
                 self.report(1.0)
                 pairs = zip(options.methods[1:], carried.states[1:], strict=True)
                 others = [read(method, state, plan) for method, state in pairs]
-                back = self.rows.coordinates.back
                 return Finished(
                     readings=[first, *others],
-                    samples=[sample, *(self._sample(one, self._moments(one)) for one in others)],
-                    left=back @ np.linalg.solve(found.G, self.rows.p @ found.gradients),
+                    finished=[found, *map(self._finish, others)],
                     sizes=self.rows.sizes,
                     along=along,
                     rounds=number * rounds,
@@ -164,17 +161,6 @@ class _Run:
                 )
         raise AssertionError("the last pass returns")
 
-    def _moments(self, reading: MethodReading) -> Moments:
-        return self.space.moments_at(self.space.W @ reading.estimate)
-
-    def _sample(self, reading: MethodReading, found: Moments) -> FloatArray:
-        """Return the sample's covariance of the coefficients."""
-        return sample_covariance(self.space, self.space.W @ reading.estimate, found, self.options)
-
-
-def sample_covariance(
-    space: Whitened, theta: FloatArray, found: Moments, options: Options
-) -> FloatArray:
-    """Return the covariance of the coefficients that is due to the sample, on the scale of the table."""
-    half = space.rows.coordinates.back @ np.linalg.inv(found.G)
-    return half @ space.sample(theta, found, options) @ half.T
+    def _finish(self, reading: MethodReading) -> FederationFit:
+        """Return the minimiser of the rows and the sample's covariance, from final messages at an estimate."""
+        return self.space.finish(self.space.W @ reading.estimate, self.options)

@@ -10,6 +10,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import check_measure
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator
+from jaxlsgd.engine.machine import memory
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.inference.random_scaling import random_scaling
@@ -20,7 +21,7 @@ CHOICES = {
     "missing": ("refuse", "drop"),
     "target": ("population", "sample"),
     "rows": ("reshuffled", "one pass"),
-    "variance": ("clients", "pooled", "HC0", "HC1", "HC3"),
+    "variance": ("clients", "pooled", "HC0", "HC1", "HC3", "CR1"),
     "clients": ("given", "sampled"),
     "weights": ("size", "equal"),
 }
@@ -33,6 +34,7 @@ METHODS = {
     )
 }
 NEWTON = "newton"  # what the table of a fit without methods is called
+MANY_COLUMNS = 64  # above which methods that are not given are none
 MOST_COLUMNS = 1000  # d: a run of 20 passes has 2,000 rounds, and needs two per column
 MOST_FOR_NEWTON = 10_000
 STEPS = 100  # per pass: that many batches of every client
@@ -51,6 +53,7 @@ class Options:
     ridge: float
     level: float
     methods: tuple[Estimator, ...]
+    by_default: bool  # whether no methods were given
     local_steps: int | None
     share: float
     max_passes: int
@@ -82,10 +85,13 @@ def check_options(given: Mapping[str, Any]) -> Options:
         raise refusal("variance", rule, given["variance"])
     if given["clients"] == "sampled":
         _check_sampled(given)
+    elif given["variance"] == "CR1":
+        raise refusal("variance", "be another than CR1 without clients='sampled'", "CR1")
     if given["exposure"] is not None and given["family"] not in ("poisson", "negative_binomial"):
         rule = "be left out unless the family is poisson or negative_binomial"
         raise refusal("exposure", rule, given["exposure"])
-    listed = list(given["methods"])
+    by_default = given["methods"] is None
+    listed = ["one_step"] if by_default else list(given["methods"])
     if listed:
         checks.sequence("methods", listed, "method")
     elif given["target"] == "sample" or given["rows"] == "one pass":
@@ -104,13 +110,14 @@ def check_options(given: Mapping[str, Any]) -> Options:
         "ridge": checks.scale("ridge", given["ridge"]),
         "level": checks.level(given["level"]),
         "methods": methods,
+        "by_default": by_default,
         "share": checks.level(given["share"], "share"),
         "max_passes": checks.count("max_passes", given["max_passes"]),
         "seed": checks.count("seed", given["seed"], 0),
         "until": None if given["until"] is None else checks.positive("until", given["until"]),
     }
     fields = [field.name for field in dataclasses.fields(Options)]
-    found = Options(**{name: checked.get(name, given[name]) for name in fields})
+    found = Options(**{name: checked[name] if name in checked else given[name] for name in fields})
     for method in methods:
         if found.target == "population" and not found.fresh and not method.standard_error:
             rule = (
@@ -129,8 +136,8 @@ def _check_sampled(given: Mapping[str, Any]) -> None:
     if given["rows"] == "one pass":
         rule = "be given in one pass, which does not come back to a client's rows"
         raise refusal("clients", rule, "sampled")
-    if given["variance"] != "clients":
-        rule = "be left out with clients='sampled', whose variance is between clients"
+    if given["variance"] not in ("clients", "CR1"):
+        rule = "be clients or CR1 with clients='sampled', whose variance is between clients"
         raise refusal("variance", rule, given["variance"])
     if given["client"] is None:
         raise refusal("client", "be a column with clients='sampled'", None)
@@ -154,8 +161,15 @@ def check_methods(methods: Sequence[Estimator], dim: int) -> None:
         check_measure(method, dim, "float32")
 
 
-def check_columns(dim: int, options: Options) -> None:
-    """Refuse more columns than a run with d² numbers per method and round can be made with."""
+def for_columns(options: Options, dim: int) -> Options:
+    """Return the options of a table in memory: with many columns, and no methods given, Newton's steps alone."""
+    if options.by_default and dim > MANY_COLUMNS and options.target == "population":
+        return options if options.fresh else dataclasses.replace(options, methods=())
+    return options
+
+
+def check_columns(rows: int, dim: int, clients: int, options: Options) -> None:
+    """Refuse more columns than a run can be made with, and than memory has room for."""
     if dim > MOST_COLUMNS and options.methods:
         what = f"{dim:,} with methods {', '.join(one.name for one in options.methods)}"
         hint = "; methods=() stops at Newton's steps, which allow 10,000, or choose columns"
@@ -164,3 +178,9 @@ def check_columns(dim: int, options: Options) -> None:
     if dim > MOST_FOR_NEWTON:
         rule = f"be at most {MOST_FOR_NEWTON:,}: Hessians of d² numbers are inverted"
         raise refusal("columns", rule, dim, "; choose columns")
+    # Messages of all clients have two matrices, which are kept and stacked; beside them a dozen more.
+    need, room = 8 * dim * (dim * (5 * clients + 12) + 4 * rows), memory()
+    if room is not None and dim > MANY_COLUMNS and need > room:
+        rule = f"be so few that their matrices and rows fit in the {room / 2**30:.2g} GiB of memory"
+        what = f"{dim:,} columns of {clients:,} clients, about {need / 2**30:.2g} GiB"
+        raise refusal("columns", rule, what, "; choose columns, or larger clients")

@@ -14,6 +14,7 @@ run below a share of the sample's.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -22,11 +23,16 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.products import along, gram, times
+from jaxlsgd.federation import FederationFit, FinalMessage, final_message, finish
+from jaxlsgd.federation.agreement import Stacked, stack
+from jaxlsgd.federation.client import Linear, linear
+from jaxlsgd.problems import losses
 from jaxlsgd.problems.solution import newton
 from jaxlsgd.regression.design import Design
 from jaxlsgd.regression.families import Family, family_of
 from jaxlsgd.regression.options import Options, check_methods
-from jaxlsgd.regression.standardise import Rows, across, along, gram, times
+from jaxlsgd.regression.standardise import Rows
 
 FloatArray = NDArray[np.floating[Any]]
 ALPHA = 0.505  # the paper's
@@ -48,37 +54,16 @@ class Objective(NamedTuple):
     tuning: FloatArray
     ridge: FloatArray  # (d,) λ for slopes, 0 for the intercept
 
-    def derivatives(self, z: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return f' and f'' of rows, without the ridge."""
-        loss = self.family.loss
-        return loss.first(np, z, y, self.tuning), loss.second(np, z, y, self.tuning)
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The numbers that the loss takes; `tuning` has one that is unused if it takes none."""
+        return tuple(self.tuning[: len(losses.NUMBERS.get(self.family.name, ()))].tolist())
 
 
 def predictors(X: FloatArray, theta: FloatArray, offset: FloatArray | None) -> FloatArray:
     """Return Xθ plus the offset."""
     z = along(X, theta)
     return z if offset is None else z + offset
-
-
-class Moments(NamedTuple):
-    """Gradients and Hessians of all clients' rows at one θ."""
-
-    G: FloatArray  # (d, d) Σ p_k H_k, ridge included
-    gradients: FloatArray  # (K, d) ḡ_k, ridge included
-    hessians: FloatArray  # (K, d, d) H_k, ridge included
-    S: FloatArray  # (K, d, d) covariance of client k's gradients, its mean taken out
-    raw: FloatArray  # (K, d, d) their mean squares, nothing taken out
-    sizes: NDArray[np.int64]  # (K,)
-
-    def sample(self, p: FloatArray, pooled: bool) -> FloatArray:
-        """Return Σ p_k² S_k/n_k, or with the clients' means left in."""
-        each = self.raw if pooled else self.S
-        return np.einsum("k,kij->ij", p**2 / self.sizes, each)
-
-    def turned(self, W: FloatArray) -> Moments:
-        """Return the same in the coordinates u of θ = W u."""
-        G, H, S, raw = (W.T @ each @ W for each in (self.G, self.hessians, self.S, self.raw))
-        return Moments(G, self.gradients @ W, H, S, raw, self.sizes)
 
 
 class Rule(NamedTuple):
@@ -94,44 +79,89 @@ class Whitened:
     """Rows of a pilot, and the coordinates in which their Hessian is I."""
 
     def __init__(
-        self, rows: Rows, objective: Objective, theta: FloatArray, exchanges: int = 0
+        self,
+        rows: Rows,
+        objective: Objective,
+        theta: FloatArray,
+        names: tuple[str, ...],
+        exchanges: int = 0,
     ) -> None:
-        self.rows, self.objective, self.theta = rows, objective, theta
+        self.rows, self.objective, self.theta, self.names = rows, objective, theta, names
         self.exchanges = exchanges  # of d² numbers, that the pilot took
-        self.moments = self.moments_at(theta)
-        self.W = _whitening(self.moments.G)
-        self.start = np.linalg.solve(self.W, theta)
-        self.back = rows.coordinates.back @ self.W
-        self.penalty = self.W.T @ np.diag(objective.ridge) @ self.W
+        self.messages = self.messages_at(theta)
+        # The messages' mean Hessian, ridge included.
+        sent = zip(rows.p.tolist(), self.messages.values(), strict=True)
+        self.G = sum((p * one.hessian for p, one in sent), np.diag(objective.ridge))
 
-    def moments_at(self, theta: FloatArray) -> Moments:
-        """Return the moments of the rows at θ."""
+    @functools.cached_property
+    def W(self) -> FloatArray:
+        """The matrix of θ = W u."""
+        return _whitening(self.G)
+
+    @functools.cached_property
+    def start(self) -> FloatArray:
+        """The pilot's minimiser, (d,)."""
+        return np.linalg.solve(self.W, self.theta)
+
+    @functools.cached_property
+    def back(self) -> FloatArray:
+        """The matrix from u to coefficients of the table."""
+        return self.rows.coordinates.back @ self.W
+
+    @functools.cached_property
+    def penalty(self) -> FloatArray:
+        """The ridge's Hessian."""
+        return self.W.T @ np.diag(self.objective.ridge) @ self.W
+
+    def messages_at(
+        self, theta: FloatArray, all_rows: FloatArray | None = None
+    ) -> dict[str, FinalMessage]:
+        """Return the final message of every client at θ."""
+        rows, objective = self.rows, self.objective
+        name, numbers, found = objective.family.name, objective.numbers, {}
+        ends = np.cumsum(rows.sizes)
+        for k, (end, size) in enumerate(zip(ends.tolist(), rows.sizes.tolist(), strict=True)):
+            own = slice(end - size, end)
+            parts = (rows.X, rows.y, rows.weight, rows.offset)
+            mine = tuple(None if one is None else one[own] for one in parts)
+            whole = None if all_rows is None else all_rows * (size / rows.p[k])
+            found[rows.labels[k]] = final_message(
+                name, mine, theta, numbers=numbers, all_rows=whole, few_rows=True
+            )
+        return found
+
+    def _stacked(self) -> Stacked:
+        """The messages at the pilot's minimiser as arrays, ridge included."""
+        weights = dict(zip(self.rows.labels, self.rows.p.tolist(), strict=True))
+        return stack(self.messages, weights).penalised(self.objective.ridge, self.theta)
+
+    def finish(self, theta: FloatArray, options: Options) -> FederationFit:
+        """Return what a server makes of the final messages at θ: the minimiser of the rows, and its covariance."""
         rows = self.rows
-        given = (rows.X, rows.y, rows.client, rows.p, theta, rows.weight, rows.offset)
-        return moments(self.objective, *given)
-
-    def sample(self, theta: FloatArray, found: Moments, options: Options) -> FloatArray:
-        """Return the covariance of the mean gradient at θ that is due to the sample, by the variance of the options.
-
-        With clients that are sampled it is Σ u_k u_kᵀ of u_k = p_k ḡ_k, times K/(K − 1) · (n − 1)/(n − d). HC1
-        multiplies HC0 by n/(n − d); HC3 divides the gradient of each row by 1 minus its leverage.
-        """
-        rows = self.rows
-        n, d = rows.X.shape
-        K = len(rows.p)
-        if options.clients == "sampled":
-            each = rows.p[:, None] * found.gradients
-            return each.T @ each * (K / (K - 1) * (n - 1) / max(n - d, 1))
-        if options.variance != "HC3":
-            factor = n / max(n - d, 1) if options.variance == "HC1" else 1.0
-            return factor * found.sample(rows.p, options.variance != "clients")
-        first, second = self.objective.derivatives(rows.predictors(theta), rows.y)
-        half = scipy.linalg.solve_triangular(
-            np.linalg.cholesky(found.G), rows.X.T, lower=True, check_finite=False
+        weights = dict(zip(rows.labels, rows.p.tolist(), strict=True))
+        at_pilot = theta is self.theta
+        messages = self.messages if at_pilot else self.messages_at(theta)
+        ridge = self.objective.ridge
+        if options.variance == "HC3":
+            G = stack(messages, weights).penalised(ridge, theta).G
+            messages = self.messages_at(theta, all_rows=G)
+        variance = "HC0" if options.variance == "pooled" else options.variance
+        return finish(
+            theta,
+            messages,
+            clients=options.clients,
+            weights=weights,
+            variance=variance,
+            ridge=ridge,
+            names=self.names,
+            level=options.level,
         )
-        leverage = rows.shares * second * np.einsum("ij,ij->j", half, half)
-        scaled = (rows.shares * first / np.maximum(1 - leverage, 1e-8))[:, None] * rows.X
-        return gram(scaled, scaled)
+
+    def derivatives(self, theta: FloatArray) -> Linear:
+        """Return all rows with the derivatives of their loss at θ, times weights of mean 1 in each client."""
+        rows, objective = self.rows, self.objective
+        given = (rows.X, rows.y, rows.weight, rows.offset)
+        return linear(objective.family.name, given, theta, objective.numbers)
 
     def rule(
         self, sizes: NDArray[np.int64], batches: FloatArray, steps: int, options: Options
@@ -139,18 +169,15 @@ class Whitened:
         """Return steps and length for clients of these sizes, with these batches in each of the steps."""
         rows = self.rows
         A = times(rows.X, self.W)
-        _, second = self.objective.derivatives(rows.predictors(self.theta), rows.y)
-        second = second if rows.weight is None else second * rows.weight
-        root = second * np.sqrt(np.einsum("ij,ij->i", A, A))
+        root = self.derivatives(self.theta).second * np.sqrt(np.einsum("ij,ij->i", A, A))
         A *= root[:, None]
         ends = np.cumsum(rows.sizes) - rows.sizes
         fourth = np.stack(
             [gram(A[i : i + n], A[i : i + n]) / n for i, n in zip(ends, rows.sizes, strict=True)]
         )
         chosen = choose_rule(
-            self.moments.turned(self.W),
+            self._stacked().turned(self.W),
             fourth,
-            p=rows.p,
             sizes=sizes,
             batches=batches,
             back=self.back,
@@ -184,7 +211,7 @@ def start_from(plan: Design, rows: Rows, options: Options) -> Whitened:
         try:
             objective = _tuned(options.family, X, y, weights, ridge, rows, plan.names, offset)
             theta, exchanges = minimise(objective, X, y, weights, plan.names, offset)
-            return Whitened(rows, objective, theta, exchanges)
+            return Whitened(rows, objective, theta, plan.names, exchanges)
         except ValueError:
             # What separates some rows need not separate all.
             if len(y) == n:
@@ -219,7 +246,7 @@ def _tuned(
 class _Point(NamedTuple):
     value: float
     gradient: FloatArray  # (d,)
-    second: FloatArray  # (n,) f'' by row
+    rows: Linear
 
 
 def minimise(
@@ -234,15 +261,14 @@ def minimise(
     family, tuning, ridge = objective
 
     def at(theta: FloatArray) -> _Point:
-        z = predictors(X, theta, offset)
         with np.errstate(over="ignore", invalid="ignore"):  # of a step that will be halved
-            value = row_weights @ family.loss.value(np, z, y, tuning)
-            first, second = objective.derivatives(z, y)
-            gradient = across(X, first * row_weights) + ridge * theta
-        return _Point(float(value + 0.5 * np.sum(ridge * theta**2)), gradient, second)
+            value = row_weights @ family.loss.value(np, predictors(X, theta, offset), y, tuning)
+            rows = linear(family.name, (X, y, row_weights, offset), theta, objective.numbers)
+            gradient = rows.score() + ridge * theta
+        return _Point(float(value + 0.5 * np.sum(ridge * theta**2)), gradient, rows)
 
     def step_from(point: _Point) -> FloatArray:
-        H = gram((point.second * row_weights)[:, None] * X, X) + np.diag(ridge)
+        H = point.rows.hessian() + np.diag(ridge)
         H += 1e-9 * np.trace(H) / len(H) * np.eye(len(H)) + 1e-12 * np.eye(len(H))
         return scipy.linalg.solve(H, point.gradient, assume_a="pos")
 
@@ -271,10 +297,12 @@ def _check_separated(
     if not objective.family.separable or objective.ridge.any():
         return
     # Then f'' has vanished in some direction: fitted means run off to an end of their range.
-    _, second = objective.derivatives(predictors(X, theta, offset), y)
-    H = gram(second[:, None] * X, X) / len(X)
-    values = scipy.linalg.eigh(H, gram(X, X) / len(X), eigvals_only=True)
-    if values[0] > 1e-6 * max(np.mean(second), 1e-4):
+    rows = linear(objective.family.name, (X, y, None, offset), theta, objective.numbers)
+    least = 1e-6 * max(np.mean(rows.second), 1e-4)
+    if rows.second.min() > least:
+        return
+    products = gram(X, X) / len(X)
+    if scipy.linalg.eigh(rows.hessian(), products, eigvals_only=True)[0] > least:
         return
     # By the size of the coefficients: if f'' has vanished in all rows, all directions look alike.
     share = np.abs(theta) * X.std(axis=0)
@@ -287,38 +315,6 @@ def _check_separated(
     )
 
 
-def moments(
-    objective: Objective,
-    X: FloatArray,
-    y: FloatArray,
-    client: NDArray[np.int64],
-    p: FloatArray,
-    theta: FloatArray,
-    weight: FloatArray | None = None,
-    offset: FloatArray | None = None,
-) -> Moments:
-    """Return Hessians and gradients by client at θ; rows must be sorted by client, weights have mean 1 in each."""
-    ridge = objective.ridge
-    first, second = objective.derivatives(predictors(X, theta, offset), y)
-    if weight is not None:
-        first, second = weight * first, weight * second
-    ends = np.searchsorted(client, np.arange(len(p) + 1))
-    d = X.shape[1]
-    H, raw, S = (np.zeros((len(p), d, d)) for _ in range(3))
-    mean = np.zeros((len(p), d))
-    for k, (start, end) in enumerate(itertools.pairwise(ends)):
-        A, n = X[start:end], end - start
-        g = first[start:end, None] * A
-        mean[k] = g.mean(axis=0)
-        raw[k] = gram(g, g) / n
-        # One row has no spread of its own: its square bounds it.
-        centred = g - mean[k] if n > 1 else g
-        S[k] = gram(centred, centred) / max(n - 1, 1)
-        H[k] = gram(second[start:end, None] * A, A) / n + np.diag(ridge)
-    G = np.einsum("k,kij->ij", p, H)
-    return Moments(G, mean + ridge * theta, H, S, raw, np.diff(ends))
-
-
 def _whitening(G: FloatArray) -> FloatArray:
     """Return W with WᵀGW = I; directions without curvature are bounded."""
     values, Q = np.linalg.eigh((G + G.T) / 2)
@@ -326,10 +322,9 @@ def _whitening(G: FloatArray) -> FloatArray:
 
 
 def choose_rule(
-    found: Moments,
+    found: Stacked,
     fourth: FloatArray,
     *,
-    p: FloatArray,
     sizes: NDArray[np.int64],
     batches: FloatArray,
     back: FloatArray,
@@ -340,9 +335,8 @@ def choose_rule(
     """Choose steps and length by the rule at the top of this file.
 
     Args:
-      found: the pilot's moments in whitened coordinates.
+      found: the pilot's messages in whitened coordinates, ridge included.
       fourth: C_k, (K, d, d), in whitened coordinates.
-      p: (K,) weights.
       sizes: (K,) rows of the whole table.
       batches: B_k, (K,) rows per step.
       back: (d, d) whitened coordinates to those of the table.
@@ -350,18 +344,19 @@ def choose_rule(
       share: of the sample's variance that the run's may have.
       local_steps: E; chosen if None.
     """
-    ours = np.einsum("k,kij->ij", p**2 / batches / steps, found.S)
-    sample = np.einsum("k,kij->ij", p**2 / sizes, found.S)
-    ours, sample = (np.einsum("ij,jk,ik->i", back, each, back) for each in (ours, sample))
+    p = found.p
+    ours = np.tensordot(p**2 / batches / steps, found.covariance, 1)
+    sample = np.tensordot(p**2 / sizes, found.covariance, 1)
+    ours, sample = (np.sum((back @ each) * back, 1) for each in (ours, sample))
     worst = float(np.max(ours / np.maximum(sample, 1e-300)))
     passes = max(1, int(np.ceil(worst / share)))
     top = max(
         np.linalg.eigvalsh(H + C / B)[-1]
-        for H, C, B in zip(found.hessians, fourth, batches, strict=True)
+        for H, C, B in zip(found.hessian, fourth, batches, strict=True)
     )
-    wander = max(np.trace(S) / B for S, B in zip(found.S, batches, strict=True))
-    center = found.gradients - p @ found.gradients
-    pull = np.abs(back @ np.einsum("k,kij,kj->i", p, found.hessians, center))
+    wander = max(np.trace(S) / B for S, B in zip(found.covariance, batches, strict=True))
+    center = found.score - found.mean_score
+    pull = np.abs(back @ np.einsum("k,kij,kj->i", p, found.hessian, center))
     drift = float(np.max(pull / np.sqrt(np.maximum(sample, 1e-300))))
     candidates = range(LOCAL_STEPS, 0, -1) if local_steps is None else [local_steps]
     if local_steps is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import SIDES, Estimator, Interval
+from jaxlsgd.core.products import times
+from jaxlsgd.federation import FederationFit
 from jaxlsgd.inference import joint
 from jaxlsgd.inference.joint import JointTest
 from jaxlsgd.regression import dependence, figures, postestimation, text
@@ -22,7 +25,6 @@ from jaxlsgd.regression.families import Family
 from jaxlsgd.regression.options import NEWTON, Options
 from jaxlsgd.regression.pilot import Rule, Whitened
 from jaxlsgd.regression.postestimation import Details, Named
-from jaxlsgd.regression.standardise import times
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.floating[Any]]
@@ -94,9 +96,10 @@ class Along(NamedTuple):
 class Finished(NamedTuple):
     """A run that has reached its end."""
 
-    readings: list[MethodReading]  # by method
-    samples: list[FloatArray]  # by method, the sample's covariance of the table's coefficients
-    left: FloatArray  # (d,) Newton's step from the first estimate to the minimiser of the rows
+    readings: list[MethodReading]  # by method; none if Newton's steps alone were made
+    finished: list[
+        FederationFit
+    ]  # of the final messages at each estimate, standardised; none of a stream
     sizes: NDArray[np.int64]  # (K,) rows that were met
     along: list[Along]
     rounds: int
@@ -447,22 +450,24 @@ def assemble(
       part: whether `space` has the first rows of a stream, and not all.
     """
     rows, rule = space.rows, found.rule
-    freedom = (
-        len(rows.p) - 1
-        if options.clients == "sampled"
-        else int(found.sizes.sum()) - len(plan.names)
-    )
     if found.readings:
+        pairs = itertools.zip_longest(found.readings, found.finished)
         methods = {
-            one.method.name: _coefficients(space, options, one, sample, max(freedom, 1))
-            for one, sample in zip(found.readings, found.samples, strict=True)
+            one.method.name: _coefficients(space, options, one, sample, found.sizes)
+            for one, sample in pairs
         }
+        theta, left = space.W @ found.readings[0].estimate, np.zeros(len(plan.names))
+        if found.finished:
+            left = rows.coordinates.back @ (found.finished[0].estimate - theta)
     else:
-        estimate, none = rows.coordinates.coefficients(space.theta), np.zeros_like(found.samples[0])
-        alone = Coefficients(NEWTON, estimate, found.samples[0], none, None, False, max(freedom, 1))
-        methods = {NEWTON: alone}
+        (alone,) = found.finished
+        theta, left = np.asarray(alone.estimate), np.zeros(len(plan.names))
+        V = _on_table(space, alone.covariance)
+        given = (rows.coordinates.coefficients(theta), V, np.zeros_like(V), None, False)
+        methods = {NEWTON: Coefficients(NEWTON, *given, int(alone.df))}
     first = next(iter(methods.values()))
-    theta = space.W @ found.readings[0].estimate if found.readings else space.theta
+    if options.clients == "sampled":
+        remarks = [*remarks, *found.finished[0].notes]
     about_rows = postestimation.details(plan, options, space, theta, part)
     if not part and options.target == "population":
         influence = _influence(space, theta)
@@ -483,9 +488,10 @@ def assemble(
         "exposure": plan.exposure,
         "ridge": options.ridge,
         "share": options.share,
+        "by_default": options.by_default,
     }
     used = Communication(found.rounds, rule.E, found.passes, rule.eta, rule.bound, space.exchanges)
-    warnings = (*_run_warnings(options, found, first), *remarks)
+    warnings = (*_run_warnings(options, found, first, left), *remarks)
     along, sizes = tuple(found.along), dict(zip(rows.labels, found.sizes.tolist(), strict=True))
     return TableFit(
         plan.names,
@@ -506,13 +512,23 @@ def assemble(
 def _influence(space: Whitened, theta: FloatArray) -> FloatArray:
     """Return (n, d) how much each row moves each coefficient, on the scale of the table, up to its sign."""
     rows = space.rows
-    first, _ = space.objective.derivatives(rows.predictors(theta), rows.y)
-    half = rows.coordinates.back @ space.W
-    return times((rows.shares * first)[:, None] * rows.X, (half @ space.W.T).T)
+    share = (rows.p / rows.sizes)[rows.client]
+    scores = share[:, None] * space.derivatives(theta).scores()
+    return times(scores, np.linalg.solve(space.G, rows.coordinates.back.T))
+
+
+def _on_table(space: Whitened, covariance: FloatArray) -> FloatArray:
+    """Return a covariance of standardised coefficients on the scale of the table."""
+    back = space.rows.coordinates.back
+    return back @ covariance @ back.T
 
 
 def _coefficients(
-    space: Whitened, options: Options, reading: MethodReading, sample: FloatArray, freedom: int
+    space: Whitened,
+    options: Options,
+    reading: MethodReading,
+    sample: FederationFit | None,
+    sizes: NDArray[np.int64],
 ) -> Coefficients:
     """Return estimate and covariance of the table's coefficients.
 
@@ -521,12 +537,16 @@ def _coefficients(
     """
     ours = space.covariance(reading.matrix)
     from_run = options.fresh or options.target == "sample"
-    total = ours if from_run else ours + sample
+    total, freedom = ours, max(int(sizes.sum()) - len(ours), 1)
+    if sample is not None and not from_run:
+        total, freedom = ours + _on_table(space, sample.covariance), int(sample.df)
     estimate = space.coefficients(reading.estimate)
     return Coefficients(reading.method.name, estimate, total, ours, reading, from_run, freedom)
 
 
-def _run_warnings(options: Options, found: Finished, first: Coefficients) -> list[str]:
+def _run_warnings(
+    options: Options, found: Finished, first: Coefficients, left: FloatArray
+) -> list[str]:
     """Return what went wrong in a run, in words."""
     notes = []
     if not options.fresh and found.share > options.share:
@@ -538,7 +558,7 @@ def _run_warnings(options: Options, found: Finished, first: Coefficients) -> lis
         notes.append(
             f"the run diverged with the pilot's steps, and was begun again {1 / found.slower:g} times slower"
         )
-    far = np.max(np.abs(found.left) / first.std_error)
+    far = np.max(np.abs(left) / first.std_error)
     if far > (4.0 if options.target == "sample" else 1.0 if options.fresh else 0.25):
         notes.append(
             f"the estimate is up to {far:.2g} standard errors from the minimiser of these rows: "

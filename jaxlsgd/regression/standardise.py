@@ -5,13 +5,13 @@ Start with `by_client`. With x_s = (x − m)/s and y′ = (y − y_c)/y_s, a coe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.products import along, gram
 from jaxlsgd.regression.design import INTERCEPT, Block, Design
 from jaxlsgd.regression.options import STEPS, Options
 
@@ -20,43 +20,6 @@ _CONSTANT = 1e-10  # standard deviation over largest size of a column that is re
 _COLLINEAR = 1e-10  # eigenvalue of the correlations
 _NEARLY = 1e-6  # the same of columns that are mentioned
 _SMALL = "; variance='HC3' is made for small tables"
-# Products over many rows and few columns are made in pieces of so many multiplications, which OpenBLAS makes in one
-# thread. Its threads wait for one another by spinning: while compilers and readers of files use the cores as well,
-# that takes longer than the product.
-_ONE_THREAD = 1 << 18
-_FEWEST = 256  # rows of a piece
-
-
-def gram(A: FloatArray, B: FloatArray) -> FloatArray:
-    """Return AᵀB for (n, d) and (n, e)."""
-    found = np.zeros((A.shape[1], B.shape[1]))
-    for part in _pieces(len(A), A.shape[1] * B.shape[1]):
-        found += A[part].T @ B[part]
-    return found
-
-
-def times(X: FloatArray, W: FloatArray, out: FloatArray | None = None) -> FloatArray:
-    """Return XW for (n, d) and (d, e)."""
-    found = np.empty((len(X), W.shape[1]), np.result_type(X, W)) if out is None else out
-    for part in _pieces(len(X), W.size):
-        np.matmul(X[part], W, out=found[part])
-    return found
-
-
-def along(X: FloatArray, v: FloatArray) -> FloatArray:
-    """Return Xv for (n, d) and (d,)."""
-    return np.einsum("ij,j->i", X, v)
-
-
-def across(X: FloatArray, v: FloatArray) -> FloatArray:
-    """Return Xᵀv for (n, d) and (n,)."""
-    return np.einsum("ij,i->j", X, v)
-
-
-def _pieces(n: int, each: int) -> Iterator[slice]:
-    # Pieces of few rows would be sums of outer products, 30 times slower than a product of matrices.
-    size = max(_FEWEST, _ONE_THREAD // each)
-    return (slice(begin, begin + size) for begin in range(0, n, size))
 
 
 class Coordinates(NamedTuple):
@@ -119,14 +82,20 @@ def coordinates(
     return Coordinates(center, scale, y_center, y_scale or 1.0, slopes)
 
 
-def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> None:
-    """Refuse columns that are combinations of one another, and name them."""
+def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse columns that are combinations of one another, and name them; return remarks on those that almost are."""
     if len(X_s) <= X_s.shape[1]:
         what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
         raise refusal("frame", "have more rows than coefficients", what)
     share, involved = _least_eigenvalue(X_s, names)
+    if share > _NEARLY:
+        return ()
     if share > _COLLINEAR:
-        return
+        told = (
+            f"{' and '.join(involved)} almost determine one another (1 − r about {share:.1g}): their coefficients "
+            "are known far less well than combinations of them; leave one out"
+        )
+        return (told,)
     hint = "; leave one of them out, or give a ridge"
     raise refusal("columns", "not determine one another", " and ".join(involved), hint)
 
@@ -135,7 +104,11 @@ def _least_eigenvalue(X_s: FloatArray, names: tuple[str, ...]) -> tuple[float, l
     """Return the least eigenvalue of the correlations over the largest, and the columns that are in its vector."""
     products = gram(X_s, X_s) / len(X_s)
     root = np.sqrt(np.diagonal(products))
-    values, vectors = np.linalg.eigh(products / np.outer(root, root))
+    products /= np.outer(root, root)
+    values = np.linalg.eigvalsh(products)
+    if values[0] > _NEARLY * values[-1]:
+        return float(values[0] / values[-1]), []
+    values, vectors = np.linalg.eigh(products)
     share = np.abs(vectors[:, 0])
     involved = [names[j] for j in np.flatnonzero(share > 1e-3 * share.max())]
     return max(float(values[0] / values[-1]), 0.0), involved
@@ -153,6 +126,7 @@ class Rows(NamedTuple):
     coordinates: Coordinates
     weight: FloatArray | None = None  # (n,) with mean 1 in every client
     offset: FloatArray | None = None  # (n,) of the linear predictor
+    notes: tuple[str, ...] = ()  # on columns that almost determine one another
     total: float = 0.0  # sum of the weights of all rows, as they were given
 
     def predictors(self, theta: FloatArray) -> FloatArray:
@@ -179,7 +153,7 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
     if block.y.min() == block.y.max():
         what = f"{block.y[0]:g} in all {len(block.y):,} rows"
         raise refusal(f"response {plan.response!r}", "vary", what)
-    labels, client = np.unique(_comparable(block.client), return_inverse=True)
+    labels, client = np.unique(comparable(block.client), return_inverse=True)
     # Sorting integers of 16 bits is by counting.
     few = np.uint16 if len(labels) < 1 << 16 else np.int64
     order = np.argsort(client.astype(few), kind="stable")
@@ -191,8 +165,7 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
     where = plan.names.index(INTERCEPT) if plan.intercept else None
     frame = coordinates(block.X, block.y, plan.names, where, options.family.scaled)
     X = frame.features(block.X[order])
-    if not options.ridge:
-        _check_rank(X, plan.names)
+    notes = () if options.ridge else _check_rank(X, plan.names)
     y = frame.response(block.y[order])
     weight = None if block.weight is None else (block.weight * (sizes / sums)[client])[order]
     offset = None if block.offset is None else block.offset[order]
@@ -208,6 +181,7 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
         weight=weight,
         offset=offset,
         total=total,
+        notes=notes,
     )
 
 
@@ -237,24 +211,12 @@ def check_one_pass(rows: Rows, options: Options) -> None:
         raise refusal("rows", rule, f"{options.rows!r}, and {least} of client {name!r}")
 
 
-def _comparable(labels: NDArray[Any]) -> NDArray[Any]:
+def comparable(labels: NDArray[Any]) -> NDArray[Any]:
     """Return labels that can be sorted: a mixture of text and numbers as text."""
     return labels.astype(str) if labels.dtype.kind == "O" else labels
 
 
-def _near_collinear(X_s: FloatArray, names: tuple[str, ...]) -> list[str]:
-    """Say which columns almost determine one another."""
-    found = _least_eigenvalue(X_s, names)
-    if found[0] > _NEARLY:
-        return []
-    share, involved = found
-    return [
-        f"{' and '.join(involved)} almost determine one another (1 − r about {share:.1g}): their coefficients "
-        "are known far less well than combinations of them; leave one out"
-    ]
-
-
-def remarks(rows: Rows, options: Options, names: tuple[str, ...]) -> list[str]:
+def remarks(rows: Rows, options: Options) -> list[str]:
     """Return remarks on the table that bear on the intervals."""
     notes = []
     n, d = rows.X.shape
@@ -269,12 +231,7 @@ def remarks(rows: Rows, options: Options, names: tuple[str, ...]) -> list[str]:
     if n < 10 * d:
         more = "" if options.variance == "HC3" or options.clients == "sampled" else _SMALL
         notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short{more}")
-    if options.clients == "sampled" and len(rows.sizes) < 10:
-        notes.append(
-            f"{len(rows.sizes)} clients are few to stand for others: their intervals are long, and may still be short"
-        )
-    if not options.ridge:
-        notes += _near_collinear(rows.X, names)
+    notes += rows.notes
     if options.family.separable and options.family.most == 1:
         events = int(min(rows.y.sum(), n - rows.y.sum()))
         if events < 10 * d:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.products import times
 from jaxlsgd.core.progress import Report
 from jaxlsgd.regression import files, local_sgd, pilot
 from jaxlsgd.regression.design import (
@@ -39,7 +40,7 @@ from jaxlsgd.regression.local_sgd import Hosted, on_host
 from jaxlsgd.regression.options import STEPS, Options
 from jaxlsgd.regression.pilot import Whitened, start_from
 from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
-from jaxlsgd.regression.standardise import by_client, remarks, times
+from jaxlsgd.regression.standardise import by_client, remarks
 
 FloatArray = NDArray[np.floating[Any]]
 CHUNK = 1 << 16  # rows
@@ -98,7 +99,7 @@ def fit_stream(
         stream = _Stream(plan, space, options, total, 4.0**-retry, report or (lambda share: None))
         found = stream.go(blocks, compiling)
         if found is not None:
-            notes, chunks = remarks(rows, options, plan.names), stream.chunks
+            notes, chunks = remarks(rows, options), stream.chunks
             if stream.stopped:
                 notes.append(
                     f"stopped when all intervals were at most {options.until:g} to either side, after "
@@ -204,11 +205,9 @@ class _Stream:
             return None
         last = Along.at(self.space, readings[0], self.rounds)
         self.along = [*(one for one in self.along if one.round < last.round), last]
-        none = np.zeros((len(self.space.W), len(self.space.W)))
         return Finished(
             readings=readings,
-            samples=[none] * len(readings),
-            left=none[0],
+            finished=[],
             sizes=self.met,
             along=self.along,
             rounds=self.rounds,
