@@ -250,6 +250,8 @@ class Estimator:
         verdict is given by such an interval.
       reads_numpy: whether `measure` and `matrix` compute in NumPy if states and horizon are NumPy's, so that
         one run is read without compiling anything.
+      reads_tiles: whether `measure` also reads many runs of one plan at once: NumPy states with the replications
+        first, and the `Plan` as horizon. It may raise `NotTabulated`.
       cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not stated.
       any_optimiser: whether its theory holds for any algorithm whose averages come near the minimum.
       within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
@@ -273,6 +275,7 @@ class Estimator:
     notes: Callable[[Any], tuple[str, ...]] | None = None
     doubts: Callable[[Any], str] | None = None
     reads_numpy: bool = False
+    reads_tiles: bool = dataclasses.field(default=False, metadata=COUNTS_IF_SET)
     cost: str = ""
     any_optimiser: bool = False
     within_theory: bool = False
@@ -391,6 +394,10 @@ class Estimator:
 
 # One program: compiled operation by operation, a measurement takes seconds.
 _compiled = functools.partial(jax.jit, static_argnums=0)(lambda measure, *given: measure(*given))
+
+
+class NotTabulated(Exception):
+    """Raised by a method that `reads_tiles` for runs that it has to read one by one."""
 
 
 class Horizon(NamedTuple):
