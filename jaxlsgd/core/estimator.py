@@ -251,7 +251,7 @@ class Estimator:
       reads_numpy: whether `measure` and `matrix` compute in NumPy if states and horizon are NumPy's, so that
         one run is read without compiling anything.
       reads_tiles: whether `measure` also reads many runs of one plan at once: NumPy states with the replications
-        first, and the `Plan` as horizon. It may raise `NotTabulated`.
+        first, and the `Plan` as horizon. It may raise `NotTabulated`. The engine does so in float32.
       cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not stated.
       any_optimiser: whether its theory holds for any algorithm whose averages come near the minimum.
       within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused

@@ -217,14 +217,17 @@ _alone = threading.Lock()
 def measure_states(
     method: Estimator, vector: Array, states: tuple[Any, ...], plan: Plan, dtype: str
 ) -> Measurement:
-    """One method's measurement of states (..., R): in NumPy if it can be, or compiled, while no other is made."""
-    if method.reads_tiles:
-        with contextlib.suppress(NotTabulated):
+    """One method's measurement of states (..., R): in NumPy if it can be, or compiled, while no other is made.
+
+    Runs in float64 are for those who want all digits: nothing is interpolated for them.
+    """
+    if method.reads_tiles and dtype == "float32":
+        with contextlib.suppress(NotTabulated), np.errstate(all="ignore"):  # as JAX does
             return method.measure(_on_host(method, vector, states), plan)
     # A method that can do without the plan is not compiled again for plans of another length.
     given = Horizon.of(plan, dtype) if method.needs_plan else None
     with _alone:
-        found = _measure(method.measure, method.accumulators, vector, states, given)
+        found = measure_compiled(method.measure, method.accumulators, vector, states, given)
         return jax.block_until_ready(found)
 
 
@@ -244,12 +247,13 @@ def states_of(program: Program, statistics: Statistics, method: Estimator) -> tu
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _measure(
+def measure_compiled(
     measure: Any,
     parts: tuple[Accumulator, ...],
     vector: Array,
     states: Any,
     horizon: Horizon | None,
 ) -> Measurement:
+    """The measurement of states (..., R), as one program."""
     axes = tuple(axes_of(part, vector) for part in parts)
     return jax.vmap(measure, in_axes=(axes, None))(states, horizon)

@@ -206,8 +206,7 @@ def _functions(finite: bool, observations: bool) -> tuple[Any, Any]:
         found, basis, factors = covariance(states, horizon)
         xp = found.__array_namespace__()
         variance = xp.diagonal(found, axis1=-2, axis2=-1)
-        with np.errstate(invalid="ignore"):
-            scale = xp.sqrt(xp.where(variance >= 0, variance, xp.nan))
+        scale = xp.sqrt(xp.where(variance >= 0, variance, xp.nan))
         scale = xp.where(states[0].m < 1, xp.inf, scale)
         average = states[1] if observations else states[0]
         estimate = average.mean + average.lost

@@ -260,8 +260,7 @@ def _measure_directions(rows: tuple[tuple[float, ...], ...]) -> Any:
         variance = xp.sum(view * inner, axis=-1)
         # Far from x* the curvature is not Ĝ. The start is assumed to fade at Ĝ's fastest rate: an upper bound
         # for a linear problem, and the initial rate of logistic regression from x_0 = 0.
-        with np.errstate(invalid="ignore"):
-            bias = move * xp.maximum(factors.start[..., -1:], 0) / xp.sqrt(variance)
+        bias = move * xp.maximum(factors.start[..., -1:], 0) / xp.sqrt(variance)
         pairs = [xp.diagonal(one, axis1=-2, axis2=-1) for one in (scaling, factors.pair)]
         ratio = pairs[0] / pairs[1]
         scaling = scaling * basis.S
