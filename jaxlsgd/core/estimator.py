@@ -257,6 +257,7 @@ class Estimator:
       within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
         for algorithms outside the paper's theory.
       least_rounds: how many rounds a plan must have.
+      most_parameters: how many parameters it is for at most; None if it is for any number.
       valid: "fixed" if an interval holds at one time that does not depend on the data, "looks" if all at the looks
         of a run hold together, "always" if all at any times do.
       law_at: for "looks", `clocks → Law` for looks at these numbers of observations per client.
@@ -280,6 +281,7 @@ class Estimator:
     any_optimiser: bool = False
     within_theory: bool = False
     least_rounds: int = 1
+    most_parameters: int | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
     valid: str = dataclasses.field(default="fixed", metadata=COUNTS_IF_SET)
     law_at: Callable[[tuple[int, ...]], Law] | None = dataclasses.field(
         default=None, metadata=COUNTS_IF_SET

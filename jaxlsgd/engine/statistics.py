@@ -215,7 +215,7 @@ _alone = threading.Lock()
 
 
 def measure_states(
-    method: Estimator, vector: Array, states: tuple[Any, ...], plan: Plan, dtype: str
+    method: Estimator, vector: Array, states: tuple[Any, ...], plan: Any, dtype: str
 ) -> Measurement:
     """One method's measurement of states (..., R): in NumPy if it can be, or compiled, while no other is made.
 

@@ -140,7 +140,7 @@ class _Places(NamedTuple):
     high: int  # the last
 
 
-def _placed(plan: Plan, eigenvalues: np.ndarray) -> _Places:
+def _placed(plan: Plan, eigenvalues: Any) -> _Places:
     """Find eigenvalues among the knots; raise NotTabulated if they are too far apart or too large for the plan."""
     values = np.where(eigenvalues > 0, eigenvalues, np.nan)
     good = np.isfinite(values)
@@ -164,13 +164,13 @@ def _lagrange(x: np.ndarray, offsets: np.ndarray, a: int) -> np.ndarray:
     return functools.reduce(np.multiply, [(x - b) / (offsets[a] - b) for b in others])
 
 
-def _along(table: np.ndarray, at: _Places) -> np.ndarray:
+def _along(table: np.ndarray, at: _Places) -> Any:
     """Interpolate (knots,) to (..., d)."""
     found = sum(w * table[at.knot - at.low + a] for a, w in enumerate(at.weights))
     return found / at.values
 
 
-def _between(table: np.ndarray, at: _Places) -> np.ndarray:
+def _between(table: np.ndarray, at: _Places) -> Any:
     """Interpolate (knots, knots) to (..., d, d)."""
     one, other = (at.knot - at.low)[..., :, None], (at.knot - at.low)[..., None, :]
     # Added in this order whatever the other eigenvalues are, so that a run's numbers do not depend on its company.
