@@ -2,7 +2,7 @@
 
 Every set of methods runs the study of `jaxlsgd init --paper` once in a process of its own, with programs from the cache,
 on one device, so that the CPU time of the process between two points is that of the part between them. Other work on the
-machine then hardly matters. `python -m benchmarks.reading` prints the table.
+machine then matters little. `python -m benchmarks.reading --out FILE` writes the table.
 """
 
 from __future__ import annotations
@@ -129,15 +129,15 @@ def _watched() -> _Clock:
     return clock
 
 
-def run(quick: bool) -> tuple[list[Finding], dict[str, Any]]:
+def run(quick: bool, repeats: int = 3) -> tuple[list[Finding], dict[str, Any]]:
     """Profile all sets of methods, several times in turn."""
     sizes = (64, 300) if quick else (1_000, 5_000)
     sets = dict(list(SETS.items())[:2]) if quick else SETS
     raw: dict[str, list[dict[str, float]]] = {name: [] for name in sets}
-    for repeat in range(1 if quick else 4):
+    for repeat in range(0 if quick else -1, 1 if quick else repeats):
         for name, methods in sets.items():
             found = _in_process(methods, *sizes)
-            if repeat or quick:  # the first fills the cache
+            if repeat >= 0:  # the one before fills the cache
                 raw[name].append(found)
     return findings_of(raw), {"replications": sizes[0], "num_steps": sizes[1], "seconds": raw}
 
@@ -166,17 +166,46 @@ def _in_process(methods: tuple[str, ...], replications: int, steps: int) -> dict
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def markdown(raw: dict[str, list[dict[str, float]]]) -> str:
+    """Return a table with a row per set of methods and a column per part."""
+    lines = [
+        "# Where the seconds of a study go",
+        "",
+        "The study of `jaxlsgd init --paper`: both models, five schedules, t_T = 5,000, 1,000 replications. CPU-seconds of",
+        f"the process, medians of {len(raw['the cheap two'])}, one device, programs from the cache; the machine was doing other work.",
+        "Made by `python -m benchmarks.reading`.",
+        "",
+        "| methods | " + " | ".join(PARTS) + " | all | over the cheap two |",
+        "|---|" + "--:|" * (len(PARTS) + 2),
+    ]
+    findings = findings_of(raw)
+    for name in raw:
+        row = {one.what: one for one in findings if one.case == name}
+        cells = [f"{row[part].value:.2f}" for part in (*PARTS, "all")]
+        over = row.get("over the cheap two")
+        word = {True: ", met", False: ", **not met**", None: ""}
+        last = "1" if over is None else f"{over.value:.2f}"
+        if over is not None and over.target:
+            last += f" ({over.target}{word[over.met]})"
+        lines.append(f"| {name} | " + " | ".join([*cells, last]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the table, or write it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reading", description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="file for the table")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
         print(json.dumps(profile(*json.loads(arguments.inside))))
         return
-    for one in run(arguments.quick)[0]:
-        print(f"{one.case}: {one.what} {one.value:.3g} {one.unit}", flush=True)
+    text = markdown(run(arguments.quick, arguments.repeats)[1]["seconds"])
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,8 @@ def plug_in(
     of `fit`; use this one if ȳ must be reported.
 
     Args:
-      horizon: "asymptotic" or "finite".
+      horizon: "asymptotic" or "finite". A study in float32 interpolates the finite factors in the eigenvalues of Ĝ,
+        which moves half-widths by about 1e-6; one in float64 does not.
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T, whose covariance tends
         to G⁻¹SG⁻ᵀ/t_T under every schedule, without the ν of the paper.
       name: name in tables; made from the arguments if None.
