@@ -55,7 +55,6 @@ def _touch(cells: list[tuple[str, int]], device: Any) -> None:
     import numpy as np
 
     from jaxlsgd.algorithms import local_sgd
-    from jaxlsgd.core.estimator import Horizon
     from jaxlsgd.engine import lanes, statistics
     from jaxlsgd.engine.block import start_tile
     from jaxlsgd.engine.cost import lane_widths
@@ -82,9 +81,8 @@ def _touch(cells: list[tuple[str, int]], device: Any) -> None:
             state = lanes.run_lanes(program, slots, data, drawn, state, block)
             found = lanes.lane_of(state.statistics, np.int32(0))
         for plan in plans:
-            horizon = Horizon.of(plan, "float32")
             for method in methods:
-                statistics.measure(program, data, found, method, horizon)
+                statistics.measure(program, data, found, method, plan)
         jax.block_until_ready(found)
 
 

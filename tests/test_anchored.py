@@ -15,6 +15,7 @@ from engine_helpers import numpy_draws
 
 import jaxlsgd
 from jaxlsgd import Anchored, Problem, Sync, algorithms, one_step, problems, schedules, simulate
+from jaxlsgd.core.algorithm import check_measure
 from jaxlsgd.core.estimator import BLOCK_STEPS
 from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.inference import anchored_rounds
@@ -241,3 +242,9 @@ def test_many_columns_need_no_lapack():
     assert part.rolling is not None
     state = jax.eval_shape(part.init, jnp.zeros(20))
     assert "lapack" not in jax.jit(part.rolling.roll).lower(state).as_text()
+
+
+def test_more_parameters_than_it_is_for_are_refused_before_anything_is_traced() -> None:
+    check_measure(one_step(), 500, "float32")
+    with pytest.raises(ValueError, match=r"methods: must be for at most 500 parameters .*got 501"):
+        check_measure(one_step(), 501, "float32")

@@ -295,7 +295,9 @@ def test_measurements_export_for_every_platform(method: Estimator):
     horizon = abstract(Horizon.of(paper_plan("C5", num_steps=500), "float32"))
 
     def measure(data: Any, found: Any, horizon: Any) -> Any:
-        return statistics.measure(program, data, found, method, horizon)
+        states = statistics.states_of(program, found, method)
+        parts, given = method.accumulators, horizon if method.needs_plan else None
+        return statistics.measure_compiled(method.measure, parts, data.init, states, given)
 
     export(jax.jit(measure), (data, state.statistics, horizon))
 

@@ -66,7 +66,7 @@ def test_reading_is_predicted_near_what_the_compiler_plans() -> None:
             ]
             states.append(jax.tree.unflatten(jax.tree.structure(one), flat))
         given = Horizon.of(plan, "float32") if method.needs_plan else None
-        lowered = statistics._measure.lower(
+        lowered = statistics.measure_compiled.lower(
             method.measure, method.accumulators, vector, tuple(states), given
         )
         planned = lowered.compile().memory_analysis().temp_size_in_bytes

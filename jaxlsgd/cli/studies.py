@@ -128,7 +128,8 @@ def _add_plan(verbs: Verbs) -> None:
         "estimate what a study will cost before it runs\n\n"
         "Prints cells, tiles, compiled programs, memory, time and the Monte-Carlo standard error of\n"
         "a coverage. The time is measured: a few steps of the study are run, and the programs that are\n"
-        "compiled for them are kept for it. With --rate nothing is run. Writes no results."
+        "compiled for them are kept for it. Besides compiling the first, that takes at most 10 s or a\n"
+        "tenth of the forecast; --thorough takes its time. With --rate nothing is run. Writes no results."
     )
     examples = "jaxlsgd plan study.toml\njaxlsgd plan study.toml --mcse 0.002 --rate 30000000"
     parser = add_verb(verbs, "plan", plan, text, examples)
@@ -143,6 +144,9 @@ def _add_plan(verbs: Verbs) -> None:
         "--rate",
         type=positive,
         help="client-steps per second per device, instead of measuring them",
+    )
+    parser.add_argument(
+        "--thorough", action="store_true", help="measure every kind of program, whatever it takes"
     )
     add_import(parser)
 
@@ -163,7 +167,7 @@ def plan(arguments: argparse.Namespace) -> int:
         if arguments.mcse is not None:
             forecast.replications_for(0.95, arguments.mcse)  # refuse it before anything is measured
         devices = arguments.devices or len(jax.local_devices())
-        times, how = _times(study, arguments.rate, devices)
+        times, how = _times(study, arguments.rate, devices, arguments.thorough)
         lines = list(_plan_lines(study, times, how, devices, arguments.mcse))
     print("\n".join(f"{name:<24}{value}" for name, value in lines))
     return 0
@@ -228,7 +232,9 @@ def _memory_lines(study: Study, devices: int) -> Iterator[tuple[str, str]]:
         yield "", forecast.what_fits(study, room, devices, device.platform)
 
 
-def _times(study: Study, rate: int | None, devices: int) -> tuple[Times | None, str]:
+def _times(
+    study: Study, rate: int | None, devices: int, thorough: bool
+) -> tuple[Times | None, str]:
     """Return the forecast times, or None if a trial does not fit in memory, and where they come from."""
     from jaxlsgd.study import forecast, jobs
 
@@ -243,7 +249,8 @@ def _times(study: Study, rate: int | None, devices: int) -> tuple[Times | None, 
     if forecast.Room.of(local[0]).lacks(need):
         jobs.check(study)
         return None, "a trial does not fit in memory"
-    return forecast.measured(study, local, devices), f"on {devices} devices (measured)"
+    most = None if thorough else forecast.MOST_SECONDS
+    return forecast.measured(study, local, devices, most), f"on {devices} devices (measured)"
 
 
 def _add_run(verbs: Verbs) -> None:

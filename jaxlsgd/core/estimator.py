@@ -256,11 +256,14 @@ class Estimator:
         verdict is given by such an interval.
       reads_numpy: whether `measure` and `matrix` compute in NumPy if states and horizon are NumPy's, so that
         one run is read without compiling anything.
+      reads_tiles: whether `measure` also reads many runs of one plan at once: NumPy states with the replications
+        first, and the `Plan` as horizon. It may raise `NotTabulated`. The engine does so in float32.
       cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not stated.
       any_optimiser: whether its theory holds for any algorithm whose averages come near the minimum.
       within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
         for algorithms outside the paper's theory.
       least_rounds: how many rounds a plan must have.
+      most_parameters: how many parameters it is for at most; None if it is for any number.
       valid: "fixed" if an interval holds at one time that does not depend on the data, "looks" if all at the looks
         of a run hold together, "always" if all at any times do.
       law_at: for "looks", `clocks → Law` for looks at these numbers of observations per client.
@@ -279,10 +282,12 @@ class Estimator:
     notes: Callable[[Any], tuple[str, ...]] | None = None
     doubts: Callable[[Any], str] | None = None
     reads_numpy: bool = False
+    reads_tiles: bool = dataclasses.field(default=False, metadata=COUNTS_IF_SET)
     cost: str = ""
     any_optimiser: bool = False
     within_theory: bool = False
     least_rounds: int = 1
+    most_parameters: int | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
     valid: str = dataclasses.field(default="fixed", metadata=COUNTS_IF_SET)
     law_at: Callable[[tuple[int, ...]], Law] | None = dataclasses.field(
         default=None, metadata=COUNTS_IF_SET
@@ -397,6 +402,10 @@ class Estimator:
 
 # One program: compiled operation by operation, a measurement takes seconds.
 _compiled = functools.partial(jax.jit, static_argnums=0)(lambda measure, *given: measure(*given))
+
+
+class NotTabulated(Exception):
+    """Raised by a method that `reads_tiles` for runs that it has to read one by one."""
 
 
 class Horizon(NamedTuple):

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
+from jaxlsgd.core.estimator import Estimator, Measurement
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.engine import client_rounds, distributed, federation, statistics
 from jaxlsgd.engine.client_rounds import CLIENTS, Seen, ShardState
@@ -105,12 +105,12 @@ class Sharded:
                 yield Saved(0, save_at.index(each.number), found)
         yield Advanced(0, 1)  # the last evaluation
 
-    def measure(self, found: Statistics, method: Estimator, horizon: Horizon) -> Measurement:
+    def measure(self, found: Statistics, method: Estimator, plan: Plan) -> Measurement:
         """Return one method's measurement of every replication, on every process, as NumPy arrays."""
         # On one device, because two at once may deadlock on a CPU: see `statistics.measure_states`.
         states = statistics.states_of(self.program, found, method)
         states = jax.tree.map(distributed.whole, states)
-        measured = statistics.measure_states(method, self._vector, states, horizon)
+        measured = statistics.measure_states(method, self._vector, states, plan, self.program.dtype)
         return jax.tree.map(lambda x: np.asarray(x, np.float64), measured)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from typing import Any, NamedTuple
@@ -10,12 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlsgd.core.estimator import Accumulator, Anchored, Estimator, Horizon, Measurement, Sync
+from jaxlsgd.core.estimator import (
+    Accumulator,
+    Anchored,
+    Estimator,
+    Horizon,
+    Measurement,
+    NotTabulated,
+    Sync,
+)
 from jaxlsgd.core.forms import OuterProduct
 from jaxlsgd.core.problem import Array, FlatFunctions
 from jaxlsgd.engine import xla
 from jaxlsgd.engine.layout import BLOCK_STEPS, Syncs
 from jaxlsgd.engine.program import ProblemData, Program
+from jaxlsgd.schedules import Plan
 
 Statistics = tuple[Any, ...]  # a state per statistic; leaves (..., R), shared ones (...)
 
@@ -192,10 +202,11 @@ def hessian_of(functions: FlatFunctions, data: ProblemData, clients: Array, seen
 
 
 def measure(
-    program: Program, data: ProblemData, statistics: Statistics, method: Estimator, horizon: Horizon
+    program: Program, data: ProblemData, statistics: Statistics, method: Estimator, plan: Plan
 ) -> Measurement:
     """One method's measurement of every replication, replications first."""
-    return measure_states(method, data.init, states_of(program, statistics, method), horizon)
+    states = states_of(program, statistics, method)
+    return measure_states(method, data.init, states, plan, program.dtype)
 
 
 # jaxlib's `eigh` waits, in a thread of XLA's pool on the CPU, for work that it hands to that same pool. Two
@@ -204,14 +215,30 @@ _alone = threading.Lock()
 
 
 def measure_states(
-    method: Estimator, vector: Array, states: tuple[Any, ...], horizon: Horizon
+    method: Estimator, vector: Array, states: tuple[Any, ...], plan: Any, dtype: str
 ) -> Measurement:
-    """One method's measurement of states (..., R), made while no other is."""
+    """One method's measurement of states (..., R): in NumPy if it can be, or compiled, while no other is made.
+
+    Runs in float64 are for those who want all digits: nothing is interpolated for them.
+    """
+    if method.reads_tiles and dtype == "float32":
+        with contextlib.suppress(NotTabulated), np.errstate(all="ignore"):  # as JAX does
+            return method.measure(_on_host(method, vector, states), plan)
     # A method that can do without the plan is not compiled again for plans of another length.
-    given = horizon if method.needs_plan else None
+    given = Horizon.of(plan, dtype) if method.needs_plan else None
     with _alone:
-        found = _measure(method.measure, method.accumulators, vector, states, given)
+        found = measure_compiled(method.measure, method.accumulators, vector, states, given)
         return jax.block_until_ready(found)
+
+
+def _on_host(method: Estimator, vector: Array, states: tuple[Any, ...]) -> tuple[Any, ...]:
+    """States as NumPy arrays, replications first."""
+
+    def moved(leaf: Any, axis: int | None) -> np.ndarray:
+        return np.asarray(leaf) if axis is None else np.moveaxis(np.asarray(leaf), axis, 0)
+
+    axes = (axes_of(part, vector) for part in method.accumulators)
+    return tuple(jax.tree.map(moved, state, axis) for state, axis in zip(states, axes, strict=True))
 
 
 def states_of(program: Program, statistics: Statistics, method: Estimator) -> tuple[Any, ...]:
@@ -220,12 +247,13 @@ def states_of(program: Program, statistics: Statistics, method: Estimator) -> tu
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _measure(
+def measure_compiled(
     measure: Any,
     parts: tuple[Accumulator, ...],
     vector: Array,
     states: Any,
     horizon: Horizon | None,
 ) -> Measurement:
+    """The measurement of states (..., R), as one program."""
     axes = tuple(axes_of(part, vector) for part in parts)
     return jax.vmap(measure, in_axes=(axes, None))(states, horizon)

@@ -144,12 +144,12 @@ def read(bins: Bins, counts: Counts) -> Reading:
 
 def _fit(bins: Bins, counts: Counts) -> _Fit:
     xp = bins.a.__array_namespace__()
-    d, total = bins.a.shape[-1], xp.sum(counts.seen, -1)
+    d, total, unit = bins.a.shape[-1], xp.sum(counts.seen, -1), _unit(counts)
     finite = xp.all(xp.isfinite(bins.h), -1) & xp.all(xp.isfinite(bins.hh), (-1, -2))
     fine = (counts.E > 0) & finite & xp.all(xp.isfinite(bins.a), -1)
     known = xp.all(xp.isfinite(bins.D), (-1, -2)) & (total > 0)
     D = xp.where(known[:, None, None], bins.D / xp.maximum(total, 1)[:, None, None], 0)
-    delta = _later(D)
+    delta = _once(_later(D), unit)
     whole = _later(xp.where((counts.E > 0) & ~known, 1.0, 0.0)) == 0
     H = bins.H / xp.maximum(counts.seen, 1)[..., None, None]
     w = xp.where(fine[:, None] & xp.all(xp.isfinite(H), (-1, -2)), counts.seen, 0)
@@ -159,28 +159,29 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
     w = (w * near[:, None]).reshape(-1)
     share = over(w, xp.sum(w))
     H = (H + delta[:, None]).reshape(-1, d, d)
-    H = xp.where((w > 0)[:, None, None], H, 0)
+    H = _once(xp.where((w > 0)[:, None, None], H, 0), unit)
     G = xp.sum(share[:, None, None] * H, 0)
     G = (G + G.T) / 2
-    inverse, pivot = inverted(G)
+    inverse, pivot = inverted(_once(G, unit))
+    inverse = _once(inverse, unit)
     proper = fine[-1] & (pivot > 1e-6 * xp.trace(G) / d)
     identity = xp.eye(d, dtype=G.dtype)
     G, inverse = xp.where(proper, G, identity), xp.where(proper, inverse, identity)
     effective = over(1.0, xp.sum(share**2))
     few = xp.sqrt(xp.maximum(1 - 1 / xp.maximum(effective, 1), 0.1))
-    dG = xp.where((w > 0)[:, None, None], (share / few)[:, None, None] * (H - G), 0)
+    dG = _once(xp.where((w > 0)[:, None, None], (share / few)[:, None, None] * (H - G), 0), unit)
 
     def kept(x: Array) -> Array:
         return xp.where(fine.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
 
     a, t = kept(bins.a - bins.a[-1]), kept(counts.E)
     g = kept(bins.h) / xp.maximum(t, 1)[:, None]
-    between = G - 0.5 * delta
+    between = _once(G - 0.5 * delta, unit)
     square = _residual_squares(bins, counts, g, fine)[-1]
     spread = d * (counts.E[-1] - over(counts.EE[-1], counts.E[-1]))
     sigma = xp.maximum(over(xp.sum(inverse * square), spread), TINY)
     y, u, Ai = -times(inverse, g[-1]), near * 1.0, inverse
-    relative = product(inverse, dG)
+    relative = _once(product(inverse, dG), unit)
     noise = xp.sum(relative * relative.mT)  # of Ĝ, as a share of it
     last = xp.arange(len(t)) == len(t) - 1
     for _ in range(2):
@@ -188,9 +189,9 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
         c = 0.5 * times(delta, r)
         bent = xp.sum(c * times(inverse, c), -1)
         noisy = noise * xp.sum(r * times(G, r), -1) / d**2
-        u = xp.where(last, fine, near / (1 + t * (bent + noisy) / sigma))
+        u = _once(xp.where(last, fine, near / (1 + t * (bent + noisy) / sigma)), unit)
         A = xp.where(proper, xp.sum((u * t)[:, None, None] * between, 0), identity)
-        Ai = inverted(A)[0]
+        Ai = _once(inverted(_once(A, unit))[0], unit)
         y = times(Ai, xp.sum((u * t)[:, None] * (times(between, a) - g), 0))
     return _Fit(
         fine,
@@ -209,6 +210,16 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
         y,
         proper,
     )
+
+
+def _unit(counts: Counts) -> Any:
+    """Return a 1 that is not a constant to the compiler; None in NumPy."""
+    return jnp.where(counts.n[-1] < 0, 2.0, 1.0) if isinstance(counts.n, jax.Array) else None
+
+
+def _once(x: Any, unit: Any) -> Any:
+    """Return x, computed once: XLA's CPU compiler repeats all but divisions in every operation that uses them."""
+    return x if unit is None else x / unit.astype(x.dtype)
 
 
 def _later(x: Array) -> Array:

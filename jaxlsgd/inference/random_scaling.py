@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from numpy.typing import ArrayLike
 
 from jaxlsgd.core import checks
@@ -21,7 +20,7 @@ from jaxlsgd.core.registry import register
 from jaxlsgd.inference.finite_horizon import horizon_factors, scaling_factors
 from jaxlsgd.inference.laws import critical_values
 from jaxlsgd.inference.laws.random_scaling import FINITE_HORIZON, Directions, limit_law
-from jaxlsgd.inference.plug_in import curvature, eigenbasis
+from jaxlsgd.inference.plug_in import curvature, eigenbasis, product
 from jaxlsgd.inference.sums import compensated_add, widened
 
 _MODES = ("full", "diagonal", "contrasts")
@@ -203,16 +202,18 @@ def random_scaling(
         label=label,
         cost=_COSTS["finite_horizon" if finite else mode],
         within_theory=finite,
+        reads_tiles=finite,
     )
 
 
 def scaling_matrix(state: RandomScalingState, observations: bool = False) -> Array:
     """Return V̂_m = A/(m² s), or A/t³ for `observations`: (d, d), or its diagonal (d,) in diagonal mode."""
-    s = jnp.where(state.m > 0, state.s, 1)
+    xp = state.A.__array_namespace__()
+    s = xp.where(state.m > 0, state.s, 1)
     # One division at a time: m² s would leave the range of float32 at long horizons.
     if observations:
         return state.A / s / s / s
-    m = jnp.maximum(state.m, 1).astype(state.A.dtype)
+    m = xp.maximum(state.m, 1).astype(state.A.dtype)
     return state.A / m / m / s
 
 
@@ -231,13 +232,14 @@ def _functions(observations: bool) -> tuple[Any, Any]:
 
 
 def _measurement(state: RandomScalingState, V: Array) -> Measurement:
-    diagonal = jnp.diagonal(V) if V.ndim == 2 else V
-    scale = jnp.sqrt(jnp.maximum(diagonal, 0))
+    xp = V.__array_namespace__()
+    diagonal = xp.diagonal(V, axis1=-2, axis2=-1) if V.ndim > state.mean.ndim else V
+    scale = xp.sqrt(xp.maximum(diagonal, 0))
     # On some back ends maximum() turns the NaN of a diverged path into 0.
-    scale = jnp.where(jnp.isnan(diagonal), jnp.nan, scale)
+    scale = xp.where(xp.isnan(diagonal), xp.nan, scale)
     # One round has no spread to estimate from.
-    scale = jnp.where(state.m < 2, jnp.inf, scale)
-    return Measurement(state.mean + state.lost, scale, jnp.any(diagonal < 0))
+    scale = xp.where(state.m < 2, xp.inf, scale)
+    return Measurement(state.mean + state.lost, scale, xp.any(diagonal < 0, -1))
 
 
 @functools.cache
@@ -251,17 +253,19 @@ def _measure_directions(rows: tuple[tuple[float, ...], ...]) -> Any:
         factors = horizon_factors(basis.eigenvalues, horizon)
         scaling = scaling_factors(basis.eigenvalues, horizon)
         view = basis.vectors
+        xp = view.__array_namespace__()
         move = states[1].start - states[1].mean
         if rows:
-            matrix = jnp.asarray(rows, view.dtype)
-            view = jnp.matmul(matrix, view, precision=lax.Precision.HIGHEST)
-            move = jnp.sum(matrix * move[None, :], axis=1)
-        inner = jnp.matmul(view, factors.pair * basis.S, precision=lax.Precision.HIGHEST)
-        variance = jnp.sum(view * inner, axis=1)
+            matrix = xp.asarray(rows, view.dtype)
+            view = product(matrix, view)
+            move = xp.sum(matrix * move[..., None, :], axis=-1)
+        inner = product(view, factors.pair * basis.S)
+        variance = xp.sum(view * inner, axis=-1)
         # Far from x* the curvature is not Ĝ. The start is assumed to fade at Ĝ's fastest rate: an upper bound
         # for a linear problem, and the initial rate of logistic regression from x_0 = 0.
-        bias = move * jnp.maximum(factors.start[-1], 0) / jnp.sqrt(variance)
-        ratio = jnp.diagonal(scaling) / jnp.diagonal(factors.pair)
+        bias = move * xp.maximum(factors.start[..., -1:], 0) / xp.sqrt(variance)
+        pairs = [xp.diagonal(one, axis1=-2, axis2=-1) for one in (scaling, factors.pair)]
+        ratio = pairs[0] / pairs[1]
         scaling = scaling * basis.S
         detail = Directions(basis.eigenvalues, view, variance, scaling, ratio, bias, basis.S)
         return found._replace(floored=found.floored | basis.floored, detail=detail)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jaxlsgd.core import checks, identity
 from jaxlsgd.core.algorithm import Algorithm
-from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
+from jaxlsgd.core.estimator import Estimator, Measurement
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.random import check_key
@@ -139,12 +139,11 @@ def _tile_events(
             continue
         cell = cells[event.cell]
         plan = cell.plan.prefix(cell.layout.save_at[event.save])
-        horizon = Horizon.of(plan, dtype)
         # Methods that differ in their law alone share a measurement.
         made: dict[Any, Measurement] = {}
         for m in methods:
             if (what := (m.measure, m.accumulators)) not in made:
-                one = statistics.measure(program, data, event.statistics, m, horizon)
+                one = statistics.measure(program, data, event.statistics, m, plan)
                 made[what] = jax.tree.map(lambda x: np.asarray(x, np.float64), one)
         found = {m.name: made[m.measure, m.accumulators] for m in methods}
         states = {m.name: statistics.states_of(program, event.statistics, m) for m in methods}
@@ -229,8 +228,7 @@ def run_on_mesh(
                 break
             if not isinstance(event, Advanced):
                 plan = cell.plan.prefix(cell.layout.save_at[event.save])
-                horizon = Horizon.of(plan, cell.dtype)
-                found = {m.name: run.measure(event.statistics, m, horizon) for m in cell.methods}
+                found = {m.name: run.measure(event.statistics, m, plan) for m in cell.methods}
                 growth = growths(cell.problem, cell.dtype, cell.methods, found)
                 saved.append(SavedRound(0, event.save, plan, found, {}, growth).rows(cell))
                 continue

@@ -282,6 +282,10 @@ _STEPS = 128  # of the first trial
 _MOST_WORK = 100_000_000  # client-steps of it: a few seconds on one core
 _LONG = 1.0  # seconds that the longer one should take
 _MOST_KINDS = 4  # that are tried; the others are taken to be like them
+# Trials take no longer than this, nor than a share of what they forecast: the first program is compiled and run twice
+# whatever it takes, as the study needs it anyway, and what is then left of the time is spent on the rest.
+MOST_SECONDS, _MOST_SHARE = 10.0, 0.1
+_LOADED = 0.1  # of the time to compile a program, to read it from the cache, if that is not tried
 
 
 class Times(NamedTuple):
@@ -306,10 +310,39 @@ class Trial(NamedTuple):
     programs: float  # before the first tile
     length: float  # per further length that a plan is padded to at a saved round
     table: float  # per plan and saved round, the first time
+    first: float  # that the first run took
 
 
-def measured(study: Study, devices: Sequence[Device], count: int) -> Times:
-    """Estimate the times of a study on `count` devices like those here from short trials."""
+class _Allowance:
+    """Seconds that trials may still take."""
+
+    def __init__(self, most: float | None) -> None:
+        self.left = math.inf if most is None else most
+
+    def of_forecast(self, seconds: float) -> None:
+        """Take no more than a share of a first forecast."""
+        if self.left < math.inf:
+            self.left = min(self.left, _MOST_SHARE * seconds)
+
+    def run(self, job: Job, devices: Sequence[Device], used: tables.Rows) -> float:
+        """Return the time of a job, and spend it."""
+        passed = _run(job, devices, used)
+        self.left -= passed
+        return passed
+
+
+def measured(
+    study: Study, devices: Sequence[Device], count: int, most: float | None = MOST_SECONDS
+) -> Times:
+    """Estimate the times of a study on `count` devices like those here from short trials.
+
+    Args:
+      study: the study.
+      devices: where to try.
+      count: how many devices the study is to have.
+      most: seconds that trials may take once the first program is compiled; they take no more than a tenth of what they
+        forecast either. Kinds of programs that were not tried are taken to be like the others. None for no limit.
+    """
     began = time.perf_counter()
     check(study)
     checked = time.perf_counter() - began
@@ -317,10 +350,14 @@ def measured(study: Study, devices: Sequence[Device], count: int) -> Times:
     for job in grouped((Tile(cell, 0) for cell in study.cells), workers=1):
         kinds.setdefault(program_kind(job[0].cell), []).append(job)
     order = sorted(kinds.values(), key=lambda group: -sum(map(_work, group)))
-    trials = [_trial(group[0], devices) for group in order[:_MOST_KINDS]]
+    busy = min(count, len(study.cells) * study.tiles_per_cell)
+    total = study.tiles_per_cell * sum(_work(job) for group in order for job in group)
+    allowance, trials = _Allowance(most), []
+    for group in order[:_MOST_KINDS]:
+        if not trials or allowance.left > trials[0].first:
+            trials.append(_trial(group[0], devices, allowance, None if trials else total / busy))
     typical = Trial(*(sum(column) / len(trials) for column in zip(*trials, strict=True)))
     trials += [typical] * (len(order) - len(trials))
-    busy = min(count, len(study.cells) * study.tiles_per_cell)
     return Times(
         _start() + checked,
         sum(map(_program_seconds, trials, order)),
@@ -374,34 +411,51 @@ def _lengths(cell: CellSpec) -> set[int]:
     return {Horizon.of(plan.prefix(m)).E.size for m in cell.saved_rounds(plan.num_rounds)}
 
 
-def _trial(job: Job, devices: Sequence[Device]) -> Trial:
-    """Time a job shortened twice, to separate the time per step from that per tile."""
+def _trial(
+    job: Job, devices: Sequence[Device], allowance: _Allowance, total: float | None
+) -> Trial:
+    """Time a job shortened twice, to separate the time per step from that per tile; once, if there is no time left.
+
+    Args:
+      job: what to run.
+      devices: where.
+      allowance: the time.
+      total: of the first trial, the work of the study per device, from which the time that trials may take is found.
+    """
     cell = job[0].cell
     per_step = stepping(cell.problem, cell.algorithm) * cell.tile_size
     job = job[: max(1, _MOST_WORK // (_STEPS * per_step))]
     longest = max(tile.cell.num_steps - 1 for tile in job)
     short, used = _shortened(job, min(_STEPS, longest)), tables.Rows()
-    first, again = _run(short, devices, used), _run(short, devices, {})
-    programs = _from_cache(short, devices, again)
-    tables.forget(used)
-    table = max(0.0, _run(short, devices, {}) - again) if used else 0.0
-    long = _shortened(job, min(longest, int(_STEPS * min(16.0, max(2.0, _LONG / again)))))
-    first_long = _run(long, devices, {})
-    passed = min(_run(long, devices, {}) for _ in range(2))
-    more, whole = _work(long) - _work(short), _work(long)
-    each = max((passed - again) / more, 0.2 * passed / whole) if more else passed / whole
-    fresh = _all_lengths([long]) - _all_lengths([short])
+    first = (allowance.run if total is None else _run)(short, devices, used)
+    again = _run(short, devices, {})
+    rough = again / _work(short)
+    if total is not None:
+        allowance.of_forecast(rough * total)
+    each, reading, overhead, fresh = rough, 0.0, 0.1 * (first - again), set[int]()
+    steps = min(longest, int(_STEPS * min(16.0, max(2.0, _LONG / again))))
+    if allowance.left > 3 * again * steps / _STEPS:
+        long = _shortened(job, steps)
+        first_long = allowance.run(long, devices, {})
+        passed = min(allowance.run(long, devices, {}) for _ in range(2))
+        more, whole = _work(long) - _work(short), _work(long)
+        each = max((passed - again) / more, 0.2 * passed / whole) if more else passed / whole
+        reading = max(0.0, passed - each * whole) / len(job)
+        fresh = _all_lengths([long]) - _all_lengths([short])
+        overhead = first_long - passed if fresh else overhead
+    programs, table = _LOADED * max(0.0, first - again), 0.0
+    if used and allowance.left > again:
+        tables.forget(used)
+        table = max(0.0, allowance.run(short, devices, {}) - again)
+    if allowance.left > again + programs:
+        jax.clear_caches()
+        programs = max(
+            0.0, allowance.run(short, devices, {}) - again
+        )  # as another process has them
     # If no length is new, a further one is taken to need a tenth of the first run's overhead.
-    length = max(0.0, first_long - passed - table) / len(fresh) if fresh else 0.1 * (first - again)
-    reading = max(0.0, passed - each * whole) / len(job)
+    length = max(0.0, overhead - table) / len(fresh) if fresh else max(0.0, overhead)
     plans = len({tile.cell.plan().digest for tile in short})
-    return Trial(each, reading, programs, max(0.0, length), table / plans)
-
-
-def _from_cache(job: Job, devices: Sequence[Device], again: float) -> float:
-    """Return the seconds to load programs that another process has compiled."""
-    jax.clear_caches()
-    return max(0.0, _run(job, devices, {}) - again)
+    return Trial(each, reading, programs, length, table / plans, first)
 
 
 def _shortened(job: Job, steps: int) -> Job:

@@ -197,7 +197,10 @@ class Programs:
         from jaxlsgd.engine import statistics
 
         def run(d: Any, s: Any, h: Any) -> Any:
-            return statistics.measure(self.program, d, s, self.methods[name], h)
+            method = self.methods[name]
+            states = statistics.states_of(self.program, s, method)
+            parts, given = method.accumulators, h if method.needs_plan else None
+            return statistics.measure_compiled(method.measure, parts, d.init, states, given)
 
         horizon = self._abstract(Horizon.of(self._plan, "float32"))
         return jax.jit(run).lower(self._data, self._state(R).statistics, horizon)
