@@ -91,7 +91,9 @@ def lines(replications: int) -> Iterator[list[str]]:
         for rows in cell.methods.values():
             ok = rows.ok[-1]
             hits = (np.abs(rows.estimate[-1] - problem.true_vector) <= rows.half_width[-1, 0])[ok]
-            texts += [coverage(hits), f"{100 * hits.mean(0).min():.1f}"]
+            texts += (
+                [coverage(hits), f"{100 * hits.mean(0).min():.1f}"] if len(hits) else ["none"] * 2
+            )
             failed.append(str((~ok).sum()))
         yield [title, *texts, ", ".join(failed)]
 

@@ -69,7 +69,7 @@ def update_all(
     """One statistic of all replications, a round further; `rolled` where the caller rolls it."""
     axes = axes_of(part, vector)
     axis: list[Any] = [None if leaf is None else -1 for leaf in sync[3:-1]]
-    given: Any = Sync(-1, None, None, *axis, None)
+    given: Any = Sync(-1, None, None, *axis)
     update = part.rolling.add if part.rolling and rolled else part.update
     return jax.vmap(update, in_axes=(axes, given), out_axes=axes)(state, sync)
 

@@ -177,11 +177,11 @@ def _add(state: OneStepState, sync: Sync, hessians: int, xp: Any = jnp) -> OneSt
     )
     counts = clock.now
     counts = Counts(counts.n + xp.where(counted, 1, 0), counts.E + w, counts.gamma + w * eta, seen)
-    first = (
+    first: list[Any] = [
         xp.where(empty, new, kept)
         for new, kept in ((m, clock.first_m), (E, clock.first_E), (eta, clock.first_eta))
-    )
-    clock = Clock(m, t, E, eta, *first, clock.bin, due, counts, clock.past)
+    ]
+    clock = Clock(m, t, E, eta, first[0], first[1], first[2], clock.bin, due, counts, clock.past)
     return OneStepState(clock, now, state.past, after)
 
 

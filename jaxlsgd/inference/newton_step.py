@@ -275,15 +275,15 @@ def _triangle(S: Array) -> tuple[Array, Array]:
         Li = xp.where(at[:, None], row[None, :], Li - xp.where(at, 0, line)[:, None] * row[None, :])
         return S - line[:, None] * line[None, :], xp.where(at[None, :], line[:, None], L), Li
 
-    carry = S, xp.zeros_like(S), xp.eye(d, dtype=S.dtype)
+    carry: Any = S, xp.zeros_like(S), xp.eye(d, dtype=S.dtype)
     if xp is jnp:
         return lax.fori_loop(0, d, column, carry)[1:]
     for k in range(d):
         carry = column(k, carry)
-    return carry[1:]
+    return carry[1], carry[2]
 
 
-def _eigen(A: Array) -> tuple[Array, Array]:
+def _eigen(A: Any) -> Any:
     """Return eigenvalues and eigenvectors of a symmetric matrix; in JAX by Jacobi's rotations, half of the pairs at once."""
     A = (A + A.T) / 2
     if isinstance(A, np.ndarray):
