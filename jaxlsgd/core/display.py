@@ -212,9 +212,8 @@ class Table(NamedTuple):
     def latex(self) -> str:
         """Return a booktabs table; one that is longer than a page is a longtable, which breaks."""
         columns = "".join("l" if i in self.left else "r" for i in range(len(self.header)))
-        head, *rows = (
-            " & ".join(map(escape_latex, line)) + r" \\" for line in [self.header, *self.lines]
-        )
+        head = " & ".join(map(_latex_heading, self.header)) + r" \\"
+        rows = [" & ".join(map(escape_latex, line)) + r" \\" for line in self.lines]
         parts = [part.rstrip(".") + "." for part in (self.title, *self.notes) if part]
         caption = rf"\caption{{{' '.join(map(escape_latex, parts))}}}"
         narrow = self.width <= 76  # characters of this size between the margins of an article
@@ -328,6 +327,15 @@ def escape_markdown(text: str) -> str:
     """Return text that Markdown, which may contain HTML, prints unchanged."""
     safe = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([|*])", r"\\\1", safe)
+
+
+def _latex_heading(text: str) -> str:
+    """Return a heading, on two lines if it is long and has brackets, as methods with options have."""
+    first, bracket, rest = text.partition("[")
+    if len(text) <= 20 or not first or not bracket:
+        return escape_latex(text)
+    lines = rf"{escape_latex(first)}\\{escape_latex('[' + rest)}"
+    return rf"\begin{{tabular}}[b]{{@{{}}r@{{}}}}{lines}\end{{tabular}}"
 
 
 _SCRIPT = r"\scriptsize\setlength{\tabcolsep}{2.5pt}"
