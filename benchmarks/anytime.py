@@ -64,6 +64,13 @@ def methods(num_steps: int) -> list[Any]:
     ]
 
 
+def plan_of(case: Case) -> Plan:
+    """Return the plan of a cell."""
+    step_size = schedules.power_decay(case.gamma0, case.alpha)
+    schedule = schedules.paper(case.schedule).with_warmup(0.05)
+    return schedule.plan(step_size, num_steps=case.num_steps)
+
+
 def look_rounds(plan: Plan, dim: int) -> list[int]:
     """Return the rounds of 100 looks."""
     first = max(0.05 * plan.num_steps, first_look(dim))
@@ -74,9 +81,7 @@ def look_rounds(plan: Plan, dim: int) -> list[int]:
 
 def run(case: Case, replications: int, seed: int) -> tuple[list[Row], CellRows]:
     """Return the measures of a cell, one row per method, and its rows."""
-    step_size = schedules.power_decay(case.gamma0, case.alpha)
-    schedule = schedules.paper(case.schedule).with_warmup(0.05)
-    plan = schedule.plan(step_size, num_steps=case.num_steps)
+    plan = plan_of(case)
     began = time.perf_counter()
     cell = simulate(
         jax.random.key(seed),
@@ -206,14 +211,51 @@ def draw(cell: CellRows, out: Path) -> None:
         path.replace(out / f"anytime_{path.name}") if path.suffix == ".png" else path.unlink()
 
 
+def cost(seed: int) -> str:
+    """Return what looks cost as Markdown: CPU-seconds of 512 runs with and without, the least of three."""
+    lines = []
+    for case in chosen()[:10]:
+        if case.schedule not in ("C5", "P(1/2)"):
+            continue
+        plan = plan_of(case)
+        rounds = look_rounds(plan, case.problem.dim)
+        seconds = []
+        for save_at in (None, rounds):
+            each = []
+            for _ in range(4):  # the first compiles
+                began = time.process_time()
+                simulate(
+                    jax.random.key(seed),
+                    case.problem,
+                    plan,
+                    replications=512,
+                    methods=[one_step(valid="always", best_at=case.num_steps / 2)],
+                    save_at=save_at,
+                    devices=1,
+                    progress=False,
+                )
+                each.append(time.process_time() - began)
+            seconds.append(min(each[1:]))
+        few, many = seconds
+        name = f"{case.problem.name} {case.schedule}"
+        lines.append([name, len(rounds), f"{few:.2f}", f"{many:.2f}", f"{many / few:.1f}"])
+    head = ("cell", "looks", "seconds without", "with", "ratio")
+    text = 'CPU-seconds of 512 runs of 5,000 observations per client, `one_step(valid="always")`, one device.'
+    return "\n".join(["# What looks cost", "", text, "", *pipe_table(head, lines)]) + "\n"
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = writing.parser("anytime", __doc__, replications=2_000, seed=90210)
+    parser.add_argument("--cost", action="store_true", help="measure only what looks cost")
     arguments = parser.parse_args()
     import jaxlsgd
 
     jaxlsgd.prepare()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.cost:
+        (arguments.out / "anytime_cost.md").write_text(cost(arguments.seed), encoding="utf-8")
+        return
     rows: list[Row] = []
     for i, case in enumerate(chosen()):
         found, cell = run(case, arguments.replications, arguments.seed)
