@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import pickle
 import pkgutil
 import re
 import subprocess
@@ -268,6 +269,7 @@ def test_the_names_of_the_library_are_there_whatever_was_imported_before() -> No
     builders = ("bootstrap", "one_step", "hulc", "random_scaling")
     assert all(callable(getattr(jaxlsgd.inference, name)) for name in builders)
     assert jaxlsgd.inference.one_step is jaxlsgd.one_step
+    assert pickle.loads(pickle.dumps(jaxlsgd.inference)) is jaxlsgd.inference
     assert jaxlsgd.study.Study is jaxlsgd.Study
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         jaxlsgd.simulat  # type: ignore[attr-defined]  # noqa: B018

@@ -29,6 +29,11 @@ def attach(
                 value = getattr(value, name)
             super().__setattr__(name, value)
 
+        def __reduce__(
+            self,
+        ) -> tuple[Any, ...]:  # for cloudpickle, which pickles plain modules alone
+            return importlib.import_module, (package,)
+
     sys.modules[package].__class__ = Package
 
     def load(name: str) -> Any:
