@@ -204,7 +204,7 @@ def _measure_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None
     scale = xp.sqrt(xp.maximum(xp.diagonal(found.V), 0))
     off = xp.max(xp.abs(state.x - found.estimate) / xp.maximum(scale, anchored_step.TINY))
     detail = AnchoredDetail(
-        xp.where(found.withheld, 3, found.df),  # not NaN: what is withheld is infinite
+        xp.where(xp.isnan(found.df), 3, found.df),  # what is withheld is infinite, not NaN
         xp.zeros_like(scale),
         found.used,
         found.withheld,
