@@ -110,7 +110,7 @@ def test_interrupted_from_the_terminal_it_drains_and_leaves_no_process(
     below = workers_of(process)
     for child in psutil.Process(process.pid).children(recursive=True):
         os.kill(child.pid, signal.SIGINT)  # as a terminal does, to all of them
-    read_until(process.stderr, "stopping once the tiles in flight are finished")
+    read_until(process.stderr, "tiles in flight are finished")
     held.open()
     code, text, err = ended(process)
     assert (code, text.split(":")[0]) == (3, "partial"), err

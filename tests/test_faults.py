@@ -178,7 +178,7 @@ def test_clock_that_jumps(tmp_path, study, quiet) -> None:
     process = script(JUMPING, *run, "--max-time", "10h", env=held.environment)
     wait_until(lambda: count(out) == 6, process)
     process.terminate()  # the time limit's process, which hands it on
-    read_until(process.stderr, "stopping once the tiles in flight are finished")
+    read_until(process.stderr, "tiles in flight are finished")
     held.open()
     code, _, err = ended(process)
     assert code in (3, 143, -15), err
