@@ -233,7 +233,7 @@ def test_the_page_states_it_and_warns(tmp_path: Path):
     }
     little, much = (part.partition("<h2")[2] for part in text.values())
     assert "the truth of x[1] is known to ±0.0002, at most" in little and "Careful" not in little
-    assert "<b>Truth.</b> Careful with" in much and "the truth of x[1] is known to ±0.2" in much
+    assert "Careful with linear: " in much and "the truth of x[1] is known to ±0.2" in much
     exact = build.page(page_helpers.write(tmp_path / "exact"))
     assert "is known to ±" not in exact
 
