@@ -65,3 +65,14 @@ def test_a_tile_that_comes_whole_is_no_basis() -> None:
     assert found.seconds(90.0) is None
     found.advance(100.0, 100.0)
     assert found.seconds(100.0) == pytest.approx(160.0)
+
+
+def test_programs_that_are_compiled_in_mid_run_are_not_taken_for_slow_work() -> None:
+    """A second per unit, and twenty for one in ten of them."""
+    found, now = time_left(), 10.0
+    found.begin(now)
+    for step in range(100):
+        now += 20.0 if step % 10 == 5 else 1.0
+        found.advance(1.0, now)
+        if step > 5:
+            assert found.seconds(now) == pytest.approx(1000 - step, rel=0.02), step

@@ -10,6 +10,7 @@ import contextlib
 import html
 import importlib
 import importlib.util
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,8 @@ class TimeLeft:
     """Estimate of the time that a computation still takes.
 
     Seconds without progress before the first work of a kind of programs count as compiling, and are expected
-    again for each kind to come. The rate of work is that of the later half of the work so far.
+    again for each kind to come. The rate of work is the median over the later half of the time so far, as programs
+    that are compiled in mid-run make single parts of the work slow.
 
     Args:
       work: to be done, in any unit.
@@ -70,7 +72,15 @@ class TimeLeft:
         if seconds <= 0 or (passed := seconds + now - self._last) < self.BASIS:
             return None
         half = max(mark for mark in self._marks if mark[0] <= seconds / 2)
-        return (passed - half[0]) / (done - half[1])
+        if done <= half[1]:
+            return None
+        later = [mark for mark in self._marks if mark >= half]
+        parts = [(y[0] - x[0], y[1] - x[1]) for x, y in itertools.pairwise(later)]
+        rates = sorted((time / work, work) for time, work in parts if work > 0)
+        counted = itertools.accumulate(work for _, work in rates)
+        middle = (done - half[1]) / 2
+        usual = next(rate for (rate, _), sum in zip(rates, counted, strict=True) if sum >= middle)
+        return usual + (passed - seconds) / (done - half[1])
 
     def text(self, now: float) -> str:
         """Return the estimate in words."""
