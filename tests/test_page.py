@@ -485,8 +485,10 @@ def test_the_headline_follows_level_coordinate_and_filters(browser, study, tmp_p
     shown = [float(re.sub(r"^[▼▲] ", "", x).split()[0]) for x in texts(browser, "#out .matrix td")]
     assert shown == pytest.approx([100 * x for x in mine], abs=0.51)
     # The choices stay when the page is loaded again.
-    browser.evaluate("location.reload()")
-    browser.wait("document.querySelector('#out .scope')?.textContent.startsWith('80 %')")
+    browser.evaluate("window.before = true; location.reload()")
+    browser.wait(
+        "!window.before && document.querySelector('#out .scope')?.textContent.startsWith('80 %')"
+    )
     assert texts(browser, "#out .scope") == ["80 % intervals, x[1], 1 cell."]
     assert not browser.errors
     browser.evaluate("history.replaceState(null, '', '#')")
