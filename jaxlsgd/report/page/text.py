@@ -232,7 +232,9 @@ def _problem(part: ProblemPart) -> str:
     given = {key: thawed(value) for key, value in part.arguments}
     said = ("dim", "num_clients", *(["weights"] if _listed_weights(given) else []))
     other = [f"{key} {_short(x)}" for key, x in given.items() if key not in said]
-    step = f"step {part.gamma0:g}/m^{part.alpha:g}"
+    step = (
+        f"step {part.gamma0:g}/m^{part.alpha:g}" if part.alpha else f"constant step {part.gamma0:g}"
+    )
     kind = f" ({part.kind})" if part.kind and part.kind != part.name else ""
     return f"{part.name}{kind}: " + ", ".join([facts, *other, step])
 
