@@ -172,7 +172,7 @@ def markdown(raw: dict[str, list[dict[str, float]]]) -> str:
         "# Where the seconds of a study go",
         "",
         "The study of `jaxlsgd init --paper`: both models, five schedules, t_T = 5,000, 1,000 replications. CPU-seconds of",
-        f"the process, medians of {len(raw['the cheap two'])}, one device, programs from the cache; the machine was doing other work.",
+        f"the process, medians of {len(raw['the cheap two'])}, one device, programs from the cache.",
         "Made by `python -m benchmarks.reading`.",
         "",
         "| methods | " + " | ".join(PARTS) + " | all | over the cheap two |",
