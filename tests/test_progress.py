@@ -76,3 +76,13 @@ def test_programs_that_are_compiled_in_mid_run_are_not_taken_for_slow_work() -> 
         found.advance(1.0, now)
         if step > 5:
             assert found.seconds(now) == pytest.approx(1000 - step, rel=0.02), step
+
+
+def test_one_long_wait_in_a_short_run_is_not_the_rate() -> None:
+    """As in a study whose intervals are read for the first time after six tenths of its steps."""
+    found = time_left()
+    found.begin(10.0)
+    for step in range(60):
+        found.advance(10.0, 10.0 + step / 20)
+    found.advance(40.0, 24.0)
+    assert found.seconds(24.0) == pytest.approx(360 / 200, rel=0.1)

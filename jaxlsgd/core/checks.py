@@ -94,7 +94,7 @@ def level(value: Any, argument: str = "level") -> float:
     """Return a confidence level strictly between 0 and 1."""
     found = number(argument, value, rule := "be a number strictly between 0 and 1")
     if not 0 < found < 1:
-        hint = f"; did you mean {found / 100:g}?" if 1 < found < 100 else ""
+        hint = f"; did you mean {found / 100:g}?" if 2 <= found < 100 else ""
         raise refusal(argument, rule, value, hint)
     return found
 

@@ -27,8 +27,8 @@ class TimeLeft:
     """Estimate of the time that a computation still takes.
 
     Seconds without progress before the first work of a kind of programs count as compiling, and are expected
-    again for each kind to come. The rate of work is the median over the later half of the time so far, as programs
-    that are compiled in mid-run make single parts of the work slow.
+    again for each kind to come. The rate of work is the median over the later half of time and work so far, as
+    programs that are compiled in mid-run make single parts of the work slow.
 
     Args:
       work: to be done, in any unit.
@@ -71,7 +71,13 @@ class TimeLeft:
         # The first work includes compiling, so it is no basis for the rate.
         if seconds <= 0 or (passed := seconds + now - self._last) < self.BASIS:
             return None
-        half = max(mark for mark in self._marks if mark[0] <= seconds / 2)
+        # Of work that came in no time nobody knows how long it took.
+        start = max(mark for mark in self._marks if mark[0] <= 0)[1]
+        half = max(
+            mark
+            for mark in self._marks
+            if mark[0] <= seconds / 2 and start <= mark[1] <= (start + done) / 2
+        )
         if done <= half[1]:
             return None
         later = [mark for mark in self._marks if mark >= half]
