@@ -523,9 +523,39 @@ def kernel_sandwich(theirs: Any, X: pd.DataFrame) -> np.ndarray:
     return np.sqrt(np.diagonal(D @ (tau * (1 - tau) * A.T @ A) @ D))
 
 
+def logistic_sandwich(
+    X: np.ndarray, y: np.ndarray, b: np.ndarray, tau: float, h: float
+) -> np.ndarray:
+    """Standard errors of the minimiser b of the check loss that is smoothed by a logistic kernel of width h."""
+    s = 1 / (1 + np.exp(-(X @ b - y) / h))
+    scores = (s - tau)[:, None] * X
+    np.testing.assert_allclose(scores.sum(0) / np.abs(scores).sum(0), 0, atol=1e-6)
+    D = np.linalg.inv((X.T * (s * (1 - s) / h)) @ X)
+    return np.sqrt(np.diagonal(D @ (scores.T @ scores) @ D))
+
+
+@pytest.mark.parametrize("tau", [0.25, 0.5, 0.75])
+def test_quantiles_have_the_sandwich_of_their_smoothed_loss(tau: float):
+    frame = sm.datasets.engel.load_pandas().data
+    options = {
+        "family": "quantile",
+        "tau": tau,
+        "methods": (),
+        "bandwidth": 60.0,
+        "variance": "HC0",
+    }
+    ours = fit_table(frame, response="foodexp", **options)
+    X, y = sm.add_constant(frame[["income"]]).to_numpy(), frame["foodexp"].to_numpy()
+    right = logistic_sandwich(X, y, ours.params.to_numpy(), tau, 60.0)
+    np.testing.assert_allclose(ours.bse, right, rtol=1e-4)
+
+
 @pytest.mark.parametrize("tau", [0.25, 0.5, 0.75])
 def test_quantiles_of_engel(tau: float):
-    """QuantReg takes one density for all rows, which spread with income: a bootstrap of rows has errors of slopes twice as large."""
+    """QuantReg takes one density for all rows, which spread with income: a bootstrap of rows has errors of slopes twice as large.
+
+    Another kernel and bandwidth on 235 rows make errors that differ by up to 28 %; the test above is exact.
+    """
     frame = sm.datasets.engel.load_pandas().data
     X = sm.add_constant(frame[["income"]])
     theirs = sm.QuantReg(frame["foodexp"], X).fit(q=tau)
