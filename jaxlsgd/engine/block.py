@@ -91,15 +91,28 @@ def run_hessians(
     part = program.accumulators[i]
     places = statistics.places_of(part, data.init, state)
 
-    def add(sums: tuple[Array, Array], pair: HessianPairs) -> tuple[Any, None]:
-        for half, seen in enumerate(source.observe(source.draw(pair.at))):
-            found = statistics.hessians_at(functions, data, places, seen, pair.weight[half])
+    def add(sums: tuple[Array, Array], drawn: Any, weight: Array) -> tuple[Array, Array]:
+        for half, seen in enumerate(source.observe(drawn)):
+            found = statistics.hessians_at(functions, data, places, seen, weight[half])
             sums = jax.tree.map(jnp.add, sums, found)
-        return sums, None
+        return sums
 
     groups, (_, d, R) = pairs.weight.shape[-1], places.shape
     empty = jnp.zeros((groups, d, d, R), places.dtype), jnp.zeros((d, d, R), places.dtype)
-    sums = lax.scan(add, empty, pairs)[0]
+
+    def prepare(i: Array) -> tuple[Any, Array]:
+        at, weight = xla.element((pairs.at, pairs.weight), i)
+        return source.draw(at), weight
+
+    def body(i: Array, carry: Any) -> Any:
+        sums, prepared = carry
+        return add(sums, *prepared), prepare(i + 1)
+
+    low, high = (
+        jnp.asarray(0, jnp.int32),
+        jnp.sum(jnp.any(pairs.weight > 0, (1, 2)), dtype=jnp.int32),
+    )
+    sums = lax.fori_loop(low, high, body, (empty, prepare(low)))[0]
     per_group, squares = sums if over_shards is None else over_shards(sums)
     return statistics.with_hessians(
         part, data, state, per_group, squares, jnp.sum(pairs.weight, (0, 1))

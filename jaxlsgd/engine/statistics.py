@@ -106,7 +106,8 @@ def roll(part: Accumulator, vector: Array, state: Any) -> Any:
     """Rolls a statistic of all replications."""
     assert part.rolling is not None
     axes = axes_of(part, vector)
-    return jax.vmap(part.rolling.roll, in_axes=(axes,), out_axes=axes)(state)
+    unit = xla.unit_of(vector)
+    return xla.innermost(part.rolling.roll, (axes,), unit=unit, out_axes=axes)(state)
 
 
 def anchors_of(program: Program, data: ProblemData, statistics: Statistics) -> tuple[Array, ...]:
@@ -169,6 +170,7 @@ def hessians_at(
         hessian_of(functions, data, jnp.broadcast_to(place, (clients, *place.shape)), seen)
         for place in places
     )
+    here, before = xla.once(here, data.unit), xla.once(before, data.unit)
     return weight[:, None, None, None] * here, jnp.sum(weight) * (here - before)
 
 
@@ -256,4 +258,5 @@ def measure_compiled(
 ) -> Measurement:
     """The measurement of states (..., R), as one program."""
     axes = tuple(axes_of(part, vector) for part in parts)
-    return jax.vmap(measure, in_axes=(axes, None))(states, horizon)
+    found = xla.innermost(measure, (axes, None), unit=xla.unit_of(vector))(states, horizon)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found)

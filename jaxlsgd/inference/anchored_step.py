@@ -144,12 +144,12 @@ def read(bins: Bins, counts: Counts) -> Reading:
 
 def _fit(bins: Bins, counts: Counts) -> _Fit:
     xp = bins.a.__array_namespace__()
-    d, total, unit = bins.a.shape[-1], xp.sum(counts.seen, -1), _unit(counts)
+    d, total = bins.a.shape[-1], xp.sum(counts.seen, -1)
     finite = xp.all(xp.isfinite(bins.h), -1) & xp.all(xp.isfinite(bins.hh), (-1, -2))
     fine = (counts.E > 0) & finite & xp.all(xp.isfinite(bins.a), -1)
     known = xp.all(xp.isfinite(bins.D), (-1, -2)) & (total > 0)
     D = xp.where(known[:, None, None], bins.D / xp.maximum(total, 1)[:, None, None], 0)
-    delta = _once(_later(D), unit)
+    delta = _later(D)
     whole = _later(xp.where((counts.E > 0) & ~known, 1.0, 0.0)) == 0
     H = bins.H / xp.maximum(counts.seen, 1)[..., None, None]
     w = xp.where(fine[:, None] & xp.all(xp.isfinite(H), (-1, -2)), counts.seen, 0)
@@ -159,29 +159,28 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
     w = (w * near[:, None]).reshape(-1)
     share = over(w, xp.sum(w))
     H = (H + delta[:, None]).reshape(-1, d, d)
-    H = _once(xp.where((w > 0)[:, None, None], H, 0), unit)
+    H = xp.where((w > 0)[:, None, None], H, 0)
     G = xp.sum(share[:, None, None] * H, 0)
     G = (G + G.T) / 2
-    inverse, pivot = inverted(_once(G, unit))
-    inverse = _once(inverse, unit)
+    inverse, pivot = inverted(G)
     proper = fine[-1] & (pivot > 1e-6 * xp.trace(G) / d)
     identity = xp.eye(d, dtype=G.dtype)
     G, inverse = xp.where(proper, G, identity), xp.where(proper, inverse, identity)
     effective = over(1.0, xp.sum(share**2))
     few = xp.sqrt(xp.maximum(1 - 1 / xp.maximum(effective, 1), 0.1))
-    dG = _once(xp.where((w > 0)[:, None, None], (share / few)[:, None, None] * (H - G), 0), unit)
+    dG = xp.where((w > 0)[:, None, None], (share / few)[:, None, None] * (H - G), 0)
 
     def kept(x: Array) -> Array:
         return xp.where(fine.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
 
     a, t = kept(bins.a - bins.a[-1]), kept(counts.E)
     g = kept(bins.h) / xp.maximum(t, 1)[:, None]
-    between = _once(G - 0.5 * delta, unit)
+    between = G - 0.5 * delta
     square = _residual_squares(bins, counts, g, fine)[-1]
     spread = d * (counts.E[-1] - over(counts.EE[-1], counts.E[-1]))
     sigma = xp.maximum(over(xp.sum(inverse * square), spread), TINY)
     y, u, Ai = -times(inverse, g[-1]), near * 1.0, inverse
-    relative = _once(product(inverse, dG), unit)
+    relative = product(inverse, dG)
     noise = xp.sum(relative * relative.mT)  # of Ĝ, as a share of it
     last = xp.arange(len(t)) == len(t) - 1
     for _ in range(2):
@@ -189,9 +188,9 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
         c = 0.5 * times(delta, r)
         bent = xp.sum(c * times(inverse, c), -1)
         noisy = noise * xp.sum(r * times(G, r), -1) / d**2
-        u = _once(xp.where(last, fine, near / (1 + t * (bent + noisy) / sigma)), unit)
+        u = xp.where(last, fine, near / (1 + t * (bent + noisy) / sigma))
         A = xp.where(proper, xp.sum((u * t)[:, None, None] * between, 0), identity)
-        Ai = _once(inverted(_once(A, unit))[0], unit)
+        Ai = inverted(A)[0]
         y = times(Ai, xp.sum((u * t)[:, None] * (times(between, a) - g), 0))
     return _Fit(
         fine,
@@ -210,16 +209,6 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
         y,
         proper,
     )
-
-
-def _unit(counts: Counts) -> Any:
-    """Return a 1 that is not a constant to the compiler; None in NumPy."""
-    return jnp.where(counts.n[-1] < 0, 2.0, 1.0) if isinstance(counts.n, jax.Array) else None
-
-
-def _once(x: Any, unit: Any) -> Any:
-    """Return x, computed once: XLA's CPU compiler repeats all but divisions in every operation that uses them."""
-    return x if unit is None else x / unit.astype(x.dtype)
 
 
 def _later(x: Array) -> Array:
