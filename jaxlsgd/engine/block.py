@@ -97,22 +97,25 @@ def run_hessians(
             sums = jax.tree.map(jnp.add, sums, found)
         return sums
 
-    groups, (_, d, R) = pairs.weight.shape[-1], places.shape
-    empty = jnp.zeros((groups, d, d, R), places.dtype), jnp.zeros((d, d, R), places.dtype)
-
     def prepare(i: Array) -> tuple[Any, Array]:
         at, weight = xla.element((pairs.at, pairs.weight), i)
         return source.draw(at), weight
 
-    def body(i: Array, carry: Any) -> Any:
+    def body(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        # Draws reach an iteration through the carry: see `over_steps`.
         sums, prepared = carry
         return add(sums, *prepared), prepare(i + 1)
 
-    low, high = (
-        jnp.asarray(0, jnp.int32),
-        jnp.sum(jnp.any(pairs.weight > 0, (1, 2)), dtype=jnp.int32),
-    )
-    sums = lax.fori_loop(low, high, body, (empty, prepare(low)))[0]
+    def body_alone(sums: Any, i: Array) -> tuple[Any, None]:
+        return add(sums, *prepare(i)), None
+
+    (room, _, groups), (_, d, R) = pairs.weight.shape, places.shape
+    empty = jnp.zeros((groups, d, d, R), places.dtype), jnp.zeros((d, d, R), places.dtype)
+    low = jnp.asarray(0, jnp.int32)
+    if program.loop.prepares:
+        sums = lax.fori_loop(low, pairs.count, body, (empty, prepare(low)))[0]
+    else:
+        sums = lax.scan(body_alone, empty, jnp.arange(room, dtype=jnp.int32))[0]
     per_group, squares = sums if over_shards is None else over_shards(sums)
     return statistics.with_hessians(
         part, data, state, per_group, squares, jnp.sum(pairs.weight, (0, 1))

@@ -194,7 +194,7 @@ def _at_anchors(
         gradients = jax.vmap(xla.over_replications(functions.gradient))(everywhere, observations)
         if isinstance(gradients, Scaled):
             gradients = Scaled(xla.once(gradients.scale, data.unit), gradients.vector)
-        mean = _mean(weights, gradients)
+        mean = xla.once(_mean(weights, gradients), data.unit)
         kept.append(anchor)
         sums.append(jnp.where(at.opens, 0, total) + jnp.where(at.active, mean, 0))
     return state._replace(anchors=tuple(kept), anchored=tuple(sums))

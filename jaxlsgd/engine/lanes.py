@@ -215,7 +215,7 @@ def _with_hessians(
     width = jax.tree.leaves(states)[0].shape[0]
     for i in program.anchored:
         weights = _padded([in_block(lane.hessians[i], block) for lane, block in sent], width)
-        pairs = statistics.hessian_pairs(*weights)
+        pairs = statistics.hessian_pairs(program.loop, *weights)
         if pairs is not None:
             pairs = pairs._replace(weight=pairs.weight.reshape(width, *pairs.weight.shape[-3:]))
             states[i] = _run_hessians(program, i, data, given, states[i], sent[0][1].first, pairs)
@@ -233,7 +233,7 @@ def _run_hessians(
     pairs: statistics.HessianPairs,
 ) -> Any:
     one = functools.partial(run_hessians, program, i, data, given)
-    axes: Any = statistics.HessianPairs(None, 0)
+    axes: Any = statistics.HessianPairs(None, 0, None)
     return jax.vmap(one, in_axes=(0, None, axes))(state, first, pairs)
 
 

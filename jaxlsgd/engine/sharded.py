@@ -24,7 +24,7 @@ from jaxlsgd.engine import client_rounds, distributed, federation, statistics
 from jaxlsgd.engine.client_rounds import CLIENTS, Seen, ShardState
 from jaxlsgd.engine.federation import Federation
 from jaxlsgd.engine.layout import BLOCK_STEPS
-from jaxlsgd.engine.program import ProblemData, Program, make_data
+from jaxlsgd.engine.program import Loop, ProblemData, Program, make_data
 from jaxlsgd.engine.statistics import Statistics
 from jaxlsgd.engine.tile import WAIT_EVERY, Advanced, Saved, hessian_steps, rolls_of
 from jaxlsgd.schedules import Plan
@@ -93,7 +93,7 @@ class Sharded:
         for each in client_rounds.lay_out(plan, save_at, rolls):
             state = turn(program, mesh, data, keys, state, each.turn)
             for i, weights in sent.items():
-                for block in _hessian_blocks(plan, each.number - 1, weights):
+                for block in _hessian_blocks(program.loop, plan, each.number - 1, weights):
                     state = hessians(program, mesh, i, data, keys, state, block)
             yield from waiting.after(int(np.count_nonzero(each.turn.etas)), state)
             for block in each.steps:
@@ -286,7 +286,7 @@ def hessians(
 
 
 def _hessian_blocks(
-    plan: Plan, m: int, weights: np.ndarray
+    loop: Loop, plan: Plan, m: int, weights: np.ndarray
 ) -> Iterator[tuple[np.uint32, statistics.HessianPairs]]:
     """Yield the pairs of steps of round m (from 0) whose Hessians clients send, by blocks of steps."""
     last = int(plan.ends[m])
@@ -295,7 +295,7 @@ def _hessian_blocks(
         own = np.zeros((BLOCK_STEPS, weights.shape[1]))
         start, stop = max(first, begin), min(first + BLOCK_STEPS, last)
         own[start - first : stop - first] = weights[start:stop]
-        pairs = statistics.hessian_pairs(own)
+        pairs = statistics.hessian_pairs(loop, own)
         if pairs is not None:
             yield np.uint32(first), pairs
 

@@ -24,7 +24,7 @@ from jaxlsgd.core.forms import OuterProduct
 from jaxlsgd.core.problem import Array, FlatFunctions
 from jaxlsgd.engine import xla
 from jaxlsgd.engine.layout import BLOCK_STEPS, Syncs
-from jaxlsgd.engine.program import ProblemData, Program
+from jaxlsgd.engine.program import Loop, ProblemData, Program
 from jaxlsgd.schedules import Plan
 
 Statistics = tuple[Any, ...]  # a state per statistic; leaves (..., R), shared ones (...)
@@ -129,28 +129,31 @@ class HessianPairs(NamedTuple):
 
     at: Any  # (P,) int32, which pairs of the block
     weight: Any  # (P, 2, groups) observations of each step, by group
+    count: Any  # () int32, how many pairs there are; those behind them have no weight
 
 
-# Room for pairs of steps.
+# Room for pairs of steps, where the loop over them has a fixed length.
 HESSIAN_ROOMS = (1, 4, 16, BLOCK_STEPS // 2)
 
 
-def hessian_pairs(*weights: np.ndarray) -> HessianPairs | None:
+def hessian_pairs(loop: Loop, *weights: np.ndarray) -> HessianPairs | None:
     """Return the pairs of a block, or None if it has none.
 
     Args:
+      loop: the form of the loop over pairs.
       weights: observations by step of the block and group, (B, groups); of several lanes, which get an axis.
     """
     by_pair = np.stack([each.reshape(BLOCK_STEPS // 2, 2, -1) for each in weights])
     at = np.flatnonzero(by_pair.any((0, 2, 3)))
     if not len(at):
         return None
-    room = next(room for room in HESSIAN_ROOMS if len(at) <= room)
+    rooms = HESSIAN_ROOMS[-1:] if loop.prepares else HESSIAN_ROOMS
+    room = next(room for room in rooms if len(at) <= room)
     places = np.zeros(room, np.int32)
     places[: len(at)] = at
     kept = by_pair[:, places]
     kept[:, len(at) :] = 0.0
-    return HessianPairs(places, kept if len(weights) > 1 else kept[0])
+    return HessianPairs(places, kept if len(weights) > 1 else kept[0], np.int32(len(at)))
 
 
 def hessians_at(

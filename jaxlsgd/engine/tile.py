@@ -140,7 +140,7 @@ class _Cell:
             weights = (in_block(each, block) for each in self._hessians.values())
             return block._replace(hessians=tuple(weights))
         for i, each in self._hessians.items():
-            pairs = hessian_pairs(in_block(each, block))
+            pairs = hessian_pairs(program.loop, in_block(each, block))
             if pairs is not None:
                 old = self.state.statistics[i]
                 self._put(i, run_hessians(program, i, data, given, old, block.first, pairs))

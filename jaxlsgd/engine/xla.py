@@ -97,10 +97,8 @@ def innermost(
         count = next(_shape(x)[-1] for x in leaves if _varies(x))
         structure = jax.tree.structure(arguments, is_leaf=_varies)
         examples = structure.unflatten([_one(x) for x in leaves])
-        whole = function if unit is None else tracing.replaced(function, {})  # nothing is hidden
-        closed, shape = jax.make_jaxpr(whole, return_shape=True)(*examples)
-        kept = None if unit is None else _Kept(closed.jaxpr, unit)
-        found = _evaluate(closed, leaves, rules, varying_rules or {}, kept)
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*examples)
+        found = _evaluate(closed, leaves, rules, varying_rules or {}, unit)
         made = jax.tree.unflatten(jax.tree.structure(shape), found)
         if out_axes == -1:
             return jax.tree.map(lambda x: _spread(x, count), made, is_leaf=_varies)
@@ -181,6 +179,13 @@ def _uses(jaxpr: core.Jaxpr) -> Counter[Any]:
     uses = Counter(atom for equation in jaxpr.eqns for atom in equation.invars if _named(atom))
     uses.update(filter(_named, jaxpr.outvars))
     for equation in reversed(jaxpr.eqns):
+        if equation.primitive is p.jit_p:
+            within = equation.params["jaxpr"].jaxpr
+            inner = _uses(within)
+            for atom, variable in zip(equation.invars, within.invars, strict=True):
+                if _named(atom):
+                    uses[atom] += inner[variable] - 1
+            continue
         source = equation.invars[0] if equation.invars else None
         if equation.primitive in _MOVES and _named(source):
             (made,) = equation.outvars
@@ -202,11 +207,13 @@ def _evaluate(
     arguments: Sequence[Any],
     rules: tracing.Rules,
     varying_rules: tracing.Rules,
-    kept: _Kept | None = None,
+    unit: Array | None = None,
 ) -> list[Any]:
+    kept = None if unit is None else _Kept(closed.jaxpr, unit)
+
     def made(equation: core.JaxprEqn, given: list[Any]) -> Sequence[Any]:
         if equation.primitive is p.jit_p:
-            return _evaluate(equation.params["jaxpr"], given, rules, varying_rules)
+            return _evaluate(equation.params["jaxpr"], given, rules, varying_rules, unit)
         if not any(map(_varies, given)):
             return tracing.apply_one(equation, given, rules)
         rule = varying_rules.get(equation.primitive)
