@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from study_helpers import fake_rows, missing, small
 import jaxlsgd
 from jaxlsgd import looks, problems, schedules
 from jaxlsgd.cli import main
+from jaxlsgd.core import registry
 from jaxlsgd.core.causes import Cause
 from jaxlsgd.core.cell_file import load_cell
 from jaxlsgd.core.rows import CellRows, MethodRows
@@ -26,7 +28,7 @@ from jaxlsgd.inference.one_step import AnchoredDetail, first_look, looks_law, on
 from jaxlsgd.report import export, figures
 from jaxlsgd.report.page.build import page
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.study import Study, jobs
+from jaxlsgd.study import Study, imports, jobs
 from jaxlsgd.study.store.reader import Results
 from jaxlsgd.study.store.writer import Writer
 
@@ -215,10 +217,52 @@ def test_what_is_withheld_is_infinite_and_never_not_a_number() -> None:
     assert bool(detail.withheld) and bool(jnp.all(jnp.isfinite(detail.df)))
 
 
-@pytest.mark.parametrize("method", [jaxlsgd.plug_in, jaxlsgd.random_scaling])
-def test_other_methods_refuse_several_looks_with_the_reason(method: Any) -> None:
-    with pytest.raises(ValueError, match=r'valid: must be "fixed" .* no sum over the observations'):
-        method(valid="always")
+imports.find("method", "hulc", "")  # importing it has registered all methods
+KINDS = registry.kinds("method")
+OTHERS = {name: kind for name, kind in KINDS.items() if name != "one_step" and not kind.own}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("given", [{"valid": "always", "best_at": 1000}, {"valid": "looks"}])
+def test_other_methods_refuse_several_looks_with_the_reason(
+    name: str, given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = getattr(jaxlsgd, name, None) or getattr(jaxlsgd.inference, name)
+    words = rf'valid: must be "fixed" for {name}, whose intervals hold at one time .* no sum over'
+    with pytest.raises(ValueError, match=f"^{words}"):
+        build(**given)
+    with pytest.raises(ValueError, match=rf"^methods\[0\]\.{words}"):
+        small(methods=[{"kind": name, **given}])
+    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in given.items())
+    study = tmp_path / "study.toml"
+    study.write_text(
+        'problems = [{kind = "linear", dim = 2, num_clients = 2}]\nschedules = ["C1"]\n'
+        f'methods = [{{kind = "{name}", {table}}}]\n'
+    )
+    assert main(["plan", str(study)]) == 2
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_methods_that_refuse_several_looks_are_otherwise_what_they_were() -> None:
+    assert len(OTHERS) >= 9 and not any("valid" in kind.parameters for kind in OTHERS.values())
+    build: Any = jaxlsgd.plug_in
+    assert build("finite", valid="fixed") == jaxlsgd.plug_in("finite")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'valit'"):
+        build(valit="always")
+
+    def own() -> None: ...
+
+    try:  # whoever writes a method says what it takes
+        assert registry.register("method", "own_looks")(own) is own
+    finally:
+        registry.forget(__name__)
+
+
+@pytest.mark.parametrize("given", ["plug_in[valid=always]", "one_step[always]", "hulc[always]"])
+def test_brackets_with_another_argument_are_told_of_tables(given: str) -> None:
+    kind = given.partition("[")[0]
+    with pytest.raises(ValueError, match=rf'arguments go in a table, {{kind = "{kind}", ...}}'):
+        small(methods=[given])
 
 
 def test_rules_are_saved_with_rows(tmp_path: Path) -> None:
