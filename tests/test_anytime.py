@@ -21,7 +21,7 @@ from jaxlsgd import looks, problems, schedules
 from jaxlsgd.cli import main
 from jaxlsgd.core import registry
 from jaxlsgd.core.causes import Cause
-from jaxlsgd.core.cell_file import load_cell
+from jaxlsgd.core.cell_file import Unfit, about_from_json, about_to_json, load_cell
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.inference.laws import sequential
 from jaxlsgd.inference.one_step import AnchoredDetail, first_look, looks_law, one_step
@@ -310,7 +310,11 @@ def test_a_study_has_a_rule_that_its_tables_rows_and_page_show(
     # The half-width of run r is r + 2: eight of sixteen stop, all of them at once.
     assert (float(row["stopped"]), row["looks"]) == (0.5, "4")
     assert main(["looks", str(tmp_path / "out"), "--until", "4.5", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["stopped"] == 3 / 16
+    told = capsys.readouterr()
+    assert json.loads(told.out)[0]["stopped"] == 3 / 16
+    assert "jaxlsgd: Intervals of plug_in hold at one time only" in told.err
+    assert main(["looks", str(tmp_path / "out"), "--excludes", "0"]) == 0
+    assert "Not valid for plug_in: intervals that hold at one time" in capsys.readouterr().out
     assert main(["looks", str(tmp_path / "out")]) == 0
     assert "coverage at the stop %" in capsys.readouterr().out
     shown = page(results)
@@ -345,6 +349,44 @@ def test_measures_of_stops_from_rows() -> None:
     (row,) = looks.summarise_stops(_cell(), looks.Until(excludes=0.0))
     assert (row["stopped"], row["coverage_stop"]) == (0.25, 0.5)
     assert "coverage at the stop" in str(looks.looks_table(_cell(), 0.5))
+
+
+@pytest.mark.parametrize("valid", ["fixed", "looks", "always"])
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (0.5, "Intervals of m hold at one time only: stopping by their width is valid only in"),
+        (
+            looks.Until(excludes=0.0),
+            "Not valid for m: intervals that hold at one time only exclude",
+        ),
+        (looks.Until(half_width=0.5, excludes=0.0), "Not valid for m: intervals that hold at one"),
+    ],
+)
+def test_stops_of_intervals_for_one_time_are_cautioned_against(
+    valid: str, rule: float | looks.Until, words: str, tmp_path: Path
+) -> None:
+    told = {} if valid == "fixed" else {"m": valid}
+    path = dataclasses.replace(_cell(), valid=told).save(tmp_path / "cell.npz")
+    cell = load_cell(path)  # the file says at which times intervals hold
+    (row,) = looks.summarise_stops(cell, rule)
+    assert row["valid"] == valid
+    shown = " ".join(str(looks.looks_table(cell, rule)).split())
+    assert (words in shown) == (valid == "fixed") == bool(looks.cautions([row]))
+    assert not looks.cautions(looks.summarise(cell))  # looking is what is measured
+
+
+@pytest.mark.parametrize("wrong", [["m"], {"m": "never"}, {"m": ["looks"]}, {"n": "looks"}])
+def test_times_of_validity_that_cannot_be_are_refused(wrong: Any) -> None:
+    about = json.loads(json.dumps(about_to_json(_cell())))
+    assert "valid" not in about  # files are those of earlier versions
+    with pytest.raises(Unfit, match="times of validity"):
+        about_from_json(about | {"valid": wrong}, ["m"])
+
+
+def test_what_a_simulation_of_an_always_valid_method_says_of_its_stops(sixteen: CellRows) -> None:
+    assert sixteen.valid == {ALWAYS.name: "always"}
+    assert not looks.cautions(looks.summarise_stops(sixteen, looks.Until(excludes=0.0)))
 
 
 PLAN = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=700)

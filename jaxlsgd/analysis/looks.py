@@ -66,7 +66,7 @@ def summarise_looks(cell: CellRows) -> list[Row]:
     - `first_wrong`, the median number of observations at the first wrong look, of the runs that were wrong;
     - `first_look`, the median number of observations at the first look with an interval, and `no_interval`, the share
       of runs without one at the last look, with the same ends;
-    - `looks` and `replications`.
+    - `looks` and `replications`; `valid`, when the intervals hold: "fixed", at one time, or at "looks", or "always".
     """
     steps = np.asarray(cell.steps_at)
     found = []
@@ -91,7 +91,8 @@ def summarise_looks(cell: CellRows) -> list[Row]:
 
 def _where(cell: CellRows, method: str, level: float) -> Row:
     where = ("problem", "algorithm", "schedule", "num_steps")
-    return {key: getattr(cell, key) for key in where} | {"method": method, "level": level}
+    found = {key: getattr(cell, key) for key in where} | {"method": method, "level": level}
+    return found | {"valid": cell.valid.get(method, "fixed")}
 
 
 def _share(name: str, hits: Any, n: int) -> Row:
@@ -116,7 +117,8 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
       do not stop within the plan are read at its end, and those without an interval there count as misses;
     - `stopped`, the share of runs that do stop, with the same ends;
     - `stop_mean` with `stop_mean_mcse`, `stop_25`, `stop_50` and `stop_75`: observations per client at the stop;
-    - `observations_saved` and `sent_saved`, shares of those of the whole plan, on average.
+    - `observations_saved` and `sent_saved`, shares of those of the whole plan, on average;
+    - the rule, `until_half_width` and `until_excludes`, and `valid` as in `summarise_looks`: see `cautions`.
 
     Rows hold every look, so that any rule can be tried on them afterwards; a simulation computes all looks.
 
@@ -135,6 +137,7 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
         when = steps[at]
         quarters = np.quantile(when, (0.25, 0.5, 0.75))
         row = _where(cell, name, cell.levels[j]) | _share("stopped", stopped.sum(), n)
+        row |= {"until_half_width": rule.half_width, "until_excludes": rule.excludes}
         row |= {"stop_mean": float(when.mean())}
         row["stop_mean_mcse"] = float(when.std(ddof=1) / np.sqrt(n)) if n > 1 else None
         row |= dict(zip(("stop_25", "stop_50", "stop_75"), map(float, quarters), strict=True))
@@ -145,6 +148,29 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
             own = _share("coverage_stop", n - missed[:, k].sum(), n)
             found.append(row | {"coordinate": coordinate, "replications": n} | own)
     return found
+
+
+def cautions(rows: Sequence[Row]) -> list[str]:
+    """Return in sentences which methods of `summarise_stops` are stopped though their intervals hold at one time only."""
+    fixed = [row for row in rows if "stopped" in row and row["valid"] == "fixed"]
+    by_null = [row["method"] for row in fixed if row["until_excludes"] is not None]
+    by_width = [row["method"] for row in fixed if row["until_excludes"] is None]
+    found = []
+    if by_null:
+        found.append(
+            f"Not valid for {_names(by_null)}: intervals that hold at one time only exclude the truth if they are looked "
+            'at often enough; one_step(valid="always", best_at=...) may be looked at.'
+        )
+    if by_width:
+        found.append(
+            f"Intervals of {_names(by_width)} hold at one time only: stopping by their width is valid only in the limit "
+            "of short intervals."
+        )
+    return found
+
+
+def _names(methods: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(methods))
 
 
 def summarise(
@@ -202,6 +228,7 @@ def plain_table(rows: Sequence[Row], *, all: bool = False) -> Table:
         notes.append(
             "Runs that do not stop are read at the end of the plan, which is their budget. All looks were computed."
         )
+        notes += cautions(rows)
     return Table("", header, lines, (0, 1, 3, 5), notes)
 
 
