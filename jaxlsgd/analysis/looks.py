@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.analysis.moments import Row, share
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import DIVERGED
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Shown, Table, percent
-from jaxlsgd.core.rows import CellRows, Until
+from jaxlsgd.core.rows import CellRows, MethodRows, Until
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -26,17 +27,21 @@ _END = ("", "_mcse", "_low", "_high")
 
 def wrong(cell: CellRows, method: str) -> BoolArray:
     """Return which intervals miss the truth, (saves, levels, replications, coordinates)."""
-    rows, truth = cell.methods[method], _truth(cell, method)
+    rows, truth = _rows(cell, method), _truth(cell, method)
     with np.errstate(invalid="ignore"):
         missed = np.abs(rows.estimate[:, None] - truth) > rows.half_width
     lost = np.isin(rows.cause, DIVERGED)
     return missed | (lost[:, None, :, None] & ~np.isinf(rows.half_width))
 
 
+def _rows(cell: CellRows, method: str) -> MethodRows:
+    return cell.methods[checks.choice("method", method, list(cell.methods))]
+
+
 def _truth(cell: CellRows, method: str) -> FloatArray:
     truth = cell.truth[method]
     if truth is None:
-        raise refusal("cell", "have a known truth", f"{cell.problem} without")
+        raise refusal("cell", "have a known truth", f"{cell.problem}, which has none")
     return np.asarray(truth)
 
 
@@ -102,7 +107,7 @@ def _share(name: str, hits: Any, n: int) -> Row:
 
 def stops(cell: CellRows, method: str, until: float | Until) -> tuple[NDArray[np.int64], BoolArray]:
     """Return at which look each run stops, and whether it does; one that does not is read at its last look."""
-    rule, rows = Until.of(until), cell.methods[method]
+    rule, rows = Until.of(until), _rows(cell, method)
     half = rows.half_width[:, _level(cell, rule.level)]
     sure = rule.met(rows.estimate, half, cell.coordinates[method])
     sure &= ~np.isin(rows.cause, DIVERGED)
@@ -128,6 +133,8 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
     """
     rule = Until.of(cell.until if until is None and cell.until is not None else until)  # type: ignore[arg-type]
     steps, found = np.asarray(cell.steps_at, np.float64), []
+    if rule.method is not None:
+        checks.choice("until.method", rule.method, list(cell.methods))
     names = [name for name in cell.methods if rule.method in (None, name)]
     for name in names:
         at, stopped = stops(cell, name, rule)

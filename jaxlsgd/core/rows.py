@@ -107,7 +107,8 @@ class Until:
             checks.positive("half_width", self.half_width)
         if self.excludes is not None:
             checks.number("excludes", self.excludes)
-
+        if isinstance(self.coordinates, str):
+            raise refusal("until.coordinates", "be a list of names", self.coordinates)
         if self.level is not None:
             checks.level(self.level, "until.level")
 

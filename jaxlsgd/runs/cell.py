@@ -207,7 +207,7 @@ class Cell:
         if until is None:
             return None
         rule = Until.of(until)
-        rule.chosen(self.methods, self.levels)
+        rule.places(rule.chosen(self.methods, self.levels).coordinates(self.problem))
         return rule
 
     def check_plan(self) -> None:
