@@ -112,8 +112,8 @@ def test_laws_hold_on_brownian_motion_and_the_fixed_one_does_not(brownian: np.nd
     assert (p.min(0) <= 0.05).mean() < 0.05 + error
 
 
-def _detail(t: float, df: float = 1e6) -> AnchoredDetail:
-    rest = [np.zeros(2), *np.zeros(7)]
+def _detail(t: float, df: float = 1e6, used: float = 1.0) -> AnchoredDetail:
+    rest = [np.zeros(2), np.asarray(used), *np.zeros(6)]
     return AnchoredDetail(np.full(2, df), *rest, clock=np.asarray(t))
 
 
@@ -142,6 +142,39 @@ def test_before_the_first_look_there_is_no_interval_and_no_evidence() -> None:
     # A look without an interval costs nothing.
     two = looks_law("pocock", (500, 1000)).multiplier(0.95, None, _detail(500))
     assert np.allclose(method.law.multiplier(0.95, None, _detail(500)), two)
+
+
+def test_observations_that_do_not_count_delay_the_first_look() -> None:
+    # 192 have to count, as do 256 without the 64 before the first anchor.
+    law = ALWAYS.law
+    for t, used, begun in (
+        (400, 1.0, True),
+        (400, 0.5, False),
+        (455, 0.5, True),
+        (2000, 0.05, False),
+    ):
+        detail = _detail(t, used=used)
+        assert np.all(np.isfinite(law.multiplier(0.95, None, detail)) == begun)
+        assert np.all((law.tail(np.full(2, 9.0), None, detail) < 0.05) == begun)
+        assert ("no interval yet" in str(ALWAYS.notes(detail))) != begun  # type: ignore[misc]
+    assert f"after 400, {50} % count" in ALWAYS.notes(_detail(400, used=0.5))[0]  # type: ignore[misc]
+
+
+def test_a_path_that_arrives_late_is_a_brownian_motion_that_begins_late() -> None:
+    lost, clocks = 240, np.unique(np.geomspace(260, 2000, 90).astype(int))
+    own = (clocks - lost)[:, None]
+    steps = np.sqrt(np.diff(own, prepend=0, axis=0))
+    z = np.cumsum(steps * np.random.default_rng(11).standard_normal((len(own), RUNS)), 0) / own**0.5
+    law = looks_law("pocock", tuple(map(int, clocks)))
+    details = [_detail(t, used=(t - lost) / (t - 64)) for t in clocks]
+    q = np.array([law.multiplier(0.95, None, detail)[0] for detail in details])
+    assert np.isinf(q[0]) and np.isfinite(q[-1])
+    error = 4 * np.sqrt(0.05 * 0.95 / RUNS)
+    assert (
+        abs(_held(z, q) - 0.95) < 0.01 + error
+    )  # the clock of the constant begins at 260, not at 192
+    # Looks before that many count are the ones that fail.
+    assert _held(z, np.min(q)) < 0.935
 
 
 def test_looks_are_those_of_the_saved_rounds() -> None:
@@ -430,8 +463,78 @@ def test_one_run_stops_where_a_loop_of_ones_own_would() -> None:
     assert np.array_equal(found.rows[ALWAYS.name].half_width[-1], same)
     assert "Stopped when it was sure enough" in str(found)
     tracker = jaxlsgd.track(ALWAYS, PROBLEM.init, rows="fresh")
+    state = tracker.init(PROBLEM.init)._replace(states=found.states[ALWAYS.name], rounds=60)
     both = jax.jit(lambda state: [tracker.done(state, half_width=x) for x in (goal, goal / 2)])
-    assert jnp.stack(both(found.states[ALWAYS.name])).tolist() == [True, False]
+    assert jnp.stack(both(state)).tolist() == [True, False]
+
+
+def test_a_loop_of_ones_own_ends_when_it_is_sure_enough() -> None:
+    tracker = jaxlsgd.track(jaxlsgd.random_scaling("diagonal"), jnp.zeros(2), rows="fresh")
+    noise = jax.random.normal(jax.random.key(3), (400, 2))
+    start = tracker.init(jnp.zeros(2))
+    assert not tracker.done(start, half_width=1e9)
+    one = tracker.update(start, noise[0], eta=0.1)
+    assert not tracker.done(one, half_width=1e9)  # its scale is 0
+
+    def step(state: Any) -> Any:
+        return tracker.update(state, noise[state.rounds], eta=0.1)
+
+    ended = jax.lax.while_loop(lambda state: ~tracker.done(state, half_width=0.4), step, start)
+    state = start
+    for m in range(1, 400):
+        state = step(state)
+        if m >= 2:
+            _, lower, upper = tracker.interval(state, 0.95)
+            if np.max(np.asarray(upper - lower)) / 2 <= 0.4:
+                break
+    assert 2 < m < 399 and int(ended.rounds) == m
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        (ALWAYS, {}, "half_width: must be given, or excludes"),
+        (ALWAYS, {"half_width": 0}, "half_width: must be a finite number greater than 0"),
+        (ALWAYS, {"half_width": 0.1, "level": 95}, "did you mean 0.95"),
+        (ALWAYS, {"excludes": np.nan}, "excludes: must be a finite number"),
+        (one_step(), {"excludes": 0}, "excludes: must be left out for one_step"),
+        (one_step(valid="looks"), {"half_width": 0.1}, "estimator: must be given its looks"),
+    ],
+)
+def test_a_loop_of_ones_own_is_told_what_is_wrong_with_its_rule(
+    method: Any, given: dict[str, Any], words: str
+) -> None:
+    tracker = jaxlsgd.track(method, jnp.zeros(2), rows="fresh")
+    state = tracker.init(jnp.zeros(2))
+    with pytest.raises(ValueError, match=words):
+        tracker.done(state, **given)
+    with pytest.raises(ValueError, match="state: must be what `init` or `update`"):
+        tracker.done(state.states, half_width=0.1)  # type: ignore[arg-type]
+
+
+def test_a_run_without_an_interval_says_why() -> None:
+    plan = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=200)
+    told = str(jaxlsgd.fit(jax.random.key(0), PROBLEM, plan, methods=[ALWAYS], progress=False))
+    assert "for several looks there is none before 256 observations per client" in told
+
+
+def test_names_that_rows_do_not_have_are_refused(sixteen: CellRows, tmp_path: Path) -> None:
+    words = "must be one of one_step"
+    for wrong in (
+        lambda: looks.stops(sixteen, "one_step", 0.1),
+        lambda: looks.wrong(sixteen, "one_step"),
+        lambda: looks.summarise_stops(sixteen, looks.Until(half_width=0.1, method="one_step")),
+        lambda: figures.save_looks(sixteen, tmp_path, banded=["one_step"]),
+    ):
+        with pytest.raises(ValueError, match=words):
+            wrong()
+    with pytest.raises(ValueError, match="until.coordinates: must be a list of names"):
+        looks.Until(half_width=0.1, coordinates="x[0]")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"until.coordinates: must be one of x\[0\], x\[1\]"):
+        jaxlsgd.simulate(
+            jax.random.key(0), PROBLEM, PLAN, methods=[ALWAYS], replications=2,
+            until=looks.Until(half_width=0.1, coordinates=("x0",)),
+        )  # fmt: skip
 
 
 def test_a_simulation_stops_every_run_where_its_rows_say(sixteen: CellRows) -> None:
