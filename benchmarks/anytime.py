@@ -2,7 +2,8 @@
 
 Cells are the paper's two models under five schedules at t_T = 5,000, and ten cells of `benchmarks.stress`. Looks are
 spaced evenly in the logarithm from 5 % of the observations on, or from 256 per client, before which there is no
-always valid interval. All methods read the same runs of the anchored one-step.
+interval for several looks; where many observations do not count there is none at the first looks either. All methods
+read the same runs of the anchored one-step.
 
 Stops, each by the method's own intervals: until every interval is as short as a run's is, on average, at 40 % of the
 observations; and, coordinate by coordinate, until 0 is excluded. Runs that do not stop are read at the end.
@@ -107,7 +108,10 @@ def measures(cell: CellRows, method: str) -> Row:
     half = rows.half_width[:, 0]
     begun = np.isfinite(half).all(-1)
     row = _mean("held", ~bad.any(0)) | {"held_worst": float((~bad.any(0)).mean(0).min())}
-    row["gaps"] = float((~begun).any(0).mean())
+    since = np.maximum.accumulate(begun, 0)
+    row["gaps"] = float((since & ~begun).any(0).mean())
+    first = np.asarray(cell.steps_at)[np.argmax(begun, 0)][begun.any(0)]
+    row["begins"] = float(np.median(first)) if len(first) else float("nan")
     ended = begun[-1]
     row |= _mean("last", ~bad[-1][ended]) | {"no_interval": int((~ended).sum())}
     near = int(np.argmin(np.abs(np.asarray(cell.steps_at) - 0.4 * cell.num_steps)))
@@ -154,14 +158,16 @@ def report(rows: Sequence[Row]) -> str:
         "",
         f"Made by `python -m benchmarks.anytime --seed {first['seed']}`, {first['replications']:,} runs per cell, 95 %. "
         "Shares are means over coordinates in per cent, with Monte-Carlo standard errors in parentheses. Held: at all "
-        "looks that have an interval; none: runs without one at some look; worst: the least of the coordinates; last: at "
+        "looks that have an interval; from: the median first look that has one; gaps: runs without one at some look after "
+        "that; worst: the least of the coordinates; last: at "
         "the last look, of the runs with an interval there; stop: on average, in observations per client; "
         "width: at the stop when all intervals are as short as they are on average at 40 % of the observations; null: "
         "at the stop when 0 is excluded, coordinate by coordinate. Both count runs without an interval as misses.",
         "",
         *_summary(rows),
     ]
-    header = ("cell", "looks", "none", "held", "worst", "last", "width", "stop", "null", "stop")
+    header = ["cell", "looks", "from", "gaps", "held", "worst", "last"]
+    header += ["width", "stop", "null", "stop"]
     for method in writing.unique(rows, "method"):
         mine = [row for row in rows if row["method"] == method]
         lines += ["", f"## {method}", "", *pipe_table(header, [_cells(row) for row in mine])]
@@ -177,7 +183,8 @@ def _cells(row: Row) -> list[str]:
         return f"{percent(row[name])} ({percent(row[f'{name}_mcse'])})"
 
     stops = [f"{row[f'{name}_steps']:,.0f} of {row['num_steps']:,}" for name in ("width", "null")]
-    held = [percent(row["gaps"]), share("held"), percent(row["held_worst"]), share("last")]
+    begun = [f"{row['begins']:.0f}", percent(row["gaps"])]
+    held = [*begun, share("held"), percent(row["held_worst"]), share("last")]
     return [row["cell"], row["looks"], *held, share("width"), stops[0], share("null"), stops[1]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,16 @@ from study_helpers import fake_rows, missing, small
 import jaxlsgd
 from jaxlsgd import looks, problems, schedules
 from jaxlsgd.cli import main
+from jaxlsgd.core import registry
 from jaxlsgd.core.causes import Cause
-from jaxlsgd.core.cell_file import load_cell
+from jaxlsgd.core.cell_file import Unfit, about_from_json, about_to_json, load_cell
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.inference.laws import sequential
 from jaxlsgd.inference.one_step import AnchoredDetail, first_look, looks_law, one_step
 from jaxlsgd.report import export, figures
 from jaxlsgd.report.page.build import page
 from jaxlsgd.runs.cell import Cell
-from jaxlsgd.study import Study, jobs
+from jaxlsgd.study import Study, imports, jobs
 from jaxlsgd.study.store.reader import Results
 from jaxlsgd.study.store.writer import Writer
 
@@ -110,8 +112,8 @@ def test_laws_hold_on_brownian_motion_and_the_fixed_one_does_not(brownian: np.nd
     assert (p.min(0) <= 0.05).mean() < 0.05 + error
 
 
-def _detail(t: float, df: float = 1e6) -> AnchoredDetail:
-    rest = [np.zeros(2), *np.zeros(7)]
+def _detail(t: float, df: float = 1e6, used: float = 1.0) -> AnchoredDetail:
+    rest = [np.zeros(2), np.asarray(used), *np.zeros(6)]
     return AnchoredDetail(np.full(2, df), *rest, clock=np.asarray(t))
 
 
@@ -140,6 +142,39 @@ def test_before_the_first_look_there_is_no_interval_and_no_evidence() -> None:
     # A look without an interval costs nothing.
     two = looks_law("pocock", (500, 1000)).multiplier(0.95, None, _detail(500))
     assert np.allclose(method.law.multiplier(0.95, None, _detail(500)), two)
+
+
+def test_observations_that_do_not_count_delay_the_first_look() -> None:
+    # 192 have to count, as do 256 without the 64 before the first anchor.
+    law = ALWAYS.law
+    for t, used, begun in (
+        (400, 1.0, True),
+        (400, 0.5, False),
+        (455, 0.5, True),
+        (2000, 0.05, False),
+    ):
+        detail = _detail(t, used=used)
+        assert np.all(np.isfinite(law.multiplier(0.95, None, detail)) == begun)
+        assert np.all((law.tail(np.full(2, 9.0), None, detail) < 0.05) == begun)
+        assert ("no interval yet" in str(ALWAYS.notes(detail))) != begun  # type: ignore[misc]
+    assert f"after 400, {50} % count" in ALWAYS.notes(_detail(400, used=0.5))[0]  # type: ignore[misc]
+
+
+def test_a_path_that_arrives_late_is_a_brownian_motion_that_begins_late() -> None:
+    lost, clocks = 240, np.unique(np.geomspace(260, 2000, 90).astype(int))
+    own = (clocks - lost)[:, None]
+    steps = np.sqrt(np.diff(own, prepend=0, axis=0))
+    z = np.cumsum(steps * np.random.default_rng(11).standard_normal((len(own), RUNS)), 0) / own**0.5
+    law = looks_law("pocock", tuple(map(int, clocks)))
+    details = [_detail(t, used=(t - lost) / (t - 64)) for t in clocks]
+    q = np.array([law.multiplier(0.95, None, detail)[0] for detail in details])
+    assert np.isinf(q[0]) and np.isfinite(q[-1])
+    error = 4 * np.sqrt(0.05 * 0.95 / RUNS)
+    assert (
+        abs(_held(z, q) - 0.95) < 0.01 + error
+    )  # the clock of the constant begins at 260, not at 192
+    # Looks before that many count are the ones that fail.
+    assert _held(z, np.min(q)) < 0.935
 
 
 def test_looks_are_those_of_the_saved_rounds() -> None:
@@ -215,10 +250,52 @@ def test_what_is_withheld_is_infinite_and_never_not_a_number() -> None:
     assert bool(detail.withheld) and bool(jnp.all(jnp.isfinite(detail.df)))
 
 
-@pytest.mark.parametrize("method", [jaxlsgd.plug_in, jaxlsgd.random_scaling])
-def test_other_methods_refuse_several_looks_with_the_reason(method: Any) -> None:
-    with pytest.raises(ValueError, match=r'valid: must be "fixed" .* no sum over the observations'):
-        method(valid="always")
+imports.find("method", "hulc", "")  # importing it has registered all methods
+KINDS = registry.kinds("method")
+OTHERS = {name: kind for name, kind in KINDS.items() if name != "one_step" and not kind.own}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("given", [{"valid": "always", "best_at": 1000}, {"valid": "looks"}])
+def test_other_methods_refuse_several_looks_with_the_reason(
+    name: str, given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = getattr(jaxlsgd, name, None) or getattr(jaxlsgd.inference, name)
+    words = rf'valid: must be "fixed" for {name}, whose intervals hold at one time .* no sum over'
+    with pytest.raises(ValueError, match=f"^{words}"):
+        build(**given)
+    with pytest.raises(ValueError, match=rf"^methods\[0\]\.{words}"):
+        small(methods=[{"kind": name, **given}])
+    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in given.items())
+    study = tmp_path / "study.toml"
+    study.write_text(
+        'problems = [{kind = "linear", dim = 2, num_clients = 2}]\nschedules = ["C1"]\n'
+        f'methods = [{{kind = "{name}", {table}}}]\n'
+    )
+    assert main(["plan", str(study)]) == 2
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_methods_that_refuse_several_looks_are_otherwise_what_they_were() -> None:
+    assert len(OTHERS) >= 9 and not any("valid" in kind.parameters for kind in OTHERS.values())
+    build: Any = jaxlsgd.plug_in
+    assert build("finite", valid="fixed") == jaxlsgd.plug_in("finite")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'valit'"):
+        build(valit="always")
+
+    def own() -> None: ...
+
+    try:  # whoever writes a method says what it takes
+        assert registry.register("method", "own_looks")(own) is own
+    finally:
+        registry.forget(__name__)
+
+
+@pytest.mark.parametrize("given", ["plug_in[valid=always]", "one_step[always]", "hulc[always]"])
+def test_brackets_with_another_argument_are_told_of_tables(given: str) -> None:
+    kind = given.partition("[")[0]
+    with pytest.raises(ValueError, match=rf'arguments go in a table, {{kind = "{kind}", ...}}'):
+        small(methods=[given])
 
 
 def test_rules_are_saved_with_rows(tmp_path: Path) -> None:
@@ -266,7 +343,11 @@ def test_a_study_has_a_rule_that_its_tables_rows_and_page_show(
     # The half-width of run r is r + 2: eight of sixteen stop, all of them at once.
     assert (float(row["stopped"]), row["looks"]) == (0.5, "4")
     assert main(["looks", str(tmp_path / "out"), "--until", "4.5", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["stopped"] == 3 / 16
+    told = capsys.readouterr()
+    assert json.loads(told.out)[0]["stopped"] == 3 / 16
+    assert "jaxlsgd: Intervals of plug_in hold at one time only" in told.err
+    assert main(["looks", str(tmp_path / "out"), "--excludes", "0"]) == 0
+    assert "Not valid for plug_in: intervals that hold at one time" in capsys.readouterr().out
     assert main(["looks", str(tmp_path / "out")]) == 0
     assert "coverage at the stop %" in capsys.readouterr().out
     shown = page(results)
@@ -301,6 +382,44 @@ def test_measures_of_stops_from_rows() -> None:
     (row,) = looks.summarise_stops(_cell(), looks.Until(excludes=0.0))
     assert (row["stopped"], row["coverage_stop"]) == (0.25, 0.5)
     assert "coverage at the stop" in str(looks.looks_table(_cell(), 0.5))
+
+
+@pytest.mark.parametrize("valid", ["fixed", "looks", "always"])
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (0.5, "Intervals of m hold at one time only: stopping by their width is valid only in"),
+        (
+            looks.Until(excludes=0.0),
+            "Not valid for m: intervals that hold at one time only exclude",
+        ),
+        (looks.Until(half_width=0.5, excludes=0.0), "Not valid for m: intervals that hold at one"),
+    ],
+)
+def test_stops_of_intervals_for_one_time_are_cautioned_against(
+    valid: str, rule: float | looks.Until, words: str, tmp_path: Path
+) -> None:
+    told = {} if valid == "fixed" else {"m": valid}
+    path = dataclasses.replace(_cell(), valid=told).save(tmp_path / "cell.npz")
+    cell = load_cell(path)  # the file says at which times intervals hold
+    (row,) = looks.summarise_stops(cell, rule)
+    assert row["valid"] == valid
+    shown = " ".join(str(looks.looks_table(cell, rule)).split())
+    assert (words in shown) == (valid == "fixed") == bool(looks.cautions([row]))
+    assert not looks.cautions(looks.summarise(cell))  # looking is what is measured
+
+
+@pytest.mark.parametrize("wrong", [["m"], {"m": "never"}, {"m": ["looks"]}, {"n": "looks"}])
+def test_times_of_validity_that_cannot_be_are_refused(wrong: Any) -> None:
+    about = json.loads(json.dumps(about_to_json(_cell())))
+    assert "valid" not in about  # files are those of earlier versions
+    with pytest.raises(Unfit, match="times of validity"):
+        about_from_json(about | {"valid": wrong}, ["m"])
+
+
+def test_what_a_simulation_of_an_always_valid_method_says_of_its_stops(sixteen: CellRows) -> None:
+    assert sixteen.valid == {ALWAYS.name: "always"}
+    assert not looks.cautions(looks.summarise_stops(sixteen, looks.Until(excludes=0.0)))
 
 
 PLAN = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=700)
@@ -344,8 +463,78 @@ def test_one_run_stops_where_a_loop_of_ones_own_would() -> None:
     assert np.array_equal(found.rows[ALWAYS.name].half_width[-1], same)
     assert "Stopped when it was sure enough" in str(found)
     tracker = jaxlsgd.track(ALWAYS, PROBLEM.init, rows="fresh")
+    state = tracker.init(PROBLEM.init)._replace(states=found.states[ALWAYS.name], rounds=60)
     both = jax.jit(lambda state: [tracker.done(state, half_width=x) for x in (goal, goal / 2)])
-    assert jnp.stack(both(found.states[ALWAYS.name])).tolist() == [True, False]
+    assert jnp.stack(both(state)).tolist() == [True, False]
+
+
+def test_a_loop_of_ones_own_ends_when_it_is_sure_enough() -> None:
+    tracker = jaxlsgd.track(jaxlsgd.random_scaling("diagonal"), jnp.zeros(2), rows="fresh")
+    noise = jax.random.normal(jax.random.key(3), (400, 2))
+    start = tracker.init(jnp.zeros(2))
+    assert not tracker.done(start, half_width=1e9)
+    one = tracker.update(start, noise[0], eta=0.1)
+    assert not tracker.done(one, half_width=1e9)  # its scale is 0
+
+    def step(state: Any) -> Any:
+        return tracker.update(state, noise[state.rounds], eta=0.1)
+
+    ended = jax.lax.while_loop(lambda state: ~tracker.done(state, half_width=0.4), step, start)
+    state = start
+    for m in range(1, 400):
+        state = step(state)
+        if m >= 2:
+            _, lower, upper = tracker.interval(state, 0.95)
+            if np.max(np.asarray(upper - lower)) / 2 <= 0.4:
+                break
+    assert 2 < m < 399 and int(ended.rounds) == m
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        (ALWAYS, {}, "half_width: must be given, or excludes"),
+        (ALWAYS, {"half_width": 0}, "half_width: must be a finite number greater than 0"),
+        (ALWAYS, {"half_width": 0.1, "level": 95}, "did you mean 0.95"),
+        (ALWAYS, {"excludes": np.nan}, "excludes: must be a finite number"),
+        (one_step(), {"excludes": 0}, "excludes: must be left out for one_step"),
+        (one_step(valid="looks"), {"half_width": 0.1}, "estimator: must be given its looks"),
+    ],
+)
+def test_a_loop_of_ones_own_is_told_what_is_wrong_with_its_rule(
+    method: Any, given: dict[str, Any], words: str
+) -> None:
+    tracker = jaxlsgd.track(method, jnp.zeros(2), rows="fresh")
+    state = tracker.init(jnp.zeros(2))
+    with pytest.raises(ValueError, match=words):
+        tracker.done(state, **given)
+    with pytest.raises(ValueError, match="state: must be what `init` or `update`"):
+        tracker.done(state.states, half_width=0.1)  # type: ignore[arg-type]
+
+
+def test_a_run_without_an_interval_says_why() -> None:
+    plan = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=200)
+    told = str(jaxlsgd.fit(jax.random.key(0), PROBLEM, plan, methods=[ALWAYS], progress=False))
+    assert "for several looks there is none before 256 observations per client" in told
+
+
+def test_names_that_rows_do_not_have_are_refused(sixteen: CellRows, tmp_path: Path) -> None:
+    words = "must be one of one_step"
+    for wrong in (
+        lambda: looks.stops(sixteen, "one_step", 0.1),
+        lambda: looks.wrong(sixteen, "one_step"),
+        lambda: looks.summarise_stops(sixteen, looks.Until(half_width=0.1, method="one_step")),
+        lambda: figures.save_looks(sixteen, tmp_path, banded=["one_step"]),
+    ):
+        with pytest.raises(ValueError, match=words):
+            wrong()
+    with pytest.raises(ValueError, match="until.coordinates: must be a list of names"):
+        looks.Until(half_width=0.1, coordinates="x[0]")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"until.coordinates: must be one of x\[0\], x\[1\]"):
+        jaxlsgd.simulate(
+            jax.random.key(0), PROBLEM, PLAN, methods=[ALWAYS], replications=2,
+            until=looks.Until(half_width=0.1, coordinates=("x0",)),
+        )  # fmt: skip
 
 
 def test_a_simulation_stops_every_run_where_its_rows_say(sixteen: CellRows) -> None:

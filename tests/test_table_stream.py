@@ -130,3 +130,11 @@ def test_a_stream_stops_when_it_is_sure_enough(tmp_path: Path):
     assert "stopped when all intervals were at most" in str(found)
     with pytest.raises(ValueError, match="until: must be left out for a table in memory"):
         fit(table(500, seed=6), until=goal)
+
+
+def test_a_short_file_says_that_it_is_read_to_its_end(tmp_path: Path):
+    table(500, seed=6).to_parquet(tmp_path / "short.parquet")
+    for until, told in ((None, False), (9.0, True)):
+        found = fit(tmp_path / "short.parquet", stream=True, until=until)
+        assert sum(found.sizes.values()) == 500
+        assert ("not stopped before its end" in str(found)) == told

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxlsgd.analysis.moments import Row, share
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import DIVERGED
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Shown, Table, percent
-from jaxlsgd.core.rows import CellRows, Until
+from jaxlsgd.core.rows import CellRows, MethodRows, Until
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -26,17 +27,21 @@ _END = ("", "_mcse", "_low", "_high")
 
 def wrong(cell: CellRows, method: str) -> BoolArray:
     """Return which intervals miss the truth, (saves, levels, replications, coordinates)."""
-    rows, truth = cell.methods[method], _truth(cell, method)
+    rows, truth = _rows(cell, method), _truth(cell, method)
     with np.errstate(invalid="ignore"):
         missed = np.abs(rows.estimate[:, None] - truth) > rows.half_width
     lost = np.isin(rows.cause, DIVERGED)
     return missed | (lost[:, None, :, None] & ~np.isinf(rows.half_width))
 
 
+def _rows(cell: CellRows, method: str) -> MethodRows:
+    return cell.methods[checks.choice("method", method, list(cell.methods))]
+
+
 def _truth(cell: CellRows, method: str) -> FloatArray:
     truth = cell.truth[method]
     if truth is None:
-        raise refusal("cell", "have a known truth", f"{cell.problem} without")
+        raise refusal("cell", "have a known truth", f"{cell.problem}, which has none")
     return np.asarray(truth)
 
 
@@ -66,7 +71,7 @@ def summarise_looks(cell: CellRows) -> list[Row]:
     - `first_wrong`, the median number of observations at the first wrong look, of the runs that were wrong;
     - `first_look`, the median number of observations at the first look with an interval, and `no_interval`, the share
       of runs without one at the last look, with the same ends;
-    - `looks` and `replications`.
+    - `looks` and `replications`; `valid`, when the intervals hold: "fixed", at one time, or at "looks", or "always".
     """
     steps = np.asarray(cell.steps_at)
     found = []
@@ -91,7 +96,8 @@ def summarise_looks(cell: CellRows) -> list[Row]:
 
 def _where(cell: CellRows, method: str, level: float) -> Row:
     where = ("problem", "algorithm", "schedule", "num_steps")
-    return {key: getattr(cell, key) for key in where} | {"method": method, "level": level}
+    found = {key: getattr(cell, key) for key in where} | {"method": method, "level": level}
+    return found | {"valid": cell.valid.get(method, "fixed")}
 
 
 def _share(name: str, hits: Any, n: int) -> Row:
@@ -101,7 +107,7 @@ def _share(name: str, hits: Any, n: int) -> Row:
 
 def stops(cell: CellRows, method: str, until: float | Until) -> tuple[NDArray[np.int64], BoolArray]:
     """Return at which look each run stops, and whether it does; one that does not is read at its last look."""
-    rule, rows = Until.of(until), cell.methods[method]
+    rule, rows = Until.of(until), _rows(cell, method)
     half = rows.half_width[:, _level(cell, rule.level)]
     sure = rule.met(rows.estimate, half, cell.coordinates[method])
     sure &= ~np.isin(rows.cause, DIVERGED)
@@ -116,7 +122,8 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
       do not stop within the plan are read at its end, and those without an interval there count as misses;
     - `stopped`, the share of runs that do stop, with the same ends;
     - `stop_mean` with `stop_mean_mcse`, `stop_25`, `stop_50` and `stop_75`: observations per client at the stop;
-    - `observations_saved` and `sent_saved`, shares of those of the whole plan, on average.
+    - `observations_saved` and `sent_saved`, shares of those of the whole plan, on average;
+    - the rule, `until_half_width` and `until_excludes`, and `valid` as in `summarise_looks`: see `cautions`.
 
     Rows hold every look, so that any rule can be tried on them afterwards; a simulation computes all looks.
 
@@ -126,6 +133,8 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
     """
     rule = Until.of(cell.until if until is None and cell.until is not None else until)  # type: ignore[arg-type]
     steps, found = np.asarray(cell.steps_at, np.float64), []
+    if rule.method is not None:
+        checks.choice("until.method", rule.method, list(cell.methods))
     names = [name for name in cell.methods if rule.method in (None, name)]
     for name in names:
         at, stopped = stops(cell, name, rule)
@@ -135,6 +144,7 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
         when = steps[at]
         quarters = np.quantile(when, (0.25, 0.5, 0.75))
         row = _where(cell, name, cell.levels[j]) | _share("stopped", stopped.sum(), n)
+        row |= {"until_half_width": rule.half_width, "until_excludes": rule.excludes}
         row |= {"stop_mean": float(when.mean())}
         row["stop_mean_mcse"] = float(when.std(ddof=1) / np.sqrt(n)) if n > 1 else None
         row |= dict(zip(("stop_25", "stop_50", "stop_75"), map(float, quarters), strict=True))
@@ -145,6 +155,29 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
             own = _share("coverage_stop", n - missed[:, k].sum(), n)
             found.append(row | {"coordinate": coordinate, "replications": n} | own)
     return found
+
+
+def cautions(rows: Sequence[Row]) -> list[str]:
+    """Return in sentences which methods of `summarise_stops` are stopped though their intervals hold at one time only."""
+    fixed = [row for row in rows if "stopped" in row and row["valid"] == "fixed"]
+    by_null = [row["method"] for row in fixed if row["until_excludes"] is not None]
+    by_width = [row["method"] for row in fixed if row["until_excludes"] is None]
+    found = []
+    if by_null:
+        found.append(
+            f"Not valid for {_names(by_null)}: intervals that hold at one time only exclude the truth if they are looked "
+            'at often enough; one_step(valid="always", best_at=...) may be looked at.'
+        )
+    if by_width:
+        found.append(
+            f"Intervals of {_names(by_width)} hold at one time only: stopping by their width is valid only in the limit "
+            "of short intervals."
+        )
+    return found
+
+
+def _names(methods: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(methods))
 
 
 def summarise(
@@ -202,6 +235,7 @@ def plain_table(rows: Sequence[Row], *, all: bool = False) -> Table:
         notes.append(
             "Runs that do not stop are read at the end of the plan, which is their budget. All looks were computed."
         )
+        notes += cautions(rows)
     return Table("", header, lines, (0, 1, 3, 5), notes)
 
 

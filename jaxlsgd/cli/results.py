@@ -89,7 +89,7 @@ def _add_looks(verbs: Verbs) -> None:
 
 def looks(arguments: argparse.Namespace) -> int:
     """Print a table of looks and stops."""
-    from jaxlsgd.analysis.looks import Until, looks_table, summarise
+    from jaxlsgd.analysis.looks import Until, cautions, looks_table, summarise
     from jaxlsgd.study.store.reader import Results
 
     width, null = arguments.until, arguments.excludes
@@ -101,6 +101,7 @@ def looks(arguments: argparse.Namespace) -> int:
         print(looks_table(cells, rule, all=arguments.all))
         return 0
     rows = summarise(cells, rule)
+    sys.stderr.writelines(f"jaxlsgd: {caution}\n" for caution in cautions(rows))
     names = list(dict.fromkeys(name for row in rows for name in row))
     if arguments.format == "json":
         print(json.dumps([{name: row.get(name) for name in names} for row in rows], indent=1))

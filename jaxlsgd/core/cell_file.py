@@ -23,6 +23,7 @@ ARRAYS = {
     "floored": "|b1",
     "cause": "|u1",
 }
+SEVERAL_LOOKS = {"looks", "always"}  # the times at which intervals of a method may hold together
 
 _NOT_RECORDED = (
     "the version that wrote the rows did not record whether the verdict was measured here"
@@ -123,8 +124,9 @@ def about_to_json(about: CellRows) -> dict[str, Any]:
     content |= {"truth": truth}
     # Left out if empty, so that files are the same as those of earlier versions.
     errors = {name: x.tolist() for name, x in content.pop("truth_error").items()}
-    rule = content.pop("until")
+    rule, valid = content.pop("until"), content.pop("valid")
     content |= {"truth_error": errors} if errors else {}
+    content |= {"valid": valid} if valid else {}
     return content | ({} if rule is None else {"until": rule.plain()})
 
 
@@ -135,7 +137,7 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
         # Cells of version 0.1 have no costs, numbers sent or withheld verdicts, and exact truths no error.
         withheld = dict.fromkeys(methods, _NOT_RECORDED) if content.get("judge") else {}
         absent = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], "truth_error": {}}
-        absent["until"] = None
+        absent |= {"until": None, "valid": {}}
         content = {**absent, "withheld": withheld, **content}
     _require(isinstance(content, dict) and set(content) == names, "it has other fields than a cell")
     texts = [content[key] for key in ("problem", "algorithm", "schedule")]
@@ -164,6 +166,9 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     _require(complete, "its methods do not all have a label and a kind of scale")
     _require(_is_by_some(costs, methods), "its costs are not texts by method")
     _require(_is_by_some(withheld, methods), "its withheld verdicts are not texts by method")
+    valid = content["valid"]
+    _require(_is_by_some(valid, methods), "its times of validity are not texts by method")
+    _require(set(valid.values()) <= SEVERAL_LOOKS, "its times of validity are not known")
     texts = [*shown.values(), *costs.values(), *withheld.values()]
     _require(all(map(str.isprintable, texts)), "its methods' names are not printable")
     sent, under_c1 = content["numbers_sent"], content["sent_under_c1"]

@@ -99,12 +99,13 @@ def level(value: Any, argument: str = "level") -> float:
     return found
 
 
-def fixed_time(valid: Any) -> None:
+def fixed_time(valid: Any, method: str) -> None:
     """Refuse a method intervals that hold at several looks together."""
     if valid != "fixed":
         rule = (
-            'be "fixed" for this method: its error is no sum over the observations, as that of one_step is, so that '
-            'no law bounds it at all looks together; one_step(valid="always", best_at=...) has such intervals'
+            f'be "fixed" for {method}, whose intervals hold at one time that does not depend on the data: its error is '
+            "no sum over the observations, as that of one_step is, so that no law bounds it at all looks together; "
+            'one_step(valid="always", best_at=...) has such intervals'
         )
         raise refusal("valid", rule, valid)
 

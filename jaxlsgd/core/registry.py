@@ -6,9 +6,10 @@ The arguments of a kind are declared once, by the signature of its builder.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
@@ -42,6 +43,11 @@ class Kind:
     def required(self) -> list[str]:
         """Return the parameters without a default."""
         return [name for name, p in self.parameters.items() if p.default is p.empty]
+
+    @property
+    def fixed_time(self) -> bool:
+        """Return whether it is a method of this package whose intervals hold at one time only; `valid` is refused."""
+        return self.role == "method" and not self.own and "valid" not in self.parameters
 
     @property
     def summary(self) -> str:
@@ -86,10 +92,23 @@ def register(
         if known is not None and (not kind.own or known.build.__module__ != build.__module__):
             there = f"which is a {role} of {known.build.__module__}"
             raise ValueError(f"name: must be new, got {kind.name!r}, {there}")
+        if kind.fixed_time:
+            kind = dataclasses.replace(kind, build=_at_fixed_time(build, kind.name))
         _KINDS[role][kind.name] = kind
-        return build
+        return cast("Builder", kind.build)
 
     return add
+
+
+def _at_fixed_time(build: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a method's builder that says why it refuses `valid`, instead of not knowing it."""
+
+    @functools.wraps(build)
+    def checked(*given: Any, valid: str = "fixed", **named: Any) -> Any:
+        checks.fixed_time(valid, name)
+        return build(*given, **named)
+
+    return checked
 
 
 def kinds(role: str) -> dict[str, Kind]:

@@ -107,7 +107,8 @@ class Until:
             checks.positive("half_width", self.half_width)
         if self.excludes is not None:
             checks.number("excludes", self.excludes)
-
+        if isinstance(self.coordinates, str):
+            raise refusal("until.coordinates", "be a list of names", self.coordinates)
         if self.level is not None:
             checks.level(self.level, "until.level")
 
@@ -192,6 +193,8 @@ class CellRows(Tabular):
     truth_error: dict[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
     withheld: dict[str, str] = dataclasses.field(default_factory=dict)  # by method: why no verdict
     until: Until | None = None  # when a run of the simulation or study is sure enough to stop
+    # By method: "looks" or "always" if intervals hold at several looks together; no entry if at one time only.
+    valid: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def acf(self) -> float:

@@ -15,7 +15,7 @@ times in 100: whatever the horizon, the noise and the bias that the start has le
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -168,7 +168,7 @@ def one_step(
         + when.label,
         valid=when.valid,
         law_at=when.law_at,
-        notes=_notes,
+        notes=_notes if when.valid == "fixed" else _looks_notes(_notes),
         reads_numpy=True,
         cost=f"{f'{hessians} Hessians' if hessians else 'nothing'} per client and run to the server; memory about 75d²",
     )
@@ -188,7 +188,7 @@ def _anchored(efficient: bool, when: _When, name: str | None) -> Estimator:
         label=("one-step" if efficient else "one-step around the average") + when.label,
         valid=when.valid,
         law_at=when.law_at,
-        notes=_anchored_notes,
+        notes=_anchored_notes if when.valid == "fixed" else _looks_notes(_anchored_notes),
         doubts=_doubts,
         any_optimiser=True,
         reads_numpy=True,
@@ -297,6 +297,22 @@ def _notes(detail: OneStepDetail) -> tuple[str, ...]:
     if (least := float(np.min(detail.df))) < 10:
         notes.append(f"only {least:.0f} degrees of freedom: too short a run to be sure")
     return tuple(notes)
+
+
+@functools.cache
+def _looks_notes(notes: Callable[[Any], tuple[str, ...]]) -> Callable[[Any], tuple[str, ...]]:
+    """Return the notes of a method for several looks, which also says why it has no interval at first."""
+
+    def told(detail: Any) -> tuple[str, ...]:
+        first = first_look(np.shape(detail.df)[-1])
+        if bool(detail.withheld) or np.all(_begun(detail)):
+            return notes(detail)
+        return (
+            f"no interval yet: for several looks there is none before {first} observations per client, or later if "
+            f"many do not count; after {float(detail.clock):.0f}, {100 * float(detail.used):.0f} % count",
+        )
+
+    return told
 
 
 def _measure(states: tuple[OneStepState, ...], horizon: Horizon | None) -> Measurement:
@@ -467,7 +483,8 @@ def looks_law(shape: str, clocks: tuple[float, ...]) -> Law:
 def first_look(dim: int) -> int:
     """Return from how many observations per client on laws for several looks were measured to hold.
 
-    They are laws of a limit. Before, an interval is infinite, and no look counts.
+    They are laws of a limit. Before, an interval is infinite, and no look counts. Those before the first anchor never
+    count; where anchors arrive late, others do not either, and the first look waits until as many do, see `_begun`.
     """
     return 4 * first_edge(dim)
 
@@ -477,7 +494,9 @@ def _clock(detail: Any) -> np.ndarray:
 
 
 def _begun(detail: Any) -> np.ndarray:
-    return _clock(detail) >= first_look(np.shape(detail.df)[-1])
+    # The error moves like a Brownian motion in the observations that count, and has hardly begun where most do not.
+    d, used = np.shape(detail.df)[-1], np.asarray(detail.used, np.float64)[..., None]
+    return used * (_clock(detail) - first_edge(d)) >= first_look(d) - first_edge(d)
 
 
 @functools.cache

@@ -118,7 +118,6 @@ def plug_in(
     horizon: str = "asymptotic",
     *,
     average: str = "rounds",
-    valid: str = "fixed",
     name: str | None = None,
 ) -> Estimator:
     """Plug-in: ȳ_j ± z √Cov(ȳ)_jj with the covariance from running Ĝ and Ŝ.
@@ -136,7 +135,6 @@ def plug_in(
         which moves half-widths by about 1e-6; one in float64 does not.
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T, whose covariance tends
         to G⁻¹SG⁻ᵀ/t_T under every schedule, without the ν of the paper.
-      valid: "fixed", at one time that does not depend on the data; `one_step` has intervals for several looks.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -151,7 +149,6 @@ def plug_in(
 
     Reference: Li, Liang, Chang, Zhang, Section 4.1.
     """
-    checks.fixed_time(valid)
     checks.choice("horizon", horizon, _HORIZONS)
     checks.choice("average", average, _AVERAGES)
     finite, observations = horizon == "finite", average == "observations"

@@ -129,7 +129,6 @@ def random_scaling(
     critical: str = "asymptotic",
     beta: float | None = None,
     average: str = "rounds",
-    valid: str = "fixed",
     name: str | None = None,
 ) -> Estimator:
     """Random scaling: ȳ_j ± q √V̂_jj with V̂_m = A_m/(m² s_m).
@@ -149,7 +148,6 @@ def random_scaling(
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T with
         V̂ = t_T⁻³ Σ E_n t_n² (ȳ_n − ȳ_T)(ȳ_n − ȳ_T)ᵀ, whose law is t*(0) under every schedule. This is
         a limit law too: 95 % intervals covered 90 % under P(1/2) at t_T = 4,000.
-      valid: "fixed", at one time that does not depend on the data; `one_step` has intervals for several looks.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -165,7 +163,6 @@ def random_scaling(
 
     Reference: Li, Liang, Chang, Zhang, Section 4.2, Algorithm 2 and Corollary 4.2.
     """
-    checks.fixed_time(valid)
     checks.choice("mode", mode, _MODES)
     checks.choice("critical", critical, tuple(_LABELS))
     if (contrasts is not None) != (mode == "contrasts"):

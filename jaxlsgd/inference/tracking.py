@@ -223,7 +223,7 @@ class Tracker:
 
     def done(
         self,
-        state: tuple[Any, ...],
+        state: Tracked,
         *,
         half_width: float | None = None,
         excludes: float | None = None,
@@ -231,25 +231,32 @@ class Tracker:
     ) -> Any:
         """Return whether every interval is sure enough to stop; a boolean array, also under `jax.jit` and `lax.while_loop`.
 
-        Critical values are computed on the host, which a compiled program calls.
+        False as long as there is no interval: the state needs two updates, and some methods more. Critical values are computed on the host, which a compiled program calls.
 
         Args:
-          state: from `update`.
+          state: from `init` or `update`.
           half_width: intervals are at most that to either side.
           excludes: they do not hold this null; for a method that is valid at all looks.
           level: 0.95, not 95.
         """
         checks.level(level)
+        if not isinstance(state, Tracked):
+            raise refusal("state", "be what `init` or `update` of a tracker returned", state)
         if half_width is None and excludes is None:
             raise refusal("half_width", "be given, or excludes", None)
         if half_width is not None:
             checks.positive("half_width", half_width)
+        if excludes is not None:
+            checks.number("excludes", excludes)
         estimator = self.estimator
         if excludes is not None and estimator.valid == "fixed":
             rule = f"be left out for {estimator.name}, whose intervals hold at one time only"
             raise refusal("excludes", rule, excludes)
+        if estimator.law_at is not None:
+            rule = 'be given its looks in a loop of your own, as one_step(valid="looks", looks=...)'
+            raise refusal("estimator", rule, estimator.name)
         estimator.check_plan(None)
-        found = _measured(estimator.measure, state)
+        found = _measured(estimator.measure, state.states)
         shape = jax.ShapeDtypeStruct(found.scale.shape, found.scale.dtype)
 
         def multiplier(detail: Any) -> Any:
@@ -263,7 +270,7 @@ class Tracker:
             sure = sure & (half <= half_width)
         if excludes is not None:
             sure = sure & (jnp.abs(found.estimate - excludes) > half)
-        return jnp.all(sure)
+        return jnp.all(sure) & (state.rounds >= 2)
 
     def function(
         self,

@@ -114,8 +114,9 @@ def fit_table(
       separator: of a CSV file; if None a comma, tab, semicolon or bar, by its first line.
       decimal: mark of a CSV file's numbers, "." or ",".
       until: for a file that is read once, stop as soon as all intervals are at most that to either side, on the
-        scale of the table; the rest is not read. Looked at after every 65,536 rows. Stops by width keep the level of
-        fixed intervals in the limit (Chow and Robbins).
+        scale of the table; the rest is not read. Looked at after 131,072 rows, and after every 65,536 from there on;
+        a file of fewer than 100,000 is read whole. Stops by width keep the level of fixed intervals in the limit
+        (Chow and Robbins).
       progress: as for `simulate`: None shows it in a terminal or notebook, True everywhere, False nowhere; a
         function is called with the share that is done.
 

@@ -118,7 +118,11 @@ def _fit_whole(plan: Design, block: Block, options: Options, report: Report | No
     """Fit a file that was read to its end by the pilot: in one pass if its clients have rows enough for one."""
     if len(block.y) and np.unique(block.client.astype(str), return_counts=True)[1].min() < STEPS:
         options = dataclasses.replace(options, rows="reshuffled")
-    return fit_block(plan, block, options, report)
+    found = fit_block(plan, block, options, report)
+    if options.until is None:
+        return found
+    note = f"not stopped before its end: a file of fewer than {PILOT_ROWS:,} rows is read whole, whatever until is"
+    return dataclasses.replace(found, warnings=(*found.warnings, note))
 
 
 def _ahead(source: Iterator[Any], count: int) -> Iterator[Any]:

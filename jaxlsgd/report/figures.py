@@ -754,7 +754,7 @@ def bands(cell: CellRows, methods: Sequence[str], coordinate: int = 0, run: int 
     axis, steps = axes[0][0], cell.steps_at
     looks = style.method_looks(methods)
     for name in methods:
-        rows = cell.methods[name]
+        rows = cell.methods[checks.choice("methods", name, list(cell.methods))]
         half = rows.half_width[:, 0, run, coordinate]
         center, seen = rows.estimate[:, run, coordinate], np.isfinite(half)
         x = np.asarray(steps)[seen]

@@ -207,7 +207,7 @@ class Cell:
         if until is None:
             return None
         rule = Until.of(until)
-        rule.chosen(self.methods, self.levels)
+        rule.places(rule.chosen(self.methods, self.levels).coordinates(self.problem))
         return rule
 
     def check_plan(self) -> None:
@@ -268,6 +268,7 @@ class Cell:
             sent_under_c1=tuple(sent_under_c1(self.problem, t) for t in steps),
             truth_error={name: error for name, error in errors.items() if error is not None},
             withheld=self.withheld(),
+            valid={method.name: method.valid for method in self.methods if method.valid != "fixed"},
         )
 
     @property

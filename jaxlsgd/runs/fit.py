@@ -201,7 +201,7 @@ class Fit:
         has the reason: see `analysis.verdict.outside`.
         """
         if len(self.failures) == len(self.rows):
-            why = _reasons(self.failures)
+            why = _reasons(self, self.failures)
             raise ValueError(f"methods: must have an interval to judge, got none ({why})")
         notes = {
             method.name: method.notes(self.details[method.name])
@@ -407,7 +407,7 @@ def _failure_lines(result: Fit) -> list[str]:
     failures = result.failures
 
     def why(*causes: Cause) -> str:
-        return _reasons({name: cause for name, cause in failures.items() if cause in causes})
+        return _reasons(result, {name: c for name, c in failures.items() if c in causes})
 
     lines = []
     if failed := why(*DIVERGED):
@@ -426,8 +426,15 @@ def _failure_lines(result: Fit) -> list[str]:
     return lines
 
 
-def _reasons(failures: Mapping[str, Cause]) -> str:
-    return "; ".join(f"{name}: {cause.text}" for name, cause in failures.items())
+def _reasons(result: Fit, failures: Mapping[str, Cause]) -> str:
+    """Return why methods failed: in their own words if they have no interval, and have words for it."""
+    methods = {method.name: method for method in result.cell.methods}
+
+    def why(name: str, cause: Cause) -> str:
+        notes = methods[name].notes if cause == Cause.UNDEFINED else None
+        return (notes and "; ".join(notes(result.details[name]))) or cause.text
+
+    return "; ".join(f"{name}: {why(name, cause)}" for name, cause in failures.items())
 
 
 def _method_table(result: Fit, method: Estimator) -> list[str]:

@@ -56,6 +56,9 @@ def find(role: str, name: Any, where: str) -> Kind:
 
 def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
     """Call a kind's builder; its refusals name the place in the study."""
+    if kind.fixed_time:
+        with refusing(where, ("valid",)):
+            checks.fixed_time(arguments.pop("valid", "fixed"), kind.name)
     checks.known_keys(where, arguments, tuple(kind.parameters))
     for name in kind.required:
         if name not in arguments:

@@ -226,7 +226,8 @@ def _of_kind(role: str, given: _Given, where: str) -> Part:
     kind = imports.find(role, table.pop("kind", None), f"{where}.kind")
     if given.option is not None:
         if not kind.brief:
-            raise SpecError(f"{where}: {kind.name} takes no brackets, got [{given.option}]")
+            text = f"{where}: {kind.name} takes no brackets, got [{given.option}]"
+            raise SpecError(f"{text}; {_in_a_table(kind)}")
         table[kind.brief] = _number(given.option)
     name = table.pop("name", None)
     hints = _type_hints(kind.build)
@@ -237,7 +238,14 @@ def _of_kind(role: str, given: _Given, where: str) -> Part:
     }
     data = {key: _data(f"{where}.{key}", value, kind, key) for key, value in table.items()}
     plain = {key: thawed(value) for key, value in data.items()}
-    made = imports.make(kind, plain | {key: part.made for key, part in inner.items()}, where)
+    try:
+        made = imports.make(kind, plain | {key: part.made for key, part in inner.items()}, where)
+    except SpecError as error:
+        if given.option is None or not str(error).startswith(f"{where}.{kind.brief}: "):
+            raise
+        raise SpecError(
+            f"{error}; brackets give {kind.brief}; other {_in_a_table(kind)}"
+        ) from error
     data |= {key: _nested(part) for key, part in inner.items()}
     if not _is_object(role, made):
         raise refusal(where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made)
@@ -245,6 +253,10 @@ def _of_kind(role: str, given: _Given, where: str) -> Part:
     name = name or made.name or kind.name
     own = kind.own or any(part.identity for part in inner.values())
     return _finished(role, made, name, kind.name, arguments, where, own=own)
+
+
+def _in_a_table(kind: Kind) -> str:
+    return f'arguments go in a table, {{kind = "{kind.name}", ...}}'
 
 
 class Nested(tuple[tuple[str, Any], ...]):
