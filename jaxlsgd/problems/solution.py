@@ -279,9 +279,7 @@ class _Sample:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(
-    structure: Structure, num_clients: int, size: int, steps: int
-) -> jax.stages.Wrapped:
+def _program(structure: Structure, num_clients: int, size: int, steps: int) -> jax.stages.Wrapped:
     """Return a compiled function of x that sums over `steps` times `size` observations of each client."""
     functions = structure.flat_functions()
 

@@ -177,9 +177,8 @@ def memory(study: Study, devices: int, platform: str = "cpu") -> Memory:
     each = PROGRAM_BYTES * len(programs)
     each += sum(METHOD_BYTES + EQUATION_BYTES * reading.equations for reading in found)
     reading = max(_beyond_steps(cell, platform) for cell in read.values())
-    return Memory(
-        PROCESS_BYTES, busy * each, arrays, reading, rows, writing, busy, platform == "cpu"
-    )
+    compiled = each if platform == "cpu" else busy * each  # see `machine.chosen`
+    return Memory(PROCESS_BYTES, compiled, arrays, reading, rows, writing, busy, platform == "cpu")
 
 
 def _beyond_steps(cell: CellSpec, platform: str) -> int:
