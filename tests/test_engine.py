@@ -33,6 +33,7 @@ from jaxlsgd import (
     simulate,
 )
 from jaxlsgd.core.causes import Cause
+from jaxlsgd.engine import machine
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, lay_out
 from jaxlsgd.schedules import PAPER_SCHEDULES, Plan
 
@@ -223,6 +224,25 @@ def assert_same_bits(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("devices", [(0, 1), (1, 0), (1,)])
 def test_devices_and_their_order_do_not_change_a_bit(devices: tuple[int, ...]):
     assert_same_bits(rows(), rows(devices=devices))
+
+
+def test_threads_of_a_cpu_compile_once_and_change_no_bit():
+    """As many programs for two threads as for one, of objects that nothing was compiled for."""
+    assert machine.chosen() == machine.chosen(2) == jax.local_devices()[:1] * 2
+
+    def fresh(devices: Any) -> tuple[Any, int]:
+        case = problem("linear", "weighted")
+        case = dataclasses.replace(case, loss=functools.partial(case.loss))
+        how = {"replications": 2 * TILE, "tile_size": TILE, "methods": METHODS, "devices": devices}
+        with counted_compilations() as programs:
+            made = simulate(key(), case, paper_plan("C5", num_steps=400), **how)
+        return made, len(programs)
+
+    fresh(1)  # what depends on no problem
+    (one, programs), (two, again), (apart, more) = map(fresh, (1, 2, jax.local_devices()))
+    assert_same_bits(one, two)
+    assert_same_bits(one, apart)
+    assert 0 < programs == again < more
 
 
 def test_a_second_run_does_not_change_a_bit():

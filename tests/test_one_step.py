@@ -16,6 +16,8 @@ from one_step_oracle import BLOCK_STEPS, Path, bins_of, make_path, oracle
 
 from jaxlsgd import Sync, fit, one_step, plug_in, problems, random_scaling, schedules, simulate
 from jaxlsgd.analysis import measures, verdict
+from jaxlsgd.core.causes import Cause
+from jaxlsgd.engine import statistics
 from jaxlsgd.inference import binned_rounds
 from jaxlsgd.inference.joint import measure_in_float64
 from jaxlsgd.inference.one_step import multiplier
@@ -207,6 +209,28 @@ def test_the_engine_agrees_with_a_loop_of_ones_own(schedule: str):
     for name in ("estimate", "scale", "half_width"):
         pair = [getattr(cell.methods["one_step"], name)[-1] for cell in (engine, spread)]
         chex.assert_trees_all_close(*pair, rtol=1e-9)
+
+
+@pytest.mark.parametrize("step", [2.0, 1e4], ids=["sound", "diverged"])
+def test_one_run_is_read_without_a_program(step: float, monkeypatch: pytest.MonkeyPatch):
+    """In float64, from sums in float32, beside a compiled reading in float32: 1e-5 is a hundred roundings."""
+    problem, plan = problems.paper_logistic(), paper_plan("C5", step, num_steps=600)
+    given = jax.random.key(3), problem, plan
+    how = {"methods": one_step(), "save_at": (100, plan.num_rounds)}
+    many = simulate(*given, replications=1, **how).methods["one_step"]
+    read: list[str] = []
+    compiled = statistics.measure_compiled
+    monkeypatch.setattr(
+        statistics, "measure_compiled", lambda *x: (read.append("compiled"), compiled(*x))[1]
+    )
+    found = fit(*given, **how).rows["one_step"]
+    assert not read
+    np.testing.assert_array_equal(found.cause, many.cause)
+    if step > 100:  # numbers mean nothing
+        assert (found.cause > Cause.FLOORED).all()
+        return
+    for name in ("estimate", "scale", "half_width"):
+        chex.assert_trees_all_close(getattr(found, name), getattr(many, name), rtol=1e-5)
 
 
 @pytest.mark.for_users

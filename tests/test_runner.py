@@ -503,6 +503,7 @@ def test_lock_that_is_deleted_during_a_run_ends_it(tmp_path, monkeypatch) -> Non
 
 def test_devices_may_be_a_number(tmp_path, faked) -> None:
     assert machine.chosen(1) == jax.local_devices()[:1] == machine.chosen(jax.local_devices()[:1])
+    assert machine.chosen(jax.local_devices()) == jax.local_devices()
     assert run(small(), tmp_path, devices=1).exit_code == 0
     most = len(jax.local_devices())
     for wrong in (0, -1, most + 1):

@@ -14,6 +14,12 @@ from jaxlsgd import Draws, Problem, problems
 from jaxlsgd.problems import solution, solve
 
 
+@pytest.fixture(autouse=True)
+def _solved_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve everything, whatever an earlier run of the tests has kept."""
+    monkeypatch.setattr(solution._kept_truths, "folder", lambda: None)
+
+
 @pytest.mark.parametrize("build", [problems.linear, problems.logistic])
 def test_a_known_truth_is_found_within_its_error(build: object) -> None:
     """Six coordinates at 4.5 standard errors: a false alarm once in 24,000 runs."""

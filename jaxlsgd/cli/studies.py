@@ -242,9 +242,9 @@ def _times(
         jobs.check(study)
         speed = f"{rate / 1e6:.3g} million client-steps per second per device"
         return forecast.forecast(study).times(rate, devices), f"at {speed} (given)"
-    import jax
+    from jaxlsgd.engine import machine
 
-    local = jax.local_devices()[:devices]
+    local = machine.chosen()[:devices]
     need = forecast.memory(study, len(local), local[0].platform)
     if forecast.Room.of(local[0]).lacks(need):
         jobs.check(study)
@@ -402,9 +402,11 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if arguments.dask is None:
         import jax
 
+        from jaxlsgd.engine import machine
+
         if jax.default_backend() == "cpu":
             _check_devices(arguments.devices)
-        devices = jax.local_devices()[: arguments.devices]
+        devices = machine.chosen()[: arguments.devices]
         yield {"devices": devices, "distributed": arguments.distributed}
         return
     from jaxlsgd.study.executors import dask as cluster
@@ -416,7 +418,7 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _check_devices(wanted: int | None) -> None:
-    """Refuse far more devices than cores: each costs memory and compile time, and none is faster."""
+    """Refuse far more devices than cores: each costs memory, and none is faster."""
     from jaxlsgd.engine import machine
 
     most = machine.most_cpu_devices()

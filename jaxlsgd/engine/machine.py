@@ -62,28 +62,32 @@ def cores() -> int:
 
 
 def most_cpu_devices() -> int:
-    """Return a limit on CPU devices: more would only share the cores, each with its own programs and memory."""
+    """Return a limit on CPU devices: more would only share the cores, each with its own memory."""
     return 4 * cores()
 
 
 def chosen(devices: Any = None) -> list[Any]:
-    """Return the devices of this process to run on.
+    """Return the devices of this process to run on, one for each thread that runs.
+
+    The threads of a CPU all get its first device: it runs the programs of several threads at once, and JAX
+    compiles every program for each device that it is to run on.
 
     Args:
-      devices: None for all devices of the default backend, a number for the first so many of them, or a
-        sequence of JAX devices.
+      devices: None for as many as the default backend has, a number for so many of them, or a sequence of
+        JAX devices, which is taken as it is.
 
     Example::
 
-        chosen(2)  # as jax.local_devices()[:2]
+        chosen(2)  # as jax.local_devices()[:2] on a GPU, and the first device twice on a CPU
     """
     import jax
 
+    here = jax.local_devices()
+    found = [here[0] if device.platform == "cpu" else device for device in here]
     if devices is None:
-        return list(jax.local_devices())
+        return found
     rule = "be a number of devices or a list of JAX devices"
     if isinstance(devices, int) and not isinstance(devices, bool):
-        found = list(jax.local_devices())
         if not 1 <= devices <= len(found):
             hint = ""
             if devices > 0 and found[0].platform == "cpu":

@@ -130,14 +130,15 @@ def measure_in_float64(
       plan: the rounds that were run, if known.
     """
     horizon = Horizon.of(plan, np.float64) if method.needs_plan and plan is not None else None
-    given = (method.measure, method.matrix, jax.tree.map(_widened, states), horizon)
+    given = (method.measure, method.matrix, jax.tree.map(widened, states), horizon)
     if method.reads_numpy:
         return _measure(*given)
     with jax.enable_x64(True):
         return _compiled(*given)
 
 
-def _widened(leaf: Any) -> np.ndarray:
+def widened(leaf: Any) -> np.ndarray:
+    """Return an array of a state, in float64 if it has real numbers."""
     leaf = np.asarray(leaf)
     return leaf.astype(np.float64) if np.issubdtype(leaf.dtype, np.floating) else leaf
 

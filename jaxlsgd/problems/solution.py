@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -17,6 +18,8 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, dense
 from jaxlsgd.core.problem import Array, Draws, Problem, Structure, unravel
 from jaxlsgd.core.progress import Progress, Report, shown
+from jaxlsgd.problems import _kept_truths
+from jaxlsgd.problems._kept_truths import Root
 
 PER_STEP = 400  # n/t_T, so that the truth's error is a twentieth of a run's
 _USUAL_STEPS = 5_000
@@ -73,6 +76,9 @@ def solve(
     the whole. x* is refused unless the mean gradient vanishes there (up to a hundredth of its standard error) and
     the mean Hessian is positive definite. Sums are in float64; declared draws are float32, as in the engine.
 
+    Where JAX keeps compiled programs (`jaxlsgd.prepare()` sees to that), solutions are kept beside them, by content:
+    the same problem, options and versions give the same bits without solving again.
+
     Its error comes from the sample, with covariance G⁻¹SG⁻ᵀ/n, and is kept as `truth_covariance`.
     A run of t_T steps has an error of about G⁻¹SG⁻ᵀ/t_T. n = 400 t_T makes the truth's standard error a twentieth
     of the run's, which moves the coverage of a 95 % interval by 0.03 points on average, and in 19 of 20
@@ -105,19 +111,15 @@ def solve(
     what = f"truth of {problem.name or 'the problem'}"
     with jax.enable_x64(True), shown(progress, what, after=_SECONDS) as report:
         sample = _Sample(problem, wanted, seed, report)
-        start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)])
-        # Most steps need a rough answer, and a failure to find one shows on a part as well.
-        near, _ = _solve_on(sample, sample.pilot, start.astype(np.float64))
-        x, found = _solve_on(sample, sample.calls, near)
+        leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)]
+        root = _kept_or_found(sample, np.concatenate(leaves).astype(np.float64))
         if report is not None:
             report(1.0)
-    _check_definite(found.G)
-    inverse = np.linalg.inv(found.G)
-    covariance = inverse @ found.S @ inverse.T / sample.n
-    known = {key: getattr(found, key) for key in ("G", "S") if getattr(problem, key) is None}
-    truth = unravel(x, problem.init)
-    solved = dataclasses.replace(problem, truth=truth, truth_covariance=covariance, **known)
-    return Solution(solved, np.sqrt(np.diagonal(covariance)), found.residual, sample.n)
+    known = {key: getattr(root, key) for key in ("G", "S") if getattr(problem, key) is None}
+    truth = unravel(root.x, problem.init)
+    solved = dataclasses.replace(problem, truth=truth, truth_covariance=root.covariance, **known)
+    error = np.sqrt(np.diagonal(root.covariance))
+    return Solution(solved, error, float(root.residual), sample.n)
 
 
 def _wanted(problem: Problem, observations: int | None, num_steps: int | None) -> int:
@@ -130,6 +132,32 @@ def _wanted(problem: Problem, observations: int | None, num_steps: int | None) -
         return PER_STEP * checks.count("num_steps", num_steps, 1)
     affordable = _USUAL_MOST / max(1.0, problem.dim / _USUAL_DIM) ** 2 / problem.num_clients
     return max(2, min(PER_STEP * _USUAL_STEPS, int(affordable)))
+
+
+def _kept_or_found(sample: _Sample, start: np.ndarray) -> Root:
+    """Return the root from an earlier process that computed the same, or find it and keep it."""
+    folder = _kept_truths.folder()
+    if folder is None:
+        return _found_root(sample, start)
+    # What this file's code does is in no program.
+    code, limits = Path(__file__).read_bytes(), (_SOLVED, _MOST_STEPS)
+    path = folder / _kept_truths.name(sample.content(start), start, code, limits)
+    root = _kept_truths.read(path, start.size)
+    if root is None:
+        root = _found_root(sample, start)
+        _kept_truths.write(path, root)
+    return root
+
+
+def _found_root(sample: _Sample, start: np.ndarray) -> Root:
+    """Return the root of a sample, with the covariance of its error."""
+    # Most steps need a rough answer, and a failure to find one shows on a part as well.
+    near, _ = _solve_on(sample, sample.pilot, start)
+    x, found = _solve_on(sample, sample.calls, near)
+    _check_definite(found.G)
+    inverse = np.linalg.inv(found.G)
+    covariance = inverse @ found.S @ inverse.T / sample.n
+    return Root(x, found.G, found.S, covariance, np.asarray(found.residual))
 
 
 def _check_definite(G: np.ndarray) -> None:
@@ -210,12 +238,21 @@ class _Sample:
         self.pilot = -(-self.calls // _PILOT)
         self.n = self.calls * steps * size
         self._each = steps * size
+        self._functions = problem.structure().functions
         self._program = _program(problem.structure(), K, size, steps)
         self._steps, self._weights = steps, np.asarray(problem.weights, np.float64)
         clients = jax.tree.map(jnp.asarray, problem.clients)
         self._given = jax.random.key(seed), jnp.asarray(self._weights), clients
         # About eight evaluations on the pilot part and two on the whole.
         self._report, self._made, self._expected = report, 0, 8 * self.pilot + 2 * self.calls
+
+    def content(self, x: np.ndarray) -> tuple[Any, ...]:
+        """Return what decides every moment of the sample: the traced program, and all that it is given."""
+        key, *numbers = self._given
+        traced = self._program.lower(jnp.asarray(x), np.uint32(0), *self._given).as_text()
+        parts = self.n, self.calls, self.pilot
+        # A program calls functions on the host by their address, which says nothing of them.
+        return self._functions, traced, parts, jax.random.key_data(key), numbers
 
     def at(self, x: np.ndarray, calls: int) -> _Found:
         """Return the moments of the first parts of the sample at x."""
@@ -242,9 +279,7 @@ class _Sample:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(
-    structure: Structure, num_clients: int, size: int, steps: int
-) -> Callable[..., _Moments]:
+def _program(structure: Structure, num_clients: int, size: int, steps: int) -> jax.stages.Wrapped:
     """Return a compiled function of x that sums over `steps` times `size` observations of each client."""
     functions = structure.flat_functions()
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -17,16 +16,15 @@ from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, p_value, paragraph, plural
-from jaxlsgd.core.estimator import Accumulator, Estimator, Interval
+from jaxlsgd.core.estimator import Estimator, Interval
 from jaxlsgd.core.lazy import later
 from jaxlsgd.core.problem import Array, Params, Problem, check_finite, unravel
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.random import check_key
 from jaxlsgd.core.rows import MethodRows, Until
-from jaxlsgd.engine.statistics import axes_of
 from jaxlsgd.inference import joint
 from jaxlsgd.runs.cell import LOCAL_SGD, METHODS, Cell, as_tuple, saved_rounds
-from jaxlsgd.runs.simulate import SavedRound, read_cells
+from jaxlsgd.runs.simulate import SavedRound, only, read_cells
 from jaxlsgd.schedules import Plan
 
 
@@ -302,7 +300,7 @@ def fit(
     cell = Cell(problem, plan, as_tuple(methods), as_tuple(levels), save, dtype, algorithm)
     cell.check_plan()
     rule = cell.check_until(until)
-    events = read_cells(key, [cell], replication, 1, shared_draws=False)
+    events = read_cells(key, [cell], replication, 1, shared_draws=False, in_numpy=True)
     readings, saved, done = [], [], 0
     with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as show:
         for event in events:
@@ -319,7 +317,8 @@ def fit(
         name: jax.tree.map(lambda leaf: leaf[0], measured.detail)
         for name, measured in readings[-1].found.items()
     }
-    states = _only(cell, readings[-1].states)
+    init, last = np.zeros(problem.dim, dtype), readings[-1].states
+    states = {m.name: only(m, init, last[m.name]) for m in cell.methods}
     if rule is None:
         return Fit(cell, rows, details, states)
     rounds = cell.layout.save_at[: len(readings)]
@@ -334,24 +333,6 @@ def _is_sure(rule: Until, cell: Cell, rows: dict[str, MethodRows]) -> bool:
     j = 0 if rule.level is None else cell.levels.index(rule.level)
     names = method.coordinates(cell.problem)
     return bool(rule.met(found.estimate[0], found.half_width[j, 0], names))
-
-
-def _only(cell: Cell, states: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    """Return the states of the only replication, without its axis."""
-
-    def one(part: Accumulator, state: Any) -> Any:
-        axes = axes_of(part, jnp.zeros(cell.problem.dim))
-        return jax.tree.map(
-            lambda axis, leaf: np.asarray(leaf if axis is None else leaf[..., 0]),
-            axes,
-            state,
-            is_leaf=lambda axis: axis is None,
-        )
-
-    return {
-        method.name: tuple(map(one, method.accumulators, states[method.name]))
-        for method in cell.methods
-    }
 
 
 def _table(result: Fit) -> str:

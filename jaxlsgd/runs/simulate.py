@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from jax.sharding import Mesh
 
 from jaxlsgd.core import checks, identity
 from jaxlsgd.core.algorithm import Algorithm
-from jaxlsgd.core.estimator import Estimator, Measurement
+from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.random import check_key
@@ -24,8 +25,10 @@ from jaxlsgd.engine import distributed, machine, sharded, statistics
 from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile, lane_widths
 from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.engine.lanes import run_side_by_side
-from jaxlsgd.engine.program import make_data, make_program
+from jaxlsgd.engine.program import ProblemData, Program, make_data, make_program
+from jaxlsgd.engine.statistics import Statistics, axes_of
 from jaxlsgd.engine.tile import Advanced, run_tile
+from jaxlsgd.inference.joint import widened
 from jaxlsgd.runs.cell import (
     LOCAL_SGD,
     METHODS,
@@ -81,6 +84,7 @@ def read_cells(
     *,
     shared_draws: bool,
     lanes: Sequence[int] | None = None,
+    in_numpy: bool = False,
 ) -> Iterator[Advanced | SavedRound]:
     """Run replications first, …, first + count − 1 of cells as one tile on one device.
 
@@ -95,13 +99,14 @@ def read_cells(
         faster for a single cell; its rows are the same up to rounding.
       lanes: how many cells may run side by side in one program; () for one after another. If None, what
         `cost.lane_widths` finds best for cells that share draws. Rows are the same up to rounding.
+      in_numpy: whether to read the only replication without compiling, by the methods that can be read so.
 
     Yields:
       `Advanced` now and then, and a `SavedRound` at each saved round of each cell.
     """
     dtype = _shared(cells)[-1]
     machine.release_programs()
-    events = _tile_events(key, cells, first, count, device, shared_draws, lanes)
+    events = _tile_events(key, cells, first, count, device, shared_draws, lanes, in_numpy)
     while True:
         # The settings must not leak to the caller, who runs between two events.
         with jax.enable_x64(dtype == "float64"), jax.default_device(device):
@@ -119,6 +124,7 @@ def _tile_events(
     device: Device | None,
     shared_draws: bool,
     widths: Sequence[int] | None,
+    in_numpy: bool,
 ) -> Iterator[Advanced | SavedRound]:
     problem, methods, algorithm, dtype = cells[0].shared
     platform = (device or jax.local_devices()[0]).platform
@@ -133,6 +139,7 @@ def _tile_events(
     else:
         layouts = [cell.laid_out(program.rooms) for cell in cells]
         events = run_tile(program, data, keys, layouts)
+    read = _read_in_numpy if in_numpy else statistics.measure
     for event in events:
         if isinstance(event, Advanced):
             yield event
@@ -143,12 +150,36 @@ def _tile_events(
         made: dict[Any, Measurement] = {}
         for m in methods:
             if (what := (m.measure, m.accumulators)) not in made:
-                one = statistics.measure(program, data, event.statistics, m, plan)
+                one = read(program, data, event.statistics, m, plan)
                 made[what] = jax.tree.map(lambda x: np.asarray(x, np.float64), one)
         found = {m.name: made[m.measure, m.accumulators] for m in methods}
         states = {m.name: statistics.states_of(program, event.statistics, m) for m in methods}
         growth = growths(problem, dtype, methods, found)
         yield SavedRound(event.cell, event.save, plan, found, states, growth)
+
+
+def _read_in_numpy(
+    program: Program, data: ProblemData, found: Statistics, method: Estimator, plan: Plan
+) -> Measurement:
+    """Return the measurement of the only replication, by NumPy in float64 if the method can be read so."""
+    if method.reads_numpy:
+        states = only(method, data.init, statistics.states_of(program, found, method))
+        horizon = Horizon.of(plan, np.float64) if method.needs_plan else None
+        # NumPy warns or raises where JAX has NaN.
+        with contextlib.suppress(np.linalg.LinAlgError), np.errstate(all="ignore"):
+            one = method.measure_one(jax.tree.map(widened, states), horizon)
+            return jax.tree.map(lambda leaf: np.asarray(leaf)[None], one)
+    return statistics.measure(program, data, found, method, plan)
+
+
+def only(method: Estimator, vector: Any, states: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the states of the only replication, without its axis, as NumPy arrays; `vector` is like x_0."""
+
+    def one(leaf: Any, axis: int | None) -> np.ndarray:
+        return np.asarray(leaf) if axis is None else np.asarray(leaf)[..., 0]
+
+    axes = (axes_of(part, vector) for part in method.accumulators)
+    return tuple(jax.tree.map(one, state, axis) for state, axis in zip(states, axes, strict=True))
 
 
 def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:

@@ -46,7 +46,8 @@ from jaxlsgd.study.study import Study
 
 PROGRAM = 2.0  # seconds to compile one
 # Bytes of host memory besides arrays, fitted to the peaks of 15 processes, 420 to 4,700 MB, that ran ten kinds of
-# small studies on one or two CPU devices with nothing compiled before. The forecast was 0.81 to 1.23 times the peak.
+# small studies on one or two CPU devices with nothing compiled before. The forecast was 0.81 to 1.23 times the peak. Two threads of one device: 1.25 and 1.37
+# times (the study of `init`, and the paper's).
 PROCESS_BYTES = 300_000_000  # the interpreter, JAX and its compiler
 PROGRAM_BYTES = 50_000_000  # a block program, compiled for one device
 METHOD_BYTES = 10_000_000  # a method's program that reads its intervals, compiled for one device
@@ -177,9 +178,8 @@ def memory(study: Study, devices: int, platform: str = "cpu") -> Memory:
     each = PROGRAM_BYTES * len(programs)
     each += sum(METHOD_BYTES + EQUATION_BYTES * reading.equations for reading in found)
     reading = max(_beyond_steps(cell, platform) for cell in read.values())
-    return Memory(
-        PROCESS_BYTES, busy * each, arrays, reading, rows, writing, busy, platform == "cpu"
-    )
+    compiled = each if platform == "cpu" else busy * each  # see `machine.chosen`
+    return Memory(PROCESS_BYTES, compiled, arrays, reading, rows, writing, busy, platform == "cpu")
 
 
 def _beyond_steps(cell: CellSpec, platform: str) -> int:

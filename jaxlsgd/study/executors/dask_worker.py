@@ -189,7 +189,7 @@ def _keep_memory() -> None:
 
 @contextmanager
 def _device() -> Iterator[Device]:
-    """Yield a device that no other thread of this process uses."""
+    """Yield a device that is free for a thread, a CPU as often as there are threads."""
     with _lock:
         free = _free()
     device = free.get()
@@ -201,9 +201,7 @@ def _device() -> Iterator[Device]:
 
 @functools.cache
 def _free() -> queue.Queue[Device]:
-    import jax
-
     free: queue.Queue[Device] = queue.Queue()
-    for device in jax.local_devices():
+    for device in machine.chosen():
         free.put(device)
     return free
