@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.special
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import polygamma
 
-from jaxlsgd.inference.laws import critical_values
+from jaxlsgd.inference.laws import critical_values, standard
 from jaxlsgd.inference.laws import critical_values as cv
 from jaxlsgd.report.paper import tables
 
@@ -377,3 +378,17 @@ def test_the_exact_law_needs_no_jax():
     for module in (cv, critical_values):
         source = Path(str(module.__file__)).read_text()
         assert not re.search(r"^\s*(import jax|from jax)(\s|\.)", source, re.MULTILINE)
+
+
+@pytest.mark.parametrize("p", [0.4, 0.025, 1e-4, 1e-9, 1e-15])
+def test_quantiles_of_student_for_many_degrees_of_freedom(p):
+    df = np.random.default_rng(1).uniform(1, 60, (300, 5))
+    df[0] = 1e6, 3, 2.999, 1, 1e300
+    many = standard.student_quantiles(df, np.full((300, 1), p))
+    np.testing.assert_allclose(many, scipy.special.stdtrit(df, p), rtol=1e-11)
+
+
+def test_quantiles_of_student_with_several_probabilities():
+    df, p = np.full((200, 5), 7.0), np.linspace(0.01, 0.9, 200)[:, None]
+    found = standard.student_quantiles(df, p)
+    np.testing.assert_allclose(found, scipy.special.stdtrit(df, p), rtol=1e-13)

@@ -36,7 +36,7 @@ from jaxlsgd.inference.anchored_rounds import (
 )
 from jaxlsgd.inference.binned_rounds import OneStepState, binned_rounds, mean_place
 from jaxlsgd.inference.laws import sequential
-from jaxlsgd.inference.laws.standard import NORMAL
+from jaxlsgd.inference.laws.standard import NORMAL, student_quantiles
 from jaxlsgd.inference.sums import path_mean
 
 if TYPE_CHECKING:
@@ -349,8 +349,11 @@ def multiplier(level: Any, plan: Plan | None, detail: Any) -> Any:
     del plan
     tail = (1 - np.asarray(level)) / 2
     df = np.maximum(np.asarray(detail.df, np.float64), 1.0)
-    ratio = stdtrit(df, tail) / ndtri(tail)
+    quantile = student_quantiles(df, tail)
     bias = offset = np.abs(np.asarray(detail.offset, np.float64))
+    if not offset.any():
+        return -quantile
+    ratio = quantile / ndtri(tail)
     near = np.sqrt(chndtrix(1 - 2 * tail, 1, np.clip(bias, 1e-6, 8.0) ** 2))
     found = np.where(bias < 8, near, bias - ndtri(2 * tail))
     return np.maximum(offset + ratio * (found - offset), 0)
@@ -521,7 +524,7 @@ def _studentised(q: Any, detail: Any) -> np.ndarray:
     df = np.maximum(np.asarray(detail.df, np.float64), 1.0)
     q = np.asarray(q, np.float64)
     near = np.clip(q, 1e-3, _FARTHEST)
-    ratio = -stdtrit(df, ndtr(-near)) / near
+    ratio = -student_quantiles(df, ndtr(-near)) / near
     return np.where(_begun(detail), ratio * q, np.inf)
 
 

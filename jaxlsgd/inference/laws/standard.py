@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.polynomial.chebyshev import chebinterpolate, chebval
 from scipy.special import chdtrc, chdtri, fdtrc, fdtri, ndtr, ndtri, stdtr, stdtrit
 
 from jaxlsgd.core.checks import refusal
@@ -35,6 +36,28 @@ def _joint(plan: Plan | None, detail: Any) -> JointLaw:
 
 
 NORMAL = Law(_multiplier, _tail, _joint)
+
+_LEAST_DF, _NODES = 3.0, 32
+
+
+def student_quantiles(df: np.ndarray, p: Any) -> np.ndarray:
+    """Return quantiles of Student's t; many with one p below ½ are a sixth of the work of as many single ones.
+
+    ln(−t) is then taken for a polynomial of 1/df, which it is to 1e-12 for df ≥ 3 and p ≥ 1e-15.
+    """
+    p = np.asarray(p, np.float64)
+    if df.size < 4 * _NODES or not 1e-15 <= p.min() == p.max() < 0.49:
+        return stdtrit(df, p)
+    one, few = p.flat[0], df < _LEAST_DF
+
+    def at(s: np.ndarray) -> np.ndarray:
+        return np.log(-stdtrit(2 * _LEAST_DF / np.maximum(s + 1, 1e-9), one))
+
+    found = -np.exp(
+        chebval(2 * _LEAST_DF / np.maximum(df, _LEAST_DF) - 1, chebinterpolate(at, _NODES))
+    )
+    found[few] = stdtrit(df[few], one)
+    return found
 
 
 @functools.cache
