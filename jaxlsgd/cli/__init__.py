@@ -10,13 +10,16 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jaxlsgd
 from jaxlsgd.cli import critical_value, fit, results, studies
 from jaxlsgd.cli._common import USAGE, Parser
 from jaxlsgd.core.checks import describe, nearest, user_code_note
 from jaxlsgd.core.display import printable
+from jaxlsgd.core.renamed import OldName
 
 _GROUPS = (studies, results, fit, critical_value)
 _EPILOG = """\
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _warnings_on_stderr():
+        with _warnings_on_stderr(), _old_names_on_stderr(argv is None):
             return _run(arguments)
     except (ValueError, TypeError) as error:
         return _report(error, USAGE)
@@ -121,6 +124,25 @@ class _OnStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(f"jaxlsgd: {printable(record.getMessage())}\n")
+
+
+@contextlib.contextmanager
+def _old_names_on_stderr(shown: bool) -> Iterator[None]:
+    """Write on stderr that an old name was given, which Python does not show if it was not given in Python."""
+    with warnings.catch_warnings():
+        if shown:
+            warnings.simplefilter("default", OldName)
+        usual = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **how: Any) -> None:
+            if issubclass(category, OldName):
+                sys.stderr.write(f"jaxlsgd: {printable(str(message))}\n")
+            else:
+                usual(message, category, *where, **how)
+
+        if shown:
+            warnings.showwarning = show
+        yield
 
 
 @contextlib.contextmanager

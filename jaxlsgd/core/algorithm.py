@@ -254,7 +254,7 @@ def check_measure(method: Estimator, dim: int, dtype: str) -> None:
     """Refuse a method that is not for so many parameters, or returns a wrong shape or type, before it runs."""
     if method.most_parameters is not None and dim > method.most_parameters:
         rule = f"be for at most {method.most_parameters} parameters if {method.name} is among them"
-        hint = "; its memory grows with their square and its time with their cube: random_scaling('diagonal') needs neither"
+        hint = "; its memory grows with their square and its time with their cube: random_scaling(mode='diagonal') needs neither"
         raise refusal("methods", rule, dim, hint)
     count = len(method.contrasts) or dim
     length = 64  # rounds of the shortest `Horizon`

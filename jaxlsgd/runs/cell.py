@@ -317,6 +317,7 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
     methods = (methods,) if isinstance(methods, Estimator) else tuple(methods)
     if not methods or not all(isinstance(method, Estimator) for method in methods):
         raise refusal("methods", "be estimators such as plug_in()", methods)
+    methods = tuple(method.for_dim(problem.dim) for method in methods)
     names = [method.name for method in methods]
     if len(set(names)) < len(names):
         raise refusal("methods", "have distinct names", names, "; give one a name=...")
