@@ -347,8 +347,14 @@ def _no_moments() -> Problem:
         (lambda: oracle([[1.0, 0.5], [0.0, 1.0]], np.eye(2)), "G: must be symmetric"),
         (lambda: of(_no_moments()), "problem: must declare G and S"),
         (
-            lambda: run(linear(), (hulc(2, 1),), algorithm=federation_tree((2,), (0,))),
+            lambda: run(linear(), (hulc(2, 1),), algorithm=federation_tree((2,), (0,), dim=2)),
             "problem: must have 4 parameters, 2 runs of 2",
+        ),
+        (
+            lambda: run(
+                linear(), (oracle(np.eye(2), np.eye(2)),), algorithm=federation_tree((2,), (0,))
+            ),
+            "problem: must hold 2 copies for federation_tree, .* got 1",
         ),
         (
             lambda: run(linear(), (parallel_runs(3, 2),)),

@@ -112,6 +112,18 @@ def test_an_old_name_makes_the_same_method_with_a_warning(old, new, word: str):
     assert made == new()
 
 
+def test_old_names_of_the_rows_of_a_table():
+    pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    frame = {"a": rng.normal(size=400), "client": np.repeat([0, 1], 200)}
+    frame["y"] = frame["a"] + rng.normal(size=400)
+    given = {"response": "y", "client": "client", "progress": False, "methods": "one_step"}
+    with pytest.warns(OldName, match="use 'fresh'"):
+        old = jaxlsgd.fit_table(frame, **given, rows="one pass")
+    new = jaxlsgd.fit_table(frame, **given, rows="fresh")
+    assert old.about["rows"] == "fresh" and old.estimate == new.estimate
+
+
 @pytest.mark.parametrize(
     ("family", "old", "new"),
     [
@@ -346,7 +358,7 @@ def test_dim_is_that_of_the_problem(case: str):
 
 
 def test_copies_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="problem: must have parameters that 4 runs divide"):
+    with pytest.raises(ValueError, match="problem: must hold 4 copies, .* got 1"):
         jaxlsgd.simulate(
             jax.random.key(0), problems.linear(2, 2), plan(), replications=2, methods=bootstrap(3)
         )

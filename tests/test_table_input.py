@@ -134,9 +134,9 @@ REFUSED = {
         lambda: fit(table(), target="populaton"),
         "target: must be one of population, sample, got 'populaton'; did you mean 'population'",
     ),
-    "one pass with a small client": (
-        lambda: fit(table(), rows="one pass"),
-        "rows: must be reshuffled unless every client has 100 rows, got .* of client 's",
+    "fresh rows with a small client": (
+        lambda: fit(table(), rows="fresh"),
+        "rows: must be reused unless every client has 100 rows, got .* of client 's",
     ),
     "a stream of a table in memory": (
         lambda: fit(table(), stream=True),

@@ -250,7 +250,7 @@ class Estimator:
         none of its accumulators, see `analysis.verdict`.
       needs_plan: whether `measure` or `law` needs the plan.
       contrasts: rows R if the interval is for Rx, or () if it is for x itself.
-      contrasts_for: `d → rows R`, for contrasts that depend on how many parameters the problem has.
+      contrasts_for: `problem → rows R`, for contrasts that depend on it, as those of copies of its parameters do.
       label: the name in figures; `name` if "".
       notes: `detail → sentences` to print with a run, from the detail of its measurement.
       doubts: `detail → reason` if the method's own tests speak against its interval in a run, "" if they do not; no
@@ -293,7 +293,7 @@ class Estimator:
     law_at: Callable[[tuple[int, ...]], Law] | None = dataclasses.field(
         default=None, metadata=COUNTS_IF_SET
     )
-    contrasts_for: Callable[[int], tuple[tuple[float, ...], ...]] | None = dataclasses.field(
+    contrasts_for: Callable[[Problem], tuple[tuple[float, ...], ...]] | None = dataclasses.field(
         default=None, metadata=COUNTS_IF_SET
     )
 
@@ -339,26 +339,26 @@ class Estimator:
             return self
         return dataclasses.replace(self, law=self.law_at(tuple(clocks)), law_at=None)
 
-    def for_dim(self, dim: int) -> Estimator:
-        """Return the method with its contrasts of so many parameters; itself unless they depend on that."""
+    def for_problem(self, problem: Problem) -> Estimator:
+        """Return the method with its contrasts for a problem; itself unless they depend on that."""
         if self.contrasts_for is None:
             return self
-        return dataclasses.replace(self, contrasts=self.contrasts_for(dim), contrasts_for=None)
+        return dataclasses.replace(self, contrasts=self.contrasts_for(problem), contrasts_for=None)
 
     def coordinates(self, problem: Problem) -> tuple[str, ...]:
         """Return the names of what the interval is for."""
-        if contrasts := self.for_dim(problem.dim).contrasts:
+        if contrasts := self.for_problem(problem).contrasts:
             return tuple(f"contrast[{i}]" for i in range(len(contrasts)))
         return tuple(problem.parameter_names())
 
     def truth(self, problem: Problem) -> np.ndarray | None:
         """Return the true value of what the interval is for, or None."""
-        x, contrasts = problem.true_vector, self.for_dim(problem.dim).contrasts
+        x, contrasts = problem.true_vector, self.for_problem(problem).contrasts
         return x if x is None or not contrasts else np.asarray(contrasts) @ x
 
     def truth_error(self, problem: Problem) -> np.ndarray | None:
         """Return the standard error of `truth`, √diag(R Σ Rᵀ) for contrasts R; None if it is exact or not known."""
-        covariance, contrasts = problem.truth_covariance, self.for_dim(problem.dim).contrasts
+        covariance, contrasts = problem.truth_covariance, self.for_problem(problem).contrasts
         if covariance is None or not contrasts:
             return problem.truth_error
         R = np.asarray(contrasts)

@@ -11,7 +11,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 # By kind: arguments, old → new; and by kind and argument, values.
 ARGUMENTS = {
@@ -21,12 +21,13 @@ ARGUMENTS = {
 VALUES = {
     "random_scaling": {"critical": {"finite_horizon": "finite"}},
     "regression": {"family": {"squared": "gaussian"}},
+    "fit_table": {"rows": {"reshuffled": "reused", "one pass": "fresh"}},
 }
 METHODS = {"random_scaling[finite_horizon]": "random_scaling[finite]"}
 # By kind: values that were given first without a name, and the argument that they belong to now.
 _WERE_FIRST = {"random_scaling": ("mode", ("full", "diagonal", "contrasts"))}
 
-P, R = ParamSpec("P"), TypeVar("R")
+Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
 class OldName(DeprecationWarning):
@@ -34,7 +35,7 @@ class OldName(DeprecationWarning):
 
 
 def warn(old: str, new: str, stacklevel: int = 2) -> None:
-    """Warn that an old name was given, as code that calls the caller's caller does."""
+    """Warn that an old name was given; `stacklevel` is 1 for the caller of this function, 2 for its caller."""
     text = f"{old}: has a new name and works for one more version; use {new}"
     warnings.warn(text, OldName, stacklevel=stacklevel + 1)
 
@@ -62,7 +63,7 @@ def arguments(kind: str, given: Mapping[str, Any], stacklevel: int = 2) -> dict[
     return found
 
 
-def accepts_old_names(build: Callable[P, R]) -> Callable[P, R]:
+def accepts_old_names(build: Builder) -> Builder:
     """Let a builder be called with old names too."""
     kind, parameters = build.__name__, tuple(inspect.signature(build).parameters)
     moved, values = _WERE_FIRST.get(kind, ("", ()))
@@ -72,9 +73,8 @@ def accepts_old_names(build: Callable[P, R]) -> Callable[P, R]:
         if args and isinstance(args[0], str) and args[0] in values:
             warn(f"{kind}({args[0]!r})", f"{kind}({moved}={args[0]!r})")
             args, given = args[1:], {moved: args[0], **given}
-        named = arguments(kind, dict(zip(parameters, args, strict=False)) | given)
-        places = [named.pop(name) for name in parameters[: len(args)]]
-        return build(*places, *args[len(parameters) :], **named)
+        placed = arguments(kind, dict(zip(parameters, args, strict=False))).values()
+        return build(*placed, *args[len(parameters) :], **arguments(kind, given))
 
     return call  # type: ignore[return-value]
 

@@ -367,7 +367,6 @@ def track(estimator: Estimator, params: Params, *, rows: str) -> Tracker:
             raise refusal(place, rule, str(jnp.asarray(leaf).dtype))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), params)
     flat = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], like)
-    estimator = estimator.for_dim(flat.size)
     check_measure(estimator, flat.size, str(flat.dtype))
     return Tracker(estimator, like, rows)
 

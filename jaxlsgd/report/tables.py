@@ -59,7 +59,7 @@ class Selection:
     problems: Sequence[str] = ()
     schedules: Sequence[str] = ()
     methods: Sequence[str] = ()
-    levels: float | Sequence[float] = ()
+    levels: Any = ()  # tuple[float, ...] once made
     coordinate: str | None = None
 
     def __post_init__(self) -> None:

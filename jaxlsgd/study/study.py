@@ -119,8 +119,7 @@ class Study(Tabular):
         put("schedules", _each("schedules", self.schedules, read, "schedule"))
         for key, role in (("methods", "method"), ("algorithms", "algorithm")):
             put(key, _each(key, getattr(self, key), functools.partial(part, role), role))
-        levels = [self.levels] if isinstance(self.levels, int | float) else self.levels
-        put("levels", _each("levels", levels, checks.level, "level"))
+        put("levels", _each("levels", _one_or_more(self.levels), checks.level, "level"))
         for key in ("problems", "schedules", "methods", "algorithms"):
             checks.distinct(key, names(getattr(self, key)))
         checks.distinct("levels", self.levels)
@@ -312,6 +311,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _each(key: str, values: Any, read: Callable[[Any, str], Any], what: str) -> tuple[Any, ...]:
     listed = enumerate(checks.sequence(key, values, what))
     return tuple(read(value, f"{key}[{i}]") for i, value in listed)
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, int | float) else value
 
 
 def _save_at(value: Any) -> tuple[int | float, ...]:

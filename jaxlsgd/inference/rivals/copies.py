@@ -54,14 +54,14 @@ def rows_of_copies(
 
 
 @functools.cache
-def copies_of(copies: int, first_only: bool = False) -> Any:
-    """Return the rows of `rows_of_copies` as a function of the number of parameters of all copies together."""
+def _for_problem(copies: int, first_only: bool) -> Any:
+    """Return the rows of `rows_of_copies` as a function of the problem with the copies."""
 
-    def contrasts_for(dim: int) -> tuple[tuple[float, ...], ...]:
-        if dim % copies:
-            rule = f"have parameters that {copies} runs divide among them"
-            raise refusal("problem", rule, dim)
-        return rows_of_copies(copies, dim // copies, first_only)
+    def contrasts_for(problem: Problem) -> tuple[tuple[float, ...], ...]:
+        if problem.copies % copies:
+            rule = f"hold {copies} copies, as perturbed and split_clients make them"
+            raise refusal("problem", rule, problem.copies)
+        return rows_of_copies(copies, problem.dim // copies, first_only)
 
     return contrasts_for
 
@@ -74,7 +74,7 @@ def given_dim(dim: int | None) -> int | None:
 def contrasts_of(copies: int, dim: int | None, first_only: bool = False) -> dict[str, Any]:
     """Return the field of an `Estimator` with its rows R, or with how they follow from the problem."""
     if dim is None:
-        return {"contrasts_for": copies_of(copies, first_only)}
+        return {"contrasts_for": _for_problem(copies, first_only)}
     return {"contrasts": rows_of_copies(copies, dim, first_only)}
 
 
@@ -111,10 +111,7 @@ def run_means(copies: int, dim: int | None) -> Accumulator:
 def stacked(params: Params, copies: int, dim: int | None) -> Array:
     """Return the flat parameters; refuse a wrong number of them."""
     x = widened(flatten(params))
-    if dim is None:
-        copies_of(copies)(x.shape[0])
-        return x
-    if x.shape != (copies * dim,):
+    if dim is not None and x.shape != (copies * dim,):
         of = f", {copies} runs of {dim} each" if copies > 1 else ""
         raise refusal("problem", f"have {copies * dim} parameters{of}", x.shape[0])
     return x

@@ -156,7 +156,11 @@ def _tree(dim: int | None, branches: tuple[int, ...], splits: tuple[int, ...]) -
 
     # A client moves and sends the row of its leaf only.
     return Algorithm(
-        "federation_tree", init_server=init_server, receive=receive, sends=lambda d: d // leaves
+        "federation_tree",
+        init_server=init_server,
+        receive=receive,
+        sends=lambda d: d // leaves,
+        copies=leaves if dim is None else 1,
     )
 
 
