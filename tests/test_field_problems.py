@@ -206,7 +206,7 @@ def test_closed_form_of_clients_with_covariances_of_their_own() -> None:
 def test_the_intercept_of_a_quantile() -> None:
     """It is the noise's own quantile, as the smoothing goes to 0."""
     for degrees in (None, 3.0):
-        settings: dict[str, Any] = {"degrees": degrees, "intercept": True, "level": 0.9}
+        settings: dict[str, Any] = {"degrees": degrees, "intercept": True, "tau": 0.9}
         problem = regression(2, 2, "quantile", bandwidth=1e-3, center=[0.5, 1.0], **settings)
         law = stats.norm() if degrees is None else stats.t(degrees)
         np.testing.assert_allclose(problem.truth, [0.5 + law.ppf(0.9), 1.0], atol=1e-5)
@@ -359,7 +359,7 @@ def test_instruments_in_the_engine() -> None:
         (lambda: regression(3, 3, correlation=1), r"correlation: must be in \(-1, 1\), got 1"),
         (lambda: regression(3, 3, degrees=2.0), "degrees: must be .* greater than 2 for gaussian"),
         (lambda: regression(3, 3, "logistic", degrees=3.0), "degrees: must be None for logistic"),
-        (lambda: regression(3, 3, "huber", delta=0), "threshold: must be .* greater than 0"),
+        (lambda: regression(3, 3, "huber", delta=0), "delta: must be .* greater than 0"),
         (lambda: regression(3, 3, "quantile", tau=1.5), "tau: must be a number strictly"),
         (lambda: regression(3, 3, noise=0.0), "noise: must be a finite number greater than 0"),
         (

@@ -117,7 +117,7 @@ def test_old_names_of_the_rows_of_a_table():
     rng = np.random.default_rng(0)
     frame = {"a": rng.normal(size=400), "client": np.repeat([0, 1], 200)}
     frame["y"] = frame["a"] + rng.normal(size=400)
-    given = {"response": "y", "client": "client", "progress": False, "methods": "one_step"}
+    given = {"response": "y", "client": "client", "progress": False, "methods": ["one_step"]}
     with pytest.warns(OldName, match="use 'fresh'"):
         old = jaxlsgd.fit_table(frame, **given, rows="one pass")
     new = jaxlsgd.fit_table(frame, **given, rows="fresh")
