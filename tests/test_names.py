@@ -257,6 +257,7 @@ def test_options_that_take_several_are_plural(results: Path, capsys):
 
 
 def test_an_old_option_is_named_on_stderr(results: Path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.warnoptions", [])
     monkeypatch.setattr("sys.argv", ["jaxlsgd", "critical-value", "--beta", "0", "--level", "0.95"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as Python does by itself

@@ -63,8 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: arguments, those of the process if None.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # A program that calls this, or asks for warnings its own way, gets them as warnings.
+    called = argv is not None or sys.warnoptions
     try:
-        with _warnings_on_stderr(), _old_names_on_stderr(argv is None):
+        with _warnings_on_stderr(), contextlib.nullcontext() if called else _old_names_on_stderr():
             return _run(arguments)
     except (ValueError, TypeError) as error:
         return _report(error, USAGE)
@@ -127,21 +129,19 @@ class _OnStderr(logging.Handler):
 
 
 @contextlib.contextmanager
-def _old_names_on_stderr(shown: bool) -> Iterator[None]:
-    """Write on stderr that an old name was given, which Python does not show if it was not given in Python."""
+def _old_names_on_stderr() -> Iterator[None]:
+    """Write on stderr that an old name was given, which Python itself shows to programmers alone."""
+
+    def show(message: Any, category: type[Warning], *where: Any, **how: Any) -> None:
+        if issubclass(category, OldName):
+            sys.stderr.write(f"jaxlsgd: {printable(str(message))}\n")
+        else:
+            usual(message, category, *where, **how)
+
+    usual = warnings.showwarning
     with warnings.catch_warnings():
-        if shown:
-            warnings.simplefilter("default", OldName)
-        usual = warnings.showwarning
-
-        def show(message: Any, category: type[Warning], *where: Any, **how: Any) -> None:
-            if issubclass(category, OldName):
-                sys.stderr.write(f"jaxlsgd: {printable(str(message))}\n")
-            else:
-                usual(message, category, *where, **how)
-
-        if shown:
-            warnings.showwarning = show
+        warnings.simplefilter("default", OldName)
+        warnings.showwarning = show
         yield
 
 
