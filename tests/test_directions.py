@@ -181,7 +181,7 @@ def test_contrasts_are_coordinates_of_another_basis() -> None:
     swap = np.eye(3)[::-1]
     methods = (
         jaxlsgd.random_scaling("finite", name="all"),
-        jaxlsgd.random_scaling("contrasts", contrasts=swap, critical="finite", name="swapped"),
+        jaxlsgd.random_scaling(contrasts=swap, critical="finite", name="swapped"),
     )
     found = jaxlsgd.fit(jax.random.key(0), problem, plan, methods=methods)
     for part in (0, 1, 2):
