@@ -99,7 +99,7 @@ def measure(case: Case, schedule: str, replications: int, seed: int) -> list[Row
     plan = warmed.plan(schedules.power_decay(case.first_step), num_steps=NUM_STEPS)
     methods = [plug_in(), plug_in("finite")]
     if case.finite_scaling:
-        methods += [random_scaling(critical=name) for name in ("schedule", "finite_horizon")]
+        methods += [random_scaling(critical=name) for name in ("schedule", "finite")]
     cell = simulate(
         jax.random.key(seed),
         case.problem,
@@ -143,13 +143,16 @@ def write_csv(rows: Sequence[Row], file: Path) -> None:
 
 
 def read_csv(file: Path) -> list[Row]:
-    """Return the rows of an earlier run."""
+    """Return the rows of an earlier run, with methods under the names that they have now."""
+    from jaxlsgd.core import renamed
+
     text = {"case", "schedule", "method", "coordinate"}
     with file.open(newline="") as stream:
-        return [
+        rows = [
             {k: v if k in text else float(v) if v else None for k, v in row.items()}
             for row in csv.DictReader(stream)
         ]
+    return renamed.current(rows)
 
 
 def markdown(rows: Sequence[Row], heading: str) -> str:

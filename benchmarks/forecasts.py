@@ -41,7 +41,7 @@ _USUAL: dict[str, Any] = {
     "dtype": "float32",
     "problem": 'kind = "linear"\ndim = 5\nnum_clients = 10',
 }
-_FINITE, _SAVES = "random_scaling[finite_horizon]", 12
+_FINITE, _SAVES = "random_scaling[finite]", 12
 STUDIES: dict[str, dict[str, Any]] = {
     "linear, two schedules": {},
     "logistic, C1": {

@@ -18,14 +18,14 @@ def methods() -> dict[str, tuple[Any, ...]]:
 
     contrasts = [[1.0, -1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0]]
     return {
-        BASE: (random_scaling("diagonal"),),
-        "random scaling, full": (random_scaling("full"),),
-        "random scaling, 2 contrasts": (random_scaling("contrasts", contrasts=contrasts),),
+        BASE: (random_scaling(mode="diagonal"),),
+        "random scaling, full": (random_scaling(mode="full"),),
+        "random scaling, 2 contrasts": (random_scaling(contrasts=contrasts),),
         "plug-in": (plug_in(),),
         "plug-in, finite horizon": (plug_in("finite"),),
         BOTH: (random_scaling(), plug_in()),
         "one-step": (one_step(),),
-        "random scaling, finite horizon": (random_scaling(critical="finite_horizon"),),
+        "random scaling, finite horizon": (random_scaling("finite"),),
     }
 
 

@@ -28,13 +28,13 @@ DEFAULT = (
     "plug_in",
     "plug_in[finite]",
     "random_scaling[paper]",
-    "random_scaling[finite_horizon]",
+    "random_scaling[finite]",
     "one_step",
 )
 SETS = {
     "the cheap two": CHEAP,
     "and plug_in[finite]": (*CHEAP, "plug_in[finite]"),
-    "and random_scaling[finite_horizon]": (*CHEAP, "random_scaling[finite_horizon]"),
+    "and random_scaling[finite]": (*CHEAP, "random_scaling[finite]"),
     "and one_step": (*CHEAP, "one_step"),
     "one_step alone": ("one_step",),
     "all five": DEFAULT,

@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 def run_cell(
-    family: str, target: str, tables: int, rows: str = "reshuffled", seed: int = 1, most: int = 5000
+    family: str, target: str, tables: int, rows: str = "reused", seed: int = 1, most: int = 5000
 ) -> Outcome:
     """Fit that many tables."""
     world = population(family, most=most)

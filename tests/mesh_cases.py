@@ -46,7 +46,7 @@ CLIENT_CASES = {
     "float64": Case("linear", "C5", 7, SPREAD, "float64"),
 }
 # One program a device is compiled for these, so they are of the cheapest kind.
-CHEAP = (random_scaling("diagonal"),)
+CHEAP = (random_scaling(mode="diagonal"),)
 REPLICATION_CASES = {
     "four devices": Case("linear", "C1", 3, {"replications": 4}, methods=CHEAP),
     "two devices": Case("linear", "C1", 3, {"replications": 2, "clients": 1}, methods=CHEAP),

@@ -329,7 +329,7 @@ def test_saved_rounds_are_means_of_the_path():
             plan().prefix(70),
             replications=REPLICATIONS,
             tile_size=REPLICATIONS,
-            methods=random_scaling("diagonal"),
+            methods=random_scaling(mode="diagonal"),
             save_at=saves,
             dtype="float64",
             algorithm=scaffold(0.8),

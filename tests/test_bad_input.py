@@ -95,7 +95,7 @@ def study(**changes: Any) -> Study:
 
 
 def contrasts(rows: Any) -> Any:
-    return random_scaling("contrasts", contrasts=rows)
+    return random_scaling(contrasts=rows)
 
 
 TABLE: dict[str, Refusal] = {
@@ -353,7 +353,9 @@ TABLE: dict[str, Refusal] = {
     "save_at 0": Refusal(lambda: run(save_at=(0,)), "save_at", "1..10", "0"),
     "save_at beyond the end": Refusal(lambda: run(save_at=(3, 11)), "save_at", "1..10", "11"),
     "save_at 2.5": Refusal(lambda: run(save_at=(2.5,)), "save_at", "integers", "2.5"),
-    "an unknown mode": Refusal(lambda: random_scaling("half"), "mode", "full, diagonal", "half"),
+    "an unknown mode": Refusal(
+        lambda: random_scaling(mode="half"), "mode", "full, diagonal", "half"
+    ),
     "an unknown critical value": Refusal(
         lambda: random_scaling(critical="exact"), "critical", "asymptotic", "exact"
     ),

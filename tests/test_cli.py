@@ -87,7 +87,7 @@ def test_help_teaches(capsys, monkeypatch) -> None:
         (["run", "x.toml", "--out", "y", "--max-time", "soon"], ["--max-time", "'soon'"]),
         (["run", "x.toml", "--out", "y", "--devices", "0"], ["--devices", "'0'"]),
         (["run", "no.toml", "--out", "y"], ["no.toml: cannot be read"]),
-        (["critical-value", "--level", "95"], ["--level", "'95'", "did you mean 0.95"]),
+        (["critical-value", "--levels", "95"], ["--levels", "'95'", "did you mean 0.95"]),
         (["critical-value", "--beta", "1.5"], ["beta", "1.5"]),
         (["critical-value", "--beta", "half"], ["--beta", "'half'"]),
         (["critical-value", "--schedule", "C1"], ["--num-steps"]),
@@ -354,7 +354,7 @@ def test_replay_refuses_a_cell_that_is_not_or_not_unique(capsys, faked_results) 
 
 def test_critical_values(capsys) -> None:
     assert run(capsys, "critical-value", "--beta", "0.5") == (0, "5.8069\n", "")
-    several = run(capsys, "critical-value", "--beta", "1/3", "--level", 0.9, 0.95)[1].split()
+    several = run(capsys, "critical-value", "--beta", "1/3", "--levels", 0.9, 0.95)[1].split()
     assert several[::2] == ["0.9", "0.95"]
     assert 5 < float(several[1]) < float(several[3]) == 6.3616
     schedule = ("--schedule", "C5", "--num-steps", 5000, "--warmup", 0.05)
@@ -378,18 +378,19 @@ def test_interrupted_reader_is_no_traceback(faked_results) -> None:
 def test_the_table_answers_and_rows_are_exported(tmp_path, capsys):
     page_helpers.write(tmp_path / "s", small())
     place = str(tmp_path / "s")
-    asked = ["table", place, "--method", "plug_in", "--schedule", "C1", "--measure", "coverage"]
+    asked = ["table", place, "--methods", "plug_in", "--schedules", "C1"]
+    asked += ["--measures", "coverage"]
     assert cli.main([*asked, "--sort", "coverage", "--descending"]) == 0
     told = capsys.readouterr().out
     assert "method plug_in" in told and "length" not in told and "P(1/2)" not in told
     assert cli.main(["table", place, "--differences", "--coordinate", "x[1]"]) == 0
     assert "coordinate x[1]" in capsys.readouterr().out
     for wrong, hint in (
-        (["--method", "plugin"], "did you mean 'plug_in'?"),
-        (["--measure", "lenght"], "did you mean 'length'?"),
-        (["--level", "0.5"], "level: must be one of 0.95, got 0.5"),
+        (["--methods", "plugin"], "did you mean 'plug_in'?"),
+        (["--measures", "lenght"], "did you mean 'length'?"),
+        (["--levels", "0.5"], "level: must be one of 0.95, got 0.5"),
         (["--descending"], "--descending: must be given with --sort"),
-        (["--differences", "--measure", "length"], "--measure: must not be given"),
+        (["--differences", "--measures", "length"], "--measures: must not be given"),
     ):
         assert cli.main(["table", place, *wrong]) == 2
         assert hint in capsys.readouterr().err

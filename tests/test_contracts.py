@@ -95,10 +95,10 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 METHODS: dict[str, Estimator] = {
     "full": random_scaling(),
-    "diagonal": random_scaling("diagonal"),
-    "contrasts": random_scaling("contrasts", contrasts=[[1.0, -1.0, 0.0], [0.0, 0.5, 0.5]]),
+    "diagonal": random_scaling(mode="diagonal"),
+    "contrasts": random_scaling(contrasts=[[1.0, -1.0, 0.0], [0.0, 0.5, 0.5]]),
     "schedule": random_scaling(critical="schedule"),
-    "finite scaling": random_scaling(critical="finite_horizon"),
+    "finite scaling": random_scaling("finite"),
     "plug-in": plug_in(),
     "finite plug-in": plug_in("finite"),
     "scaling of observations": random_scaling(average="observations"),
@@ -281,16 +281,16 @@ def test_every_problem_runs_in_the_engine_with_every_method(problem: str):
 
 def _named(method: Estimator, name: str) -> Estimator:
     if name == "diagonal":
-        return random_scaling("diagonal", name=name)
-    return random_scaling("contrasts", contrasts=method.contrasts, name=name)
+        return random_scaling(mode="diagonal", name=name)
+    return random_scaling(contrasts=method.contrasts, name=name)
 
 
 def test_plug_in_says_what_it_misses():
-    for method in (plug_in(), plug_in("finite"), random_scaling(critical="finite_horizon")):
+    for method in (plug_in(), plug_in("finite"), random_scaling("finite")):
         state = method.init(jnp.zeros(2))
         with pytest.raises(ValueError, match=r"sync.*gradient and hessian.*None"):
             method.update(state, Sync(jnp.zeros(2), 1, 0.1))
-    for method in (plug_in("finite"), random_scaling(critical="finite_horizon")):
+    for method in (plug_in("finite"), random_scaling("finite")):
         state = method.init(jnp.zeros(2))
         with pytest.raises(ValueError, match=r"plan: .* needs the plan .* None"):
             method.interval(state, 0.95)

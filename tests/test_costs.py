@@ -76,7 +76,7 @@ def test_every_method_tells():
             one_step(gradients="increments", hessians=3),
         ),
         *(plug_in(), plug_in("finite"), plug_in(average="observations")),
-        *(random_scaling(), random_scaling("diagonal"), random_scaling(critical="finite_horizon")),
-        random_scaling("contrasts", contrasts=[[1.0, 0.0]]),
+        *(random_scaling(), random_scaling(mode="diagonal"), random_scaling("finite")),
+        random_scaling(contrasts=[[1.0, 0.0]]),
     ):
         assert "memory" in method.cost, method.name

@@ -167,7 +167,7 @@ def test_the_interpolation_error_is_what_is_stated(
 def test_p_values_invert_critical_values() -> None:
     plan = paper_plan("C5", 2.0, 900)
     detail, _, _ = two_directions(plan, (0.1, 0.5), 0.3, 0.5)
-    law = jaxlsgd.random_scaling(critical="finite_horizon").law
+    law = jaxlsgd.random_scaling("finite").law
     for level in (0.5, 0.95, 0.99):
         q = law.multiplier(level, plan, detail)
         assert law.tail(q, plan, detail)[0] == pytest.approx(1 - level, rel=0.02)
@@ -180,10 +180,8 @@ def test_contrasts_are_coordinates_of_another_basis() -> None:
     problem, plan = jaxlsgd.problems.linear(3, 2), paper_plan("C5", 0.5, 500)
     swap = np.eye(3)[::-1]
     methods = (
-        jaxlsgd.random_scaling(critical="finite_horizon", name="all"),
-        jaxlsgd.random_scaling(
-            "contrasts", contrasts=swap, critical="finite_horizon", name="swapped"
-        ),
+        jaxlsgd.random_scaling("finite", name="all"),
+        jaxlsgd.random_scaling(contrasts=swap, critical="finite", name="swapped"),
     )
     found = jaxlsgd.fit(jax.random.key(0), problem, plan, methods=methods)
     for part in (0, 1, 2):

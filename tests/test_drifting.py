@@ -85,7 +85,7 @@ def sampled() -> Problem:
 @pytest.mark.parametrize("made", [problem, sampled], ids=["draws", "samples"])
 def test_every_way_of_running_makes_the_same_rows(made: Any):
     """Draws made ahead or not, clients on one device or two."""
-    cell = Cell(made(), plan(), (random_scaling("diagonal"),))
+    cell = Cell(made(), plan(), (random_scaling(mode="diagonal"),))
     events = list(run_cells(key(), [cell], 0, 4, shared_draws=True))
     ahead = next(event.rows for event in events if isinstance(event, Finished))
     mesh = Mesh(np.asarray(jax.devices()[:2]), ("clients",))

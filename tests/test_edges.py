@@ -253,7 +253,7 @@ def test_critical_value_without_arguments_says_what_it_is(capsys) -> None:
     assert cli.main(["critical-value"]) == 0
     assert capsys.readouterr() == (
         "6.7473\n",
-        "jaxlsgd: for --beta 0 (constant E_m), --level 0.95\n",
+        "jaxlsgd: for --beta 0 (constant E_m), --levels 0.95\n",
     )
 
 

@@ -220,16 +220,16 @@ def test_a_floor_under_the_hessian_is_reported_when_it_acts(smallest: float, flo
 
 def test_estimators_share_what_they_accumulate():
     assert plug_in().accumulators == plug_in("finite").accumulators == (curvature(),)
-    shared = random_scaling(critical="finite_horizon").accumulators
+    shared = random_scaling("finite").accumulators
     assert shared == (*random_scaling().accumulators, *plug_in().accumulators)
     rows = [[1.0, -1.0, 0.0]]
-    one, other = (random_scaling("contrasts", contrasts=rows) for _ in range(2))
+    one, other = (random_scaling(contrasts=rows) for _ in range(2))
     assert one.accumulators == other.accumulators
 
 
 def test_contrasts_in_the_engine_have_their_own_truth():
     R = [[1.0, -1.0, 0.0], [0.0, 1.0, 1.0]]
-    problem, estimator = problems.logistic(3, 2), random_scaling("contrasts", contrasts=R)
+    problem, estimator = problems.logistic(3, 2), random_scaling(contrasts=R)
     np.testing.assert_allclose(estimator.truth(problem), np.asarray(R) @ problem.truth)
     assert estimator.coordinates(problem) == ("contrast[0]", "contrast[1]")
     assert random_scaling().coordinates(problem) == ("x[0]", "x[1]", "x[2]")

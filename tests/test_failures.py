@@ -25,7 +25,12 @@ from jaxlsgd.study.store import files
 from jaxlsgd.study.store.reader import Results
 
 INCREMENTS = one_step(gradients="increments")
-METHODS = (INCREMENTS, plug_in(), random_scaling(), random_scaling("diagonal", name="diagonal"))
+METHODS = (
+    INCREMENTS,
+    plug_in(),
+    random_scaling(),
+    random_scaling(mode="diagonal", name="diagonal"),
+)
 
 
 def run(problem: Problem, gamma0: float, num_steps: int = 300, **more: Any) -> Any:
@@ -99,7 +104,7 @@ def test_healthy_runs_are_never_flagged(name: str) -> None:
 
 
 def test_contrasts_of_an_exploded_path_are_flagged_too() -> None:
-    method = random_scaling("contrasts", contrasts=[[1.0, -1.0, 0.0]])
+    method = random_scaling(contrasts=[[1.0, -1.0, 0.0]])
     assert last(run(problems.linear(3, 4), 14.0, methods=method)) == {method.name: {Cause.EXPLODED}}
     assert last(run(problems.linear(3, 4), 0.5, methods=method)) == {method.name: {Cause.COMPLETED}}
 

@@ -92,7 +92,7 @@ def test_a_family_and_a_jax_loss_send_the_same_message():
     huber = final_message("huber", own, x, numbers=(1.0,))
     A, y = own
     np.testing.assert_allclose(huber.score, np.mean(np.clip(A @ x - y, -1, 1)[:, None] * A, 0))
-    with pytest.raises(ValueError, match=r"numbers: must be \(threshold\) for huber, got \(\)"):
+    with pytest.raises(ValueError, match=r"numbers: must be \(delta\) for huber, got \(\)"):
         final_message("huber", own, x)
 
 

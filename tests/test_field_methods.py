@@ -37,12 +37,12 @@ METHODS: dict[str, Estimator] = {
     "overlapping": growing_batches(C=C),
     "overlapping, diagonal": growing_batches(mode="diagonal", C=C),
     "apart": growing_batches("nonoverlapping", C=C),
-    "apart, diagonal": growing_batches("nonoverlapping", "diagonal", C=C),
+    "apart, diagonal": growing_batches("nonoverlapping", mode="diagonal", C=C),
     "equal": equal_batches(lugsail=False),
     "lugsail": equal_batches(c=2.0),
     "parallel": parallel_runs(RUNS, DIM),
     "hulc": hulc(RUNS, DIM),
-    "higrad": higrad(DIM, BRANCHES, SPLITS),
+    "higrad": higrad(BRANCHES, SPLITS, dim=DIM),
     "bootstrap": bootstrap(RUNS - 1, DIM),
     "percentile": bootstrap(RUNS - 1, DIM, interval="percentile"),
 }
@@ -320,7 +320,7 @@ def _no_moments() -> Problem:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: growing_batches("sometimes"), "kind: must be"),
+        (lambda: growing_batches("sometimes"), "batches: must be"),
         (lambda: growing_batches(alpha=1.0), r"alpha: must be in \[1/2, 1\), got 1.0"),
         (lambda: growing_batches(C=0.0), "C: must be"),
         (lambda: equal_batches(c=-1.0), "c: must be"),
@@ -336,8 +336,8 @@ def _no_moments() -> Problem:
         ),
         (lambda: split(linear(), 3), "leaves: must divide the 4 clients"),
         (lambda: split_clients(_weighted(), 2), "problem: must have clients' weights"),
-        (lambda: federation_tree(2, (2, 2), (5,)), "splits: must be 2, one for each"),
-        (lambda: federation_tree(2, (2, 2), (5, 5)), "splits: must increase"),
+        (lambda: federation_tree((2, 2), (5,)), "splits: must be 2, one for each"),
+        (lambda: federation_tree((2, 2), (5, 5)), "splits: must increase"),
         (
             lambda: grow(linear(), _five_rounds()),
             "plan: must have a number of rounds that .* 3 levels",
@@ -347,8 +347,14 @@ def _no_moments() -> Problem:
         (lambda: oracle([[1.0, 0.5], [0.0, 1.0]], np.eye(2)), "G: must be symmetric"),
         (lambda: of(_no_moments()), "problem: must declare G and S"),
         (
-            lambda: run(linear(), (hulc(2, 1),), algorithm=federation_tree(2, (2,), (0,))),
+            lambda: run(linear(), (hulc(2, 1),), algorithm=federation_tree((2,), (0,), dim=2)),
             "problem: must have 4 parameters, 2 runs of 2",
+        ),
+        (
+            lambda: run(
+                linear(), (oracle(np.eye(2), np.eye(2)),), algorithm=federation_tree((2,), (0,))
+            ),
+            "problem: must hold 2 copies for federation_tree, .* got 1",
         ),
         (
             lambda: run(linear(), (parallel_runs(3, 2),)),

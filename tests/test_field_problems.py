@@ -34,12 +34,12 @@ def of(family: str, dim: int = 3, **settings: Any) -> Callable[[], Problem]:
 
 
 CASES: dict[str, Callable[[], Problem]] = {
-    "squared": of("squared", correlation=0.5, ridge=0.2),
-    "squared, heavy tails": of("squared", degrees=2.5, noise=0.5),
+    "gaussian": of("gaussian", correlation=0.5, ridge=0.2),
+    "gaussian, heavy tails": of("gaussian", degrees=2.5, noise=0.5),
     "huber": of("huber", intercept=True),
     "huber, no moments": of("huber", degrees=1.0, correlation=-0.4),
-    "quantile": of("quantile", level=0.8, bandwidth=0.3, intercept=True),
-    "quantile, heavy tails": of("quantile", level=0.3, degrees=1.5, intercept=True),
+    "quantile": of("quantile", tau=0.8, bandwidth=0.3, intercept=True),
+    "quantile, heavy tails": of("quantile", tau=0.3, degrees=1.5, intercept=True),
     "logistic": of("logistic", correlation=0.3, ridge=0.1, intercept=True),
     "poisson": of("poisson", heterogeneity=0.1, intercept=True),
     "multinomial": functools.cache(lambda: multinomial(2, 3, weights=WEIGHTS)),
@@ -170,18 +170,18 @@ def test_hessian_and_noise_at_the_truth(case: str) -> None:
         return
     assert_mean(G, problem.G)
     # Of squares of 2.5 degrees, gradients have no fourth moment, and a sample's S no standard error.
-    if case != "squared, heavy tails":
+    if case != "gaussian, heavy tails":
         assert_mean(S, problem.S)
     else:
         assert (np.median(S, axis=0)[range(3), range(3)] < np.diagonal(problem.S)).all()
 
 
-@pytest.mark.parametrize("family", ["squared", "logistic"])
+@pytest.mark.parametrize("family", ["gaussian", "logistic"])
 def test_closed_forms_of_clients_with_one_covariance(family: str) -> None:
     """What `linear` and `logistic` know by other formulas."""
     settings: dict[str, Any] = {"heterogeneity": 1.0, "weights": WEIGHTS, "truth_seed": 3}
     settings["center"] = np.array([0.2, -0.5, 1.0])
-    base = {"squared": problems.linear, "logistic": problems.logistic}[family]
+    base = {"gaussian": problems.linear, "logistic": problems.logistic}[family]
     ours, other = regression(3, 3, family, **settings), base(3, 3, **settings)
     for name in ("truth", "G", "S"):
         np.testing.assert_allclose(getattr(ours, name), getattr(other, name), atol=2e-11)
@@ -206,7 +206,7 @@ def test_closed_form_of_clients_with_covariances_of_their_own() -> None:
 def test_the_intercept_of_a_quantile() -> None:
     """It is the noise's own quantile, as the smoothing goes to 0."""
     for degrees in (None, 3.0):
-        settings: dict[str, Any] = {"degrees": degrees, "intercept": True, "level": 0.9}
+        settings: dict[str, Any] = {"degrees": degrees, "intercept": True, "tau": 0.9}
         problem = regression(2, 2, "quantile", bandwidth=1e-3, center=[0.5, 1.0], **settings)
         law = stats.norm() if degrees is None else stats.t(degrees)
         np.testing.assert_allclose(problem.truth, [0.5 + law.ppf(0.9), 1.0], atol=1e-5)
@@ -320,7 +320,7 @@ def test_a_minibatch_is_a_mean() -> None:
 def test_problems_of_a_family_share_their_structure() -> None:
     first, other = (regression(3, 3, "huber", spread=s, truth_seed=4) for s in (0.0, 0.5))
     assert first.structure() == other.structure()
-    assert first.structure() != regression(3, 3, "huber", threshold=2.0).structure()
+    assert first.structure() != regression(3, 3, "huber", delta=2.0).structure()
 
 
 def test_instruments_in_the_engine() -> None:
@@ -336,7 +336,7 @@ def test_instruments_in_the_engine() -> None:
             constant(2).plan(power_decay(0.3), num_steps=600),
             replications=64,
             tile_size=64,
-            methods=random_scaling("diagonal"),
+            methods=random_scaling(mode="diagonal"),
             devices=jax.devices()[:1],
         ).methods["random_scaling"]
     found = rows.estimate[-1]
@@ -357,10 +357,10 @@ def test_instruments_in_the_engine() -> None:
         (lambda: regression(501, 3), "dim: must be an integer from 1 to 500, got 501"),
         (lambda: regression(3, 3, spread=1.0), r"spread: must be in \[0, 1\), got 1.0"),
         (lambda: regression(3, 3, correlation=1), r"correlation: must be in \(-1, 1\), got 1"),
-        (lambda: regression(3, 3, degrees=2.0), "degrees: must be .* greater than 2 for squared"),
+        (lambda: regression(3, 3, degrees=2.0), "degrees: must be .* greater than 2 for gaussian"),
         (lambda: regression(3, 3, "logistic", degrees=3.0), "degrees: must be None for logistic"),
-        (lambda: regression(3, 3, "huber", threshold=0), "threshold: must be .* greater than 0"),
-        (lambda: regression(3, 3, "quantile", level=1.5), "level: must be a number strictly"),
+        (lambda: regression(3, 3, "huber", delta=0), "delta: must be .* greater than 0"),
+        (lambda: regression(3, 3, "quantile", tau=1.5), "tau: must be a number strictly"),
         (lambda: regression(3, 3, noise=0.0), "noise: must be a finite number greater than 0"),
         (
             lambda: regression(3, 3, "poisson", center=[1.0, 1.0, 1.0]),

@@ -90,7 +90,7 @@ def test_a_tree_of_federations_is_what_a_plain_loop_does():
 
 def test_parallel_federations_are_what_plain_loops_do():
     apart = split(linear(), runs=2)
-    methods = (parallel_runs(2, 2), hulc(2, 2))
+    methods = (parallel_runs(2), hulc(2))
     found = run(apart.problem, methods, algorithm=apart.algorithm, levels=(0.4, 0.5)).methods
     for r in range(COUNT):
         means = [
@@ -119,7 +119,7 @@ def hashed_weights(normals: np.ndarray, copies: int) -> np.ndarray:
 
 def test_copies_are_perturbed_runs_and_the_first_is_the_run_itself():
     copies = 3
-    method = bootstrap(copies, 2)
+    method = bootstrap(copies)
     rows = run(perturbed(linear(), copies), (method,)).methods[method.name]
     truth = np.asarray(linear().truth)
     for r in range(COUNT):

@@ -138,7 +138,7 @@ def cells() -> dict:
     methods = (
         jaxlsgd.plug_in(),
         jaxlsgd.plug_in("finite"),
-        jaxlsgd.random_scaling(critical="finite_horizon"),
+        jaxlsgd.random_scaling("finite"),
     )
     return {
         (problem.name, name): jaxlsgd.simulate(
@@ -171,7 +171,7 @@ def test_intervals_keep_their_promise_and_planted_bugs_do_not(cells: dict) -> No
     beyond chance, which is what the largest run of ours (4,000 replications) found at worst.
     """
     error = np.sqrt(0.95 * 0.05 / 1_024)
-    for method in ("plug_in[finite]", "random_scaling[finite_horizon]"):
+    for method in ("plug_in[finite]", "random_scaling[finite]"):
         found = coverages(cells, method)
         assert np.all(np.abs(found - 0.95) < 4 * error), found
         assert abs(found.mean() - 0.95) < 0.009 + 3 * error / np.sqrt(20)

@@ -24,7 +24,7 @@ from jaxlsgd.runs.simulate import SavedRound, read_cells
 VALUES = np.array([0.08, 0.3, 0.9])
 ROOT = np.array([[1.0, 0.0, 0.0], [0.5, 0.8, 0.0], [-0.3, 0.2, 0.6]])
 TURN = np.linalg.qr(np.arange(9.0).reshape(3, 3) ** 2 + np.eye(3))[0]
-METHOD = jaxlsgd.random_scaling(critical="finite_horizon")
+METHOD = jaxlsgd.random_scaling("finite")
 
 
 def process(bias: float = 0.0) -> finite_wald.Process:

@@ -20,9 +20,9 @@ METHODS = (
     one_step(),
     plug_in("finite"),
     random_scaling(),
-    random_scaling(critical="finite_horizon"),
+    random_scaling("finite"),
     random_scaling(critical="paper"),
-    random_scaling("contrasts", contrasts=[[1.0, 1.0, 0.0]], name="sum"),
+    random_scaling(contrasts=[[1.0, 1.0, 0.0]], name="sum"),
 )
 PLAN = paper_plan("C5", num_steps=1_000)
 
@@ -94,7 +94,7 @@ def test_the_delta_method_by_hand(result: jaxlsgd.Fit, name: str) -> None:
 
 def test_a_function_at_a_finite_horizon_has_its_own_law(result: jaxlsgd.Fit) -> None:
     """That of its gradient as a contrast: of a coordinate, the law that intervals have, to 6 %."""
-    name = "random_scaling[finite_horizon]"
+    name = "random_scaling[finite]"
     found, expected = result.function(lambda x: x[0], name), result.interval(name)
     half = np.asarray(expected.upper - expected.estimate)[0]
     assert found.upper - found.estimate == pytest.approx(half, rel=0.06)
@@ -143,7 +143,7 @@ def test_p_values_agree_with_the_papers_table(beta: float) -> None:
 
 
 def test_the_smallest_p_value_is_printed_as_a_bound() -> None:
-    method = random_scaling(critical="finite_horizon")
+    method = random_scaling("finite")
     problem = jaxlsgd.problems.linear(2, 4, center=[50.0, 50.0], init=[50.0, 50.0])
     result = jaxlsgd.fit(jax.random.key(0), problem, PLAN, methods=(method,))
     assert np.all(result.test(method.name).p_value == 1e-6)

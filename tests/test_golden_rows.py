@@ -22,10 +22,10 @@ GOLDEN = json.loads((Path(__file__).parent / "golden_rows.json").read_text())
 # Half-widths are square roots of sums of squares; float32 carries seven digits.
 CLOSE = {"float32": 2e-4, "float64": 1e-8}
 # Its critical values have since been computed otherwise, within this of those of the first version.
-TABULATED, TABULATED_CLOSE = "random_scaling[finite_horizon]", 5e-4
+TABULATED, TABULATED_CLOSE = "random_scaling[finite]", 5e-4
 METHODS = [
     *("plug_in", "plug_in[finite]", "random_scaling", "random_scaling[schedule]"),
-    *("random_scaling[paper]", "random_scaling[finite_horizon]"),
+    *("random_scaling[paper]", "random_scaling[finite]"),
 ]
 
 

@@ -39,9 +39,9 @@ def test_estimate_and_half_width_are_those_of_higradpy():
         start -= step_size(i) * x[at] * (start * x[at] - y[at])
     splits = (LENGTH, 2 * LENGTH)
     loss = lambda row, seen: 0.5 * (seen[0] * row[seen[2], 0] - seen[1]) ** 2  # noqa: E731
-    method = higrad(1, (2, 2), splits)
+    method = higrad((2, 2), splits)
     with jax.enable_x64(True):
-        rounds = plain_rounds(loss, [0.25] * 4, federation_tree(1, (2, 2), splits))
+        rounds = plain_rounds(loss, [0.25] * 4, federation_tree((2, 2), splits))
         state, streamed = rounds.init(jnp.full((4, 1), start)), method.init(jnp.zeros(4))
         for m in range(3 * LENGTH):
             level = m // LENGTH

@@ -140,7 +140,7 @@ def test_the_loop_of_a_gpu_finds_the_same(
     lanes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draws where they are used, iterations unrolled (here by two), statistics at every step."""
-    methods = (random_scaling("diagonal"),)
+    methods = (random_scaling(mode="diagonal"),)
     cells = [cell([5] * 40, 200, methods=methods), cell([40] * 3, 120, methods=methods)]
     ours = run(cells, ())
     monkeypatch.setattr(program_lib, "LOOPS", {"cpu": LOOPS["gpu"]._replace(unroll=2)})

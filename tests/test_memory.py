@@ -53,7 +53,7 @@ def test_the_largest_tile_fits_and_a_larger_one_does_not() -> None:
 
 
 RANDOM_SCALING = (jaxlsgd.random_scaling(),)
-DIAGONAL = (jaxlsgd.random_scaling("diagonal"),)
+DIAGONAL = (jaxlsgd.random_scaling(mode="diagonal"),)
 
 
 def planned_bytes(
@@ -150,7 +150,7 @@ def test_ten_contrasts_of_a_hundred_thousand_parameters() -> None:
     contrasts = np.zeros((10, 100_000))
     contrasts[np.arange(10), 7 * np.arange(10)] = 1.0
     contrasts[:, -1] = -1.0
-    methods = (jaxlsgd.random_scaling("contrasts", contrasts=contrasts),)
+    methods = (jaxlsgd.random_scaling(contrasts=contrasts),)
     # Neither a matrix of the parameters nor anything of the order of one is kept.
     assert tile_bytes(problem, methods, 1) < 4 * 120 * 2 * 100_000
     plan = jaxlsgd.schedules.constant(2).plan(jaxlsgd.schedules.power_decay(0.1), num_steps=4)

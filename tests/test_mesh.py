@@ -174,7 +174,7 @@ def test_programs_export_for_every_platform(name: str, kind: str, sums: int):
 
 def planned_bytes(shards: int) -> int:
     """Memory of one device for steps of K = 100,000 clients with d = 100, compiled and not run."""
-    problem, methods = crowd(), (random_scaling("diagonal"),)
+    problem, methods = crowd(), (random_scaling(mode="diagonal"),)
     program = make_program(problem, methods, LOCAL_SGD)
     mesh = sharded.check_mesh(mesh_cases.mesh({"clients": shards}), 100_000)
     data = abstract(make_data(problem, "float32"))
@@ -197,7 +197,7 @@ def test_a_device_holds_its_share_of_the_clients():
     one, two = planned_bytes(1), planned_bytes(2)
     assert one > 4 * 100_000 * 100
     assert two == pytest.approx(one / 2, rel=0.01)
-    predicted = cost.tile_bytes(crowd(), (random_scaling("diagonal"),), 1, client_shards=2)
+    predicted = cost.tile_bytes(crowd(), (random_scaling(mode="diagonal"),), 1, client_shards=2)
     assert 0.6 * two < predicted < 1.5 * two
 
 

@@ -131,9 +131,9 @@ def test_methods_declare_what_they_need():
     problem, short = flat(5), plan("P(1/2)")
     model, gradient, hessian, T = 5, 5, 15, 611
     each = {
-        random_scaling("diagonal"): model,
-        random_scaling("contrasts", contrasts=np.eye(2, 5)): model,
-        random_scaling(critical="finite_horizon"): model + gradient + hessian,
+        random_scaling(mode="diagonal"): model,
+        random_scaling(contrasts=np.eye(2, 5)): model,
+        random_scaling("finite"): model + gradient + hessian,
         plug_in("finite"): model + gradient + hessian,
         plug_in(average="observations"): model + gradient + hessian,
     }
@@ -196,7 +196,7 @@ def test_copies_are_sent_and_federations_are_not():
     copies, tree = perturbed(base, 30), split_clients(base, 4)
     assert numbers_sent(copies, short, bootstrap(30, 5)) == 611 * 31 * 5
     shape = {"branches": (2, 2), "splits": (50, 100)}
-    split = numbers_sent(tree, short, higrad(5, **shape), federation_tree(5, **shape))
+    split = numbers_sent(tree, short, higrad(**shape), federation_tree(**shape))
     assert split == 611 * 5
     for problem in (base, copies, tree):
         assert sent_under_c1(problem, STEPS) == STEPS * 5

@@ -79,12 +79,12 @@ def test_modes_and_the_law() -> None:
     rows = np.array([[1.0, -1.0, 0.0]])
     plan = schedules.Plan.from_arrays(E, np.full(400, 0.1))
     for critical in ("asymptotic", "schedule"):
-        method = random_scaling("diagonal", critical=critical, average="observations")
+        method = random_scaling(mode="diagonal", critical=critical, average="observations")
         lower, upper = method.interval(fed(method, path, E), 0.95, plan)[1:]
         half = critical_values.critical_value(0.95) * np.sqrt(np.diagonal(V))
         np.testing.assert_allclose(np.asarray(upper) - mean, half, rtol=1e-3)
         np.testing.assert_allclose(mean - np.asarray(lower), half, rtol=1e-3)
-    method = random_scaling("contrasts", contrasts=rows, average="observations", critical="paper")
+    method = random_scaling(contrasts=rows, average="observations", critical="paper")
     upper = method.interval(fed(method, path, E), 0.95, plan).upper
     expected = rows @ mean + 6.753 * np.sqrt(np.diagonal(rows @ V @ rows.T))
     np.testing.assert_allclose(np.asarray(upper), expected, rtol=1e-3)
@@ -151,8 +151,8 @@ def test_coverage_and_length(name: str) -> None:
 
 
 def test_what_cannot_be_had_is_refused() -> None:
-    with pytest.raises(ValueError, match="critical: must be another.*'finite_horizon'.*one_step"):
-        random_scaling(critical="finite_horizon", average="observations")
+    with pytest.raises(ValueError, match="critical: must be another.*'finite'.*one_step"):
+        random_scaling("finite", average="observations")
     with pytest.raises(ValueError, match="beta: must be None.*got 0.5"):
         random_scaling(beta=0.5, average="observations")
     for build in (plug_in, random_scaling):

@@ -357,7 +357,7 @@ def test_p_values_invert_the_intervals():
 
 
 def test_verdicts_need_the_same_coordinates():
-    contrast = random_scaling("contrasts", contrasts=[[1.0, -1.0, 0, 0, 0]], name="difference")
+    contrast = random_scaling(contrasts=[[1.0, -1.0, 0, 0, 0]], name="difference")
     plan = paper_plan("C5", 0.5, num_steps=600)
     methods = (one_step(), contrast, plug_in())
     cell = simulate(

@@ -390,7 +390,7 @@ def test_an_error_inside_somebodys_own_function_names_it(what: str) -> None:
 
 def test_errors_of_the_package_have_no_such_note(problem: jaxlsgd.Problem) -> None:
     with pytest.raises(ValueError, match="contrasts: must have 2 columns") as caught:
-        in_cell(methods=(jaxlsgd.random_scaling("contrasts", contrasts=[[1.0]]),))()
+        in_cell(methods=(jaxlsgd.random_scaling(contrasts=[[1.0]]),))()
     assert checks.user_code_note(caught.value) == ""
     with pytest.raises(TypeError) as caught_too:
         of_problem(loss=lambda x: x)()  # called with two arguments: no line of its own was reached

@@ -306,7 +306,7 @@ def test_the_digest_is_that_of_the_rows(tmp_path):
 
 def test_numbers_in_the_page_are_those_of_the_table(study, tmp_path, capsys):
     path = page.write(study, tmp_path / "report.html")
-    asked = ["table", str(study.directory), "--coordinate", "all", "--measure", *tables.SHOWN]
+    asked = ["table", str(study.directory), "--coordinate", "all", "--measures", *tables.SHOWN]
     assert cli.main(asked) == 0
     printed = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     table = data_of(path)["table"]

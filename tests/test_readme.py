@@ -60,7 +60,7 @@ class SLURMCluster(LocalCluster):
 # Names that the kinds of CONTRIBUTING.md go by, in a study of them.
 OWN_STUDY = """\
 problems = [{kind = "huber", dim = 2, num_clients = 3}]
-methods = ["plug_in", {kind = "bonferroni", dim = 2}]
+methods = ["plug_in", "bonferroni"]
 algorithms = ["local_sgd", "controlled"]
 schedules = [{family = "doubling", every = 20}]
 horizons = [200]

@@ -67,7 +67,7 @@ def with_loss(loss: Any) -> Problem:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_methods_with_hessians_ask_for_a_second_derivative(loss: str):
     problem = with_loss(LOSSES[loss])
-    finite = random_scaling(critical="finite_horizon")
+    finite = random_scaling("finite")
     for method in (plug_in(), plug_in("finite"), one_step(), finite):
         with pytest.raises(
             ValueError, match=f"methods: must need no second .*, got '{method.name[:7]}"
@@ -93,7 +93,7 @@ def test_a_given_hessian_counts():
     ids=lambda algorithm: algorithm.name,
 )
 def test_laws_of_local_sgd_are_for_local_sgd(algorithm: Any):
-    problem, method = problems.linear(2, 3), random_scaling(critical="finite_horizon")
+    problem, method = problems.linear(2, 3), random_scaling("finite")
     message = rf"algorithm: must be within the paper's theory .*, got '{algorithm.name}'"
     for run in (fit, functools.partial(simulate, replications=1)):
         with pytest.raises(ValueError, match=message):
@@ -117,12 +117,12 @@ def test_higrad_asks_for_a_horizon_that_its_tree_divides():
                 methods=tree.method,
                 algorithm=tree.algorithm,
             )
-    assert higrad(2, (2,), (9,)).least_rounds == 10
+    assert higrad((2,), (9,)).least_rounds == 10
 
 
 STUDIES = {
-    "finite_horizon": (
-        {"methods": ["random_scaling[finite_horizon]"], "algorithms": ["server_adam"]},
+    "finite horizon": (
+        {"methods": ["random_scaling[finite]"], "algorithms": ["server_adam"]},
         "algorithm: must be within the paper's theory",
     ),
     "nobody takes part": (

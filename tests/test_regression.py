@@ -284,7 +284,7 @@ def test_one_pass_is_as_good_as_the_sample_allows():
     world = population("logistic", least=400, most=800)
     block = world.table(np.random.default_rng(0))
     methods = ("one_step", "random_scaling[schedule]")
-    fit = fit_block(DESIGN, block, options(rows="one pass", methods=methods))
+    fit = fit_block(DESIGN, block, options(rows="fresh", methods=methods))
     many = fit_block(DESIGN, block, options())
     ratio = fit.coefficients().std_error / many.coefficients().std_error
     assert np.all(
@@ -297,8 +297,8 @@ def test_one_pass_is_as_good_as_the_sample_allows():
     assert np.all(scaling.upper > scaling.lower)
     with pytest.raises(ValueError, match="methods: must give a standard error for the population"):
         options(methods=["random_scaling[schedule]"])
-    with pytest.raises(ValueError, match="rows: must be reshuffled for the sample"):
-        options(target="sample", rows="one pass")
+    with pytest.raises(ValueError, match="rows: must be reused for the sample"):
+        options(target="sample", rows="fresh")
 
 
 def test_a_ridge_is_that_of_the_standardised_slopes(sites: pd.DataFrame):

@@ -53,7 +53,7 @@ def quick(tmp_path_factory, monkeypatch):
     """`paper.toml` with two schedules and without the method whose critical values take seconds."""
     text = reproduce.PAPER.read_text()
     text = re.sub(r"(?m)^schedules = .*$", 'schedules = ["C1", "P(1/2)"]\ntile_size = 8', text)
-    text = text.replace(', "random_scaling[finite_horizon]"', "")
+    text = text.replace(', "random_scaling[finite]"', "")
     path = tmp_path_factory.mktemp("paper") / "paper.toml"
     path.write_text(text)
     monkeypatch.setattr(reproduce, "PAPER", path)

@@ -189,9 +189,9 @@ REPLICATIONS = 4
 METHODS = (random_scaling(), plug_in())
 ALL_METHODS = (
     *METHODS,
-    random_scaling("diagonal", name="diagonal"),
+    random_scaling(mode="diagonal", name="diagonal"),
     plug_in("finite"),
-    random_scaling(critical="finite_horizon"),
+    random_scaling("finite"),
     one_step(),
 )
 

@@ -134,9 +134,9 @@ REFUSED = {
         lambda: fit(table(), target="populaton"),
         "target: must be one of population, sample, got 'populaton'; did you mean 'population'",
     ),
-    "one pass with a small client": (
-        lambda: fit(table(), rows="one pass"),
-        "rows: must be reshuffled unless every client has 100 rows, got .* of client 's",
+    "fresh rows with a small client": (
+        lambda: fit(table(), rows="fresh"),
+        "rows: must be reused unless every client has 100 rows, got .* of client 's",
     ),
     "a stream of a table in memory": (
         lambda: fit(table(), stream=True),
@@ -455,6 +455,7 @@ def test_the_options_of_the_verb_are_those_of_the_function():
     command, parser = ["fit", "data.csv"], make_parser()
     plain = vars(parser.parse_args(command))
     others = ("verb", "function", "file", "format", "plot", "ratios", "margins", "test", "predict")
+    others += ("quiet",)  # instead of progress
     found = {name: plain[name] for name in plain if name not in others}
     assert {**found, "progress": None} == dict(DEFAULTS)
     numbers = ["--max-passes", "7", "--ridge", "1e-3", "--features", "age", "dose"]

@@ -72,7 +72,7 @@ def test_a_run_that_diverged_is_not_a_number_and_leaves_the_others_alone() -> No
 
 def test_rows_that_are_read_in_tiles_are_those_read_one_by_one() -> None:
     """The same estimates to the last bit; half-widths as far as float32 allows."""
-    methods = (plug_in("finite"), random_scaling(critical="finite_horizon"))
+    methods = (plug_in("finite"), random_scaling("finite"))
     exact = tuple(dataclasses.replace(method, reads_tiles=False) for method in methods)
     rows = []
     for chosen in (methods, exact):

@@ -98,7 +98,7 @@ def test_the_critical_value_is_said_and_a_plan_can_be_built_from_what_was_seen()
 
 def test_bfloat16_is_added_up_in_float32():
     tracker = track(
-        random_scaling("diagonal"),
+        random_scaling(mode="diagonal"),
         jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS),
         rows="fresh",
     )

@@ -96,7 +96,7 @@ def test_a_chance_is_given_this_run_and_the_judge_is_not_judged():
 
 
 def test_contrasts_are_not_judged_by_a_judge_of_parameters():
-    contrast = random_scaling("contrasts", contrasts=[[1.0, -1.0], [1.0, 1.0]], name="difference")
+    contrast = random_scaling(contrasts=[[1.0, -1.0], [1.0, 1.0]], name="difference")
     found = a_fit(methods=(one_step(), contrast)).verdicts()
     assert not found and "difference: it is for other coordinates than one_step" in str(found)
 
@@ -260,7 +260,7 @@ def test_the_estimate_is_the_centre_of_the_first_method():
     np.testing.assert_array_equal(result.estimate_of("plug_in"), result.interval("plug_in")[0])
     with pytest.raises(ValueError, match="method: must be one of"):
         result.estimate_of("nothing")
-    contrast = random_scaling("contrasts", contrasts=[[1.0, -1.0], [1.0, 1.0]], name="difference")
+    contrast = random_scaling(contrasts=[[1.0, -1.0], [1.0, 1.0]], name="difference")
     with pytest.raises(ValueError, match="be for the parameters"):
         a_fit(methods=contrast).estimate_of("difference")
 

@@ -173,7 +173,7 @@ def test_contrasts_of_simultaneous_intervals(result: jaxlsgd.Fit) -> None:
 
 def test_finite_horizon_scaling_has_critical_values_of_each_coordinate() -> None:
     plan = jaxlsgd.schedules.paper("C5").plan(STEP, num_steps=300)
-    method = jaxlsgd.random_scaling(critical="finite_horizon")
+    method = jaxlsgd.random_scaling("finite")
     found = jaxlsgd.fit(jax.random.key(0), jaxlsgd.problems.linear(2, 2), plan, methods=method)
     name = method.name
     single = found.interval(name)
@@ -193,7 +193,7 @@ def fed(method: Any, rounds: int) -> Any:
 
 
 def test_states_that_cannot_be_inverted_are_refused() -> None:
-    full, diagonal = jaxlsgd.random_scaling(), jaxlsgd.random_scaling("diagonal")
+    full, diagonal = jaxlsgd.random_scaling(), jaxlsgd.random_scaling(mode="diagonal")
     with pytest.raises(ValueError, match="method: must have a matrix.*'random_scaling'.*'full'"):
         joint.joint(diagonal, fed(diagonal, 9))
     with pytest.raises(ValueError, match="matrix: must be positive definite.*rank m − 1"):

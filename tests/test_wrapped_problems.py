@@ -62,8 +62,8 @@ def test_a_study_file_of_wrapped_problems_runs_as_python_does(tmp_path: Path):
     )
     apart = split(plain, 2)
     for name, problem, method, more in (
-        ("linear-x5", perturbed(plain, 4), bootstrap(4, 2), {}),
-        ("halves", apart.problem, parallel_runs(2, 2), {"algorithm": apart.algorithm}),
+        ("linear-x5", perturbed(plain, 4), bootstrap(4), {}),
+        ("halves", apart.problem, parallel_runs(2), {"algorithm": apart.algorithm}),
     ):
         rows = simulate(
             jax.random.key(0), problem, plan, replications=4, tile_size=4, methods=method, **more

@@ -18,24 +18,24 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.causes import DIVERGED
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Shown, Table, percent
-from jaxlsgd.core.rows import CellRows, MethodRows, Until
+from jaxlsgd.core.rows import CellRows, Until
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 _END = ("", "_mcse", "_low", "_high")
 
 
-def wrong(cell: CellRows, method: str) -> BoolArray:
-    """Return which intervals miss the truth, (saves, levels, replications, coordinates)."""
-    rows, truth = _rows(cell, method), _truth(cell, method)
+def wrong(cell: CellRows, method: str | None = None) -> BoolArray:
+    """Return which intervals of a method miss the truth, (saves, levels, replications, coordinates).
+
+    The method is the first if None.
+    """
+    method = cell.method_named(method)
+    rows, truth = cell.methods[method], _truth(cell, method)
     with np.errstate(invalid="ignore"):
         missed = np.abs(rows.estimate[:, None] - truth) > rows.half_width
     lost = np.isin(rows.cause, DIVERGED)
     return missed | (lost[:, None, :, None] & ~np.isinf(rows.half_width))
-
-
-def _rows(cell: CellRows, method: str) -> MethodRows:
-    return cell.methods[checks.choice("method", method, list(cell.methods))]
 
 
 def _truth(cell: CellRows, method: str) -> FloatArray:
@@ -45,22 +45,16 @@ def _truth(cell: CellRows, method: str) -> FloatArray:
     return np.asarray(truth)
 
 
-def wrong_so_far(cell: CellRows, method: str, level: float | None = None) -> tuple[Any, Any]:
+def wrong_so_far(
+    cell: CellRows, method: str | None = None, level: float | None = None
+) -> tuple[Any, Any]:
     """Return the share of runs that were wrong at some look up to each, and its standard error, (saves,) each.
 
-    Shares are means over coordinates, whose errors within a run are not independent.
+    Of the first method and level if they are None. Shares are means over coordinates, whose errors within a run are not independent.
     """
-    j = _level(cell, level)
+    j = cell.level_place(level)
     so_far = np.maximum.accumulate(wrong(cell, method)[:, j], 0).mean(-1)
     return so_far.mean(1), so_far.std(1, ddof=1) / np.sqrt(so_far.shape[1])
-
-
-def _level(cell: CellRows, level: float | None) -> int:
-    if level is None:
-        return 0
-    if level not in cell.levels:
-        raise refusal("level", f"be one of {cell.levels}", level)
-    return cell.levels.index(level)
 
 
 def summarise_looks(cell: CellRows) -> list[Row]:
@@ -105,14 +99,27 @@ def _share(name: str, hits: Any, n: int) -> Row:
     return {key: None if np.isnan(x) else float(x) for key, x in columns.items()}
 
 
-def stops(cell: CellRows, method: str, until: float | Until) -> tuple[NDArray[np.int64], BoolArray]:
-    """Return at which look each run stops, and whether it does; one that does not is read at its last look."""
-    rule, rows = Until.of(until), _rows(cell, method)
-    half = rows.half_width[:, _level(cell, rule.level)]
+def stops(
+    cell: CellRows, method: str | None = None, until: float | Until | None = None
+) -> tuple[NDArray[np.int64], BoolArray]:
+    """Return at which look each run stops, and whether it does; one that does not is read at its last look.
+
+    By the first method and the rule of the simulation if they are None.
+    """
+    rule, method = _rule(cell, until), cell.method_named(method)
+    rows = cell.methods[method]
+    half = rows.half_width[:, cell.level_place(rule.level)]
     sure = rule.met(rows.estimate, half, cell.coordinates[method])
     sure &= ~np.isin(rows.cause, DIVERGED)
     stopped = sure.any(0)
     return np.where(stopped, np.argmax(sure, 0), len(sure) - 1), stopped
+
+
+def _rule(cell: CellRows, until: float | Until | None) -> Until:
+    given = cell.until if until is None else until
+    if given is None:
+        raise refusal("until", "be given for rows of a simulation without a rule", until)
+    return Until.of(given)
 
 
 def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[Row]:
@@ -131,7 +138,7 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
       cell: the rows of a cell.
       until: the rule, or a half-width; that of the simulation if None.
     """
-    rule = Until.of(cell.until if until is None and cell.until is not None else until)  # type: ignore[arg-type]
+    rule = _rule(cell, until)
     steps, found = np.asarray(cell.steps_at, np.float64), []
     if rule.method is not None:
         checks.choice("until.method", rule.method, list(cell.methods))
@@ -139,7 +146,7 @@ def summarise_stops(cell: CellRows, until: float | Until | None = None) -> list[
     for name in names:
         at, stopped = stops(cell, name, rule)
         n, runs = len(at), np.arange(len(at))
-        rows, j = cell.methods[name], _level(cell, rule.level)
+        rows, j = cell.methods[name], cell.level_place(rule.level)
         missed = wrong(cell, name)[at, j, runs] | ~np.isfinite(rows.half_width[at, j, runs])
         when = steps[at]
         quarters = np.quantile(when, (0.25, 0.5, 0.75))

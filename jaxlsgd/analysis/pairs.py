@@ -9,15 +9,14 @@ import numpy as np
 
 from jaxlsgd.analysis.moments import BoolArray, FloatArray, Row, mean_measure
 from jaxlsgd.core import checks
-from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.rows import CellRows
 
 
 def paired_difference(
     cell_a: CellRows,
-    method_a: str,
+    method_a: str | None,
     cell_b: CellRows,
-    method_b: str,
+    method_b: str | None = None,
     *,
     level: float | None = None,
     coordinate: str | None = None,
@@ -29,9 +28,9 @@ def paired_difference(
 
     Args:
       cell_a: rows of the cell to judge, from the same root key as `cell_b`.
-      method_a: its method.
+      method_a: its method; the first if None.
       cell_b: rows of the cell to compare with; it may be the same one.
-      method_b: its method.
+      method_b: its method; the first if None.
       level: confidence level, the first of `cell_a` if None.
       coordinate: name of the coordinate, the first of `method_a` if None.
 
@@ -43,6 +42,7 @@ def paired_difference(
 
         paired_difference(c5, "plug_in", c1, "plug_in")["length_ratio"]
     """
+    method_a, method_b = cell_a.method_named(method_a), cell_b.method_named(method_b)
     level = cell_a.levels[0] if level is None else level
     coordinate = cell_a.coordinates[method_a][0] if coordinate is None else coordinate
     sides = [
@@ -75,13 +75,10 @@ def _last(
     cell: CellRows, method: str, level: float, coordinate: str
 ) -> tuple[BoolArray, FloatArray, FloatArray]:
     """Return completed, covered (NaN if the truth is unknown) and length of every replication."""
-    checks.choice("method", method, tuple(cell.methods))
     names, truth, rows = cell.coordinates[method], cell.truth[method], cell.methods[method]
     checks.choice("coordinate", coordinate, names)
-    if level not in cell.levels:
-        raise refusal("level", f"be one of {', '.join(map(str, cell.levels))}", level)
     j, ok = names.index(coordinate), rows.ok[-1]
-    half = np.where(ok, rows.half_width[-1, cell.levels.index(level), :, j], np.nan)
+    half = np.where(ok, rows.half_width[-1, cell.level_place(level), :, j], np.nan)
     target = np.nan if truth is None else truth[j]
     error = np.abs(np.where(ok, rows.estimate[-1, :, j], np.nan) - target)
     return ok, np.where(np.isnan(error), np.nan, error <= half), 2 * half

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jaxlsgd.cli._common import Verbs, add_verb, positive, share
+from jaxlsgd.cli._common import Verbs, add_several, add_verb, positive, share
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import fraction
@@ -22,29 +22,30 @@ def add_verbs(verbs: Verbs) -> None:
         "warm-up, the two differ considerably."
     )
     examples = (
-        "jaxlsgd critical-value --beta 0.5 --level 0.95\n"
-        "jaxlsgd critical-value --beta 1/3 --level 0.9 0.95 0.99\n"
+        "jaxlsgd critical-value --beta 0.5\n"
+        "jaxlsgd critical-value --beta 1/3 --levels 0.9 0.95 0.99\n"
         'jaxlsgd critical-value --schedule "P(1/2)" --num-steps 5000 --warmup 0.05'
     )
     parser = add_verb(verbs, "critical-value", critical_value, text, examples)
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--beta", help="growth exponent of E_m in [0, 1): 0, 0.5, 1/3")
     way.add_argument("--schedule", help="C1, C5, Log, P(1/3) or P(1/2), as actually run")
-    parser.add_argument("--level", type=share, nargs="+", default=[0.95], help="default: 0.95")
+    add_several(parser, "levels", "level", type=share, metavar="LEVEL", help="default: 0.95")
     parser.add_argument("--num-steps", type=positive, help="t_T, with --schedule")
     parser.add_argument("--warmup", type=float, default=0.0, help="share of the observations")
 
 
 def critical_value(arguments: argparse.Namespace) -> int:
     """Print one value per level."""
+    levels = arguments.levels or [0.95]
     if arguments.schedule is None and arguments.num_steps is not None:
         raise ValueError("--num-steps: must be given only with --schedule")
     if arguments.schedule is None and arguments.beta is None:
-        levels = ", ".join(f"{level:g}" for level in arguments.level)
-        sys.stderr.write(f"jaxlsgd: for --beta 0 (constant E_m), --level {levels}\n")
-    for level in arguments.level:
+        shown = " ".join(f"{level:g}" for level in levels)
+        sys.stderr.write(f"jaxlsgd: for --beta 0 (constant E_m), --levels {shown}\n")
+    for level in levels:
         value = _value(arguments, level)
-        print(f"{level:g} {value:.4f}" if len(arguments.level) > 1 else f"{value:.4f}")
+        print(f"{level:g} {value:.4f}" if len(levels) > 1 else f"{value:.4f}")
     return 0
 
 

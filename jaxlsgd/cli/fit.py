@@ -94,6 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write the means of the rows of a file, with intervals on the scale of the response, as CSV",
     )
+    group.add_argument("--quiet", action="store_true", help="print no progress")
 
 
 def _help(meaning: str, default: Any) -> str:
@@ -119,7 +120,8 @@ def fit(arguments: argparse.Namespace) -> int:
         dialect = files.Dialect.of(arguments.encoding, arguments.separator, arguments.decimal)
         new = files.read_all(arguments.predict[0], dialect)
     options = {name: getattr(arguments, name) for name in DEFAULTS if name != "progress"}
-    result = fit_table(Path(arguments.file), **options)
+    progress = False if arguments.quiet else None
+    result = fit_table(Path(arguments.file), **options, progress=progress)
     written = {
         "text": lambda: f"{result}\n",
         "csv": result.to_csv,

@@ -10,7 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.cli._common import Verbs, add_import, add_verb, load_imports, positive, share
+from jaxlsgd.cli._common import (
+    Verbs,
+    add_import,
+    add_several,
+    add_verb,
+    load_imports,
+    positive,
+    share,
+)
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import write_csv
 from jaxlsgd.core.storage import check_output
@@ -118,9 +126,9 @@ def _add_table(verbs: Verbs) -> None:
     )
     examples = (
         "jaxlsgd table results\n"
-        "jaxlsgd table results --method one_step plug_in --sort coverage\n"
-        "jaxlsgd table results --coordinate all --measure coverage bias rmse\n"
-        "jaxlsgd table results --differences --schedule C5\n"
+        "jaxlsgd table results --methods one_step plug_in --sort coverage\n"
+        "jaxlsgd table results --coordinate all --measures coverage bias rmse\n"
+        "jaxlsgd table results --differences --schedules C5\n"
         "jaxlsgd table results --format latex --across > table.tex"
     )
     parser = add_verb(verbs, "table", table, text, examples)
@@ -128,25 +136,11 @@ def _add_table(verbs: Verbs) -> None:
     formats = ("text", "markdown", "csv", "latex", "json")
     parser.add_argument("--format", choices=formats, default="text", help="default: text")
     for name in ("problem", "schedule", "method"):
-        parser.add_argument(
-            f"--{name}",
-            metavar="NAME",
-            nargs="+",
-            action="extend",
-            default=[],
-            help=f"only this {name}",
-        )
-    parser.add_argument(
-        "--level", type=share, nargs="+", action="extend", default=[], help="only this level"
-    )
+        add_several(parser, f"{name}s", name, metavar="NAME", help=f"only these {name}s")
+    add_several(parser, "levels", "level", type=share, metavar="LEVEL", help="only these levels")
     parser.add_argument("--coordinate", metavar="NAME", help='name of a coordinate, or "all"')
-    parser.add_argument(
-        "--measure",
-        metavar="NAME",
-        nargs="+",
-        action="extend",
-        help="measures to show, in this order",
-    )
+    words = "measures to show, in this order"
+    add_several(parser, "measures", "measure", metavar="NAME", default=None, help=words)
     parser.add_argument(
         "--across",
         action="store_true",
@@ -166,8 +160,8 @@ def table(arguments: argparse.Namespace) -> int:
     from jaxlsgd.report import tables
     from jaxlsgd.report.tables import Selection
 
-    if arguments.differences and arguments.measure:
-        raise ValueError("--measure: must not be given with --differences")
+    if arguments.differences and arguments.measures:
+        raise ValueError("--measures: must not be given with --differences")
     if arguments.across and (arguments.differences or arguments.format in ("csv", "json")):
         raise ValueError("--across: must not be given with --differences, csv or json")
     if arguments.descending and arguments.sort is None:
@@ -175,10 +169,10 @@ def table(arguments: argparse.Namespace) -> int:
     rows = read_rows(arguments.directory)
     how: dict[str, Any] = {
         "selection": Selection(
-            problems=arguments.problem,
-            schedules=arguments.schedule,
-            methods=arguments.method,
-            levels=arguments.level,
+            problems=arguments.problems,
+            schedules=arguments.schedules,
+            methods=arguments.methods,
+            levels=arguments.levels,
             coordinate=arguments.coordinate,
         ),
         "sort": arguments.sort,
@@ -188,7 +182,7 @@ def table(arguments: argparse.Namespace) -> int:
         text = tables.render_differences(rows, arguments.format, **how)
     else:
         text = tables.render(
-            rows, arguments.format, measures=arguments.measure, across=arguments.across, **how
+            rows, arguments.format, measures=arguments.measures, across=arguments.across, **how
         )
     sys.stdout.write(text.rstrip("\n") + "\n")
     return 0
@@ -332,14 +326,14 @@ def _add_plot(verbs: Verbs) -> None:
         default="column",
         help="of --figure (default: column)",
     )
-    parser.add_argument("--level", type=share, help="of --figure (default: the first)")
-    parser.add_argument("--coordinate", metavar="NAME", help="of --figure (default: the first)")
+    parser.add_argument(
+        "--level", type=share, help="only this one (default: all; with --figure the first)"
+    )
+    parser.add_argument("--coordinate", metavar="NAME", help="default: the first of each method")
 
 
 def plot(arguments: argparse.Namespace) -> int:
     """Draw all cells."""
-    if not arguments.figure and (arguments.level or arguments.coordinate):
-        raise ValueError("--level, --coordinate: must be given with --figure")
     rows = read_rows(arguments.directory, arguments.cell)
     try:
         import matplotlib  # noqa: F401
@@ -356,7 +350,8 @@ def plot(arguments: argparse.Namespace) -> int:
         look = {name: getattr(arguments, name) for name in names}
         print(figures.save_for_print(rows, out, arguments.figure, **look))
         return 0
-    for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory)):
+    chosen = {"level": arguments.level, "coordinate": arguments.coordinate}
+    for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory), **chosen):
         print(path)
     return 0
 
@@ -389,6 +384,9 @@ def _add_report(verbs: Verbs) -> None:
     parser.add_argument("other", metavar="OTHER", nargs="?", help="compare with it, cell by cell")
     parser.add_argument("-o", "--out", metavar="FILE", help="default: DIR/report.html")
     parser.add_argument(
+        "--level", type=share, help="shown first (default: the study's first); the page has all"
+    )
+    parser.add_argument(
         "--watch",
         type=positive,
         nargs="?",
@@ -407,14 +405,16 @@ def report(arguments: argparse.Namespace) -> int:
     other = Results(arguments.other) if arguments.other else None
     refresh, said = arguments.watch or 0, False
     while refresh and Results(arguments.directory).running():
-        page.write(Results(arguments.directory), out, other, refresh)
+        page.write(Results(arguments.directory), out, other, refresh, arguments.level)
         if not said:
             print(
                 f"{out}: open it in a browser; it is written again every {refresh} s while the run writes"
             )
         said = True
         time.sleep(refresh)
-    print(page.write(Results(arguments.directory), out, other))  # the last one stays as it is
+    print(
+        page.write(Results(arguments.directory), out, other, level=arguments.level)
+    )  # the last one stays as it is
     return 0
 
 
@@ -425,7 +425,7 @@ def _add_replay(verbs: Verbs) -> None:
     )
     examples = (
         "jaxlsgd replay results --cell linear-c5-5000 --replication 17\n"
-        "jaxlsgd replay results --cell log --replication 3 --coordinate 2"
+        "jaxlsgd replay results --cell log --replication 3 --coordinate 'x[2]'"
     )
     parser = add_verb(verbs, "replay", replay, text, examples)
     parser.add_argument("directory", metavar="DIR")
@@ -435,7 +435,10 @@ def _add_replay(verbs: Verbs) -> None:
     parser.add_argument(
         "--replication", required=True, type=int, help="number of the replication, from 0"
     )
-    parser.add_argument("--coordinate", type=int, default=0, help="coordinate to show (default: 0)")
+    parser.add_argument(
+        "--coordinate", metavar="NAME", help="by name, or by number from 0 (default: the first)"
+    )
+    parser.add_argument("--level", type=share, help="default: the first")
     parser.add_argument(
         "--rounds", type=int, default=20, help="how many rounds to show, roughly (default: 20)"
     )
@@ -475,11 +478,11 @@ def _find(results: Results, part: str) -> str:
 
 
 def _print_path(path: CellRows, cell: str, arguments: argparse.Namespace) -> None:
-    j, level = arguments.coordinate, path.levels[0]
+    given, at = arguments.coordinate, path.level_place(arguments.level)
+    level = path.levels[at]
     for name, rows in path.methods.items():
         labels = path.coordinates[name]
-        if not 0 <= j < len(labels):
-            raise refusal("--coordinate", f"be from 0 to {len(labels) - 1}", j)
+        j = path.coordinate_place(name, int(given) if (given or "").isdecimal() else given)
         truth = path.truth[name]
         aim = "" if truth is None else f", truth {truth[j]:.6g}"
         if name in path.truth_error:
@@ -488,6 +491,6 @@ def _print_path(path: CellRows, cell: str, arguments: argparse.Namespace) -> Non
         print(f"{name}, level {level:g}: {where}")
         print(f"{'round':>10}{'steps':>12}{'estimate':>14}{'lower':>14}{'upper':>14}")
         for i, (m, t) in enumerate(zip(path.save_at, path.steps_at, strict=True)):
-            middle, half = rows.estimate[i, 0, j], rows.half_width[i, 0, 0, j]
+            middle, half = rows.estimate[i, 0, j], rows.half_width[i, at, 0, j]
             print(f"{m:>10}{t:>12}{middle:>14.6g}{middle - half:>14.6g}{middle + half:>14.6g}")
         print()

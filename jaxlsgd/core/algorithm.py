@@ -97,6 +97,7 @@ class Algorithm:
         between rounds, and `init_client` must be None.
       sends: `d → numbers` that a client sends when a round ends, its model included. If None, d plus the size
         of its message.
+      copies: how many copies of one model the parameters of a problem must hold.
       moves_by_gradients: whether Σ_k p_k (x_k − x̄) is −η_m times the sum of the round's mean gradients, so that
         the server can compute that sum. If None, this is so without a `direction`.
     """
@@ -114,6 +115,7 @@ class Algorithm:
     participation: Participation | None = None
     sends: Callable[[int], int] | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
     moves_by_gradients: bool | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
+    copies: int = dataclasses.field(default=1, metadata=COUNTS_IF_SET)
     reaches: Callable[[Client, Round], Array] | None = dataclasses.field(
         default=None, metadata=COUNTS_IF_SET
     )
@@ -254,7 +256,7 @@ def check_measure(method: Estimator, dim: int, dtype: str) -> None:
     """Refuse a method that is not for so many parameters, or returns a wrong shape or type, before it runs."""
     if method.most_parameters is not None and dim > method.most_parameters:
         rule = f"be for at most {method.most_parameters} parameters if {method.name} is among them"
-        hint = "; its memory grows with their square and its time with their cube: random_scaling('diagonal') needs neither"
+        hint = "; its memory grows with their square and its time with their cube: random_scaling(mode='diagonal') needs neither"
         raise refusal("methods", rule, dim, hint)
     count = len(method.contrasts) or dim
     length = 64  # rounds of the shortest `Horizon`

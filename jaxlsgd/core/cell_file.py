@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.core import storage
+from jaxlsgd.core import renamed, storage
 from jaxlsgd.core.causes import Cause
 from jaxlsgd.core.rows import CellRows, MethodRows, Until
 from jaxlsgd.core.storage import replacing
@@ -86,7 +86,7 @@ def load_cell(path: str | Path) -> CellRows:
 def _header(raw: np.ndarray) -> tuple[Any, Any]:
     try:
         content = json.loads(raw.tobytes())
-        return content["cell"], content["format"]
+        return renamed.current(content["cell"]), content["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unfit("its header cannot be read") from error
 

@@ -22,7 +22,7 @@ METHOD_COLOURS = {
     "plug_in": 4,
     "plug_in[finite]": 3,
     "random_scaling": 2,
-    "random_scaling[finite_horizon]": 6,
+    "random_scaling[finite]": 6,
     "growing_batches": 5,
     "equal_batches": 7,
     "oracle": 0,

@@ -250,6 +250,7 @@ class Estimator:
         none of its accumulators, see `analysis.verdict`.
       needs_plan: whether `measure` or `law` needs the plan.
       contrasts: rows R if the interval is for Rx, or () if it is for x itself.
+      contrasts_for: `problem → rows R`, for contrasts that depend on it, as those of copies of its parameters do.
       label: the name in figures; `name` if "".
       notes: `detail → sentences` to print with a run, from the detail of its measurement.
       doubts: `detail → reason` if the method's own tests speak against its interval in a run, "" if they do not; no
@@ -290,6 +291,9 @@ class Estimator:
     most_parameters: int | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
     valid: str = dataclasses.field(default="fixed", metadata=COUNTS_IF_SET)
     law_at: Callable[[tuple[int, ...]], Law] | None = dataclasses.field(
+        default=None, metadata=COUNTS_IF_SET
+    )
+    contrasts_for: Callable[[Problem], tuple[tuple[float, ...], ...]] | None = dataclasses.field(
         default=None, metadata=COUNTS_IF_SET
     )
 
@@ -335,25 +339,29 @@ class Estimator:
             return self
         return dataclasses.replace(self, law=self.law_at(tuple(clocks)), law_at=None)
 
+    def for_problem(self, problem: Problem) -> Estimator:
+        """Return the method with its contrasts for a problem; itself unless they depend on that."""
+        if self.contrasts_for is None:
+            return self
+        return dataclasses.replace(self, contrasts=self.contrasts_for(problem), contrasts_for=None)
+
     def coordinates(self, problem: Problem) -> tuple[str, ...]:
         """Return the names of what the interval is for."""
-        if self.contrasts:
-            return tuple(f"contrast[{i}]" for i in range(len(self.contrasts)))
+        if contrasts := self.for_problem(problem).contrasts:
+            return tuple(f"contrast[{i}]" for i in range(len(contrasts)))
         return tuple(problem.parameter_names())
 
     def truth(self, problem: Problem) -> np.ndarray | None:
         """Return the true value of what the interval is for, or None."""
-        x = problem.true_vector
-        if x is None or not self.contrasts:
-            return x
-        return np.asarray(self.contrasts) @ x
+        x, contrasts = problem.true_vector, self.for_problem(problem).contrasts
+        return x if x is None or not contrasts else np.asarray(contrasts) @ x
 
     def truth_error(self, problem: Problem) -> np.ndarray | None:
         """Return the standard error of `truth`, √diag(R Σ Rᵀ) for contrasts R; None if it is exact or not known."""
-        covariance = problem.truth_covariance
-        if covariance is None or not self.contrasts:
+        covariance, contrasts = problem.truth_covariance, self.for_problem(problem).contrasts
+        if covariance is None or not contrasts:
             return problem.truth_error
-        R = np.asarray(self.contrasts)
+        R = np.asarray(contrasts)
         return np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", R, np.asarray(covariance), R), 0.0))
 
     def init(self, params: Params) -> tuple[Any, ...]:
@@ -365,8 +373,9 @@ class Estimator:
         pairs = zip(self.accumulators, state, strict=True)
         return tuple(part.update(old, sync) for part, old in pairs)
 
-    def check_plan(self, plan: Plan | None, levels: Iterable[float] = ()) -> None:
+    def check_plan(self, plan: Plan | None, levels: float | Iterable[float] = ()) -> None:
         """Refuse a missing plan if the method needs one, and a plan that has too few rounds or no critical values."""
+        levels = levels if isinstance(levels, Iterable) else (levels,)
         if self.needs_plan and plan is None:
             raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
         if plan is not None and plan.num_rounds < self.least_rounds:

@@ -70,7 +70,8 @@ def register(
     Args:
       role: "problem", "method", "algorithm" or "schedule": what the builder returns.
       name: its name in a study file; the function's own name if None.
-      brief: the argument that may be given in brackets after the name.
+      brief: the argument that may be given in brackets after the name: the first of the builder, so that
+        `kind[x]` in a study file is `kind("x")` in Python.
 
     Example::
 
@@ -87,6 +88,8 @@ def register(
         kind = Kind(role, checks.label("name", name or build.__name__), build, brief)
         if brief and brief not in kind.parameters:
             raise refusal("brief", f"be an argument of {kind.name}", brief)
+        if brief and brief != next(iter(kind.parameters)):
+            raise refusal("brief", f"be the first argument of {kind.name}", brief)
         known = _KINDS[role].get(kind.name)
         # The same module may be loaded again.
         if known is not None and (not kind.own or known.build.__module__ != build.__module__):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, renamed
 from jaxlsgd.core.causes import Cause, causes
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, Tabular, facts
@@ -111,6 +111,7 @@ class Until:
             raise refusal("until.coordinates", "be a list of names", self.coordinates)
         if self.level is not None:
             checks.level(self.level, "until.level")
+        object.__setattr__(self, "method", renamed.method(self.method))
 
     @classmethod
     def of(cls, given: float | Until | Mapping[str, Any]) -> Until:
@@ -205,6 +206,27 @@ class CellRows(Tabular):
     def replications(self) -> int:
         """Return the number of replications."""
         return next(iter(self.methods.values())).estimate.shape[1]
+
+    def method_named(self, method: str | None) -> str:
+        """Return a method's name, the first if None; refuse one that the rows do not have."""
+        if method is None:
+            return next(iter(self.methods))
+        return checks.choice("method", renamed.method(method), tuple(self.methods))
+
+    def level_place(self, level: float | None) -> int:
+        """Return the place of a level, of the first if None; refuse one that the rows do not have."""
+        if level is None:
+            return 0
+        if level not in self.levels:
+            raise refusal("level", f"be one of {', '.join(map(str, self.levels))}", level)
+        return self.levels.index(level)
+
+    def coordinate_place(self, method: str, coordinate: str | int | None) -> int:
+        """Return the place of a method's coordinate, given by name or number; of the first if None."""
+        names = self.coordinates[method]
+        if isinstance(coordinate, str):
+            return names.index(checks.choice("coordinate", coordinate, names))
+        return checks.count("coordinate", coordinate or 0, 0, len(names) - 1)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the rows to a file with a checksum inside, whole or not at all; see `load_cell`.

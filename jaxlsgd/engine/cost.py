@@ -180,7 +180,7 @@ def largest_tile(
 
     Example::
 
-        largest_tile(problems.linear(10_000, 2), (random_scaling("diagonal"),), 2 * 2**30)
+        largest_tile(problems.linear(10_000, 2), (random_scaling(mode="diagonal"),), 2 * 2**30)
     """
     budget_bytes = checks.count("budget_bytes", budget_bytes, 1)
     widest = checks.count("widest", widest, 1)
@@ -190,7 +190,7 @@ def largest_tile(
     if fits < 1:
         raise ValueError(
             f"budget_bytes: one replication of {problem.name} needs about {each} bytes, "
-            f"got {budget_bytes}; fewer clients, or random_scaling('diagonal') instead of matrices"
+            f"got {budget_bytes}; fewer clients, or random_scaling(mode='diagonal') instead of matrices"
         )
     return _rounded(fits)
 

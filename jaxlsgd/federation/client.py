@@ -95,7 +95,7 @@ def round_message(
       examples: how many rows the client has.
       params: after the local steps; None if the framework sends and averages them itself.
       hessians: whether to send Hessians in this round, `Broadcast.hessians`.
-      numbers: of the family, on the scale of the response: (threshold,) for "huber", (level, bandwidth) for "quantile";
+      numbers: of the family, on the scale of the response: (delta,) for "huber", (tau, bandwidth) for "quantile";
         (dispersion,) for "negative_binomial".
       few_rows: allow Hessians of no more rows than parameters.
     """

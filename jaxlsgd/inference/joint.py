@@ -231,7 +231,7 @@ def simultaneous(
     multiplier = np.asarray(found.multiplier(each), np.float64)
     if contrasts is not None and multiplier.ndim:
         rule = "be None for critical values of each coordinate, as at a finite horizon"
-        hint = "; use random_scaling('contrasts', contrasts=...) for the run"
+        hint = "; use random_scaling(contrasts=...) for the run"
         raise refusal("contrasts", rule, contrasts, hint)
     if how == "sup_t":
         found_t = _sup_t(view.matrix / np.outer(scale, scale), level, seed)

@@ -81,8 +81,8 @@ class AnchoredDetail(NamedTuple):
 
 @register("method", brief="center")
 def one_step(
-    *,
     center: str = "estimate",
+    *,
     gradients: str = "anchor",
     hessians: int = HESSIANS,
     valid: str = "fixed",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, renamed
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
@@ -29,13 +29,13 @@ _LABELS = {
     "asymptotic": "random scaling",
     "schedule": "random scaling, schedule's q",
     "paper": "random scaling, paper's q",
-    "finite_horizon": "random scaling, finite horizon",
+    "finite": "random scaling, finite horizon",
 }
 _COSTS = {
     "full": "no gradients, no communication; memory d² + 3d",
     "diagonal": "no gradients, no communication; memory 4d",
     "contrasts": "no gradients, no communication; memory q² + 3q for q contrasts",
-    "finite_horizon": "a gradient and a Hessian per client and round to the server; memory 3d² + 6d",
+    "finite": "a gradient and a Hessian per client and round to the server; memory 3d² + 6d",
 }
 
 
@@ -122,11 +122,12 @@ def path_scale(
 
 
 @register("method", brief="critical")
+@renamed.accepts_old_names
 def random_scaling(
-    mode: str = "full",
-    *,
-    contrasts: ArrayLike | None = None,
     critical: str = "asymptotic",
+    *,
+    mode: str = "full",
+    contrasts: ArrayLike | None = None,
     beta: float | None = None,
     average: str = "rounds",
     name: str | None = None,
@@ -137,13 +138,13 @@ def random_scaling(
     no gradient or Hessian is needed: q is a quantile of t*(β), see `critical_values`.
 
     Args:
-      mode: "full" keeps V̂ as (d, d), which joint tests need; "diagonal" keeps its diagonal in O(d);
-        "contrasts" keeps V̂ of Rx for the rows R given.
-      contrasts: R, (number, d); only with (and then required by) mode "contrasts".
       critical: where q comes from: "asymptotic" (t*(β) of the schedule's family, or the plan's own E_m
         if it has none), "schedule" (the plan's own E_m), "paper" (the paper's simulated Table 2),
-        "finite_horizon" (the Gaussian process of the plan with the estimated G and S; needs Hessians,
+        "finite" (the Gaussian process of the plan with the estimated G and S; needs Hessians,
         and an algorithm that the paper's theory covers).
+      mode: "full" keeps V̂ as (d, d), which joint tests need; "diagonal" keeps its diagonal in O(d);
+        "contrasts", which contrasts imply, keeps V̂ of Rx for the rows R given.
+      contrasts: R, (number, d); intervals are then for Rx.
       beta: growth exponent of E_m for "asymptotic" and "paper"; taken from the plan if None.
       average: "rounds", the paper's ȳ = Σ x̄_m/T; or "observations", ȳ = Σ E_m x̄_m/t_T with
         V̂ = t_T⁻³ Σ E_n t_n² (ȳ_n − ȳ_T)(ȳ_n − ȳ_T)ᵀ, whose law is t*(0) under every schedule. This is
@@ -155,7 +156,7 @@ def random_scaling(
 
     Example::
 
-        estimator = random_scaling("contrasts", contrasts=[[1.0, -1.0]])
+        estimator = random_scaling(contrasts=[[1.0, -1.0]])
         state = estimator.init(jnp.zeros(2))
         for E, x in zip([1, 2, 4], jnp.eye(3, 2)):
             state = estimator.update(state, Sync(params=x, E=E, eta=0.1))
@@ -165,13 +166,15 @@ def random_scaling(
     """
     checks.choice("mode", mode, _MODES)
     checks.choice("critical", critical, tuple(_LABELS))
+    if contrasts is not None and mode == "full":
+        mode = "contrasts"
     if (contrasts is not None) != (mode == "contrasts"):
         raise refusal("mode", "be 'contrasts' if and only if contrasts are given", mode)
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
     checks.choice("average", average, _AVERAGES)
     rows = checks.contrasts(contrasts) if contrasts is not None else ()
-    observations, finite = average == "observations", critical == "finite_horizon"
+    observations, finite = average == "observations", critical == "finite"
     if observations and finite:
         rule = "be another with average='observations': its finite laws are known for rounds only"
         hint = "; one_step() is as efficient and allows for the horizon"
@@ -197,7 +200,7 @@ def random_scaling(
         needs_plan=finite,
         contrasts=rows,
         label=label,
-        cost=_COSTS["finite_horizon" if finite else mode],
+        cost=_COSTS["finite" if finite else mode],
         within_theory=finite,
         reads_tiles=finite,
     )

@@ -344,7 +344,7 @@ def track(estimator: Estimator, params: Params, *, rows: str) -> Tracker:
     """Return an estimator for the parameters of your own loop.
 
     Args:
-      estimator: such as `random_scaling("diagonal")`, which needs the path alone, or `one_step()`.
+      estimator: such as `random_scaling(mode="diagonal")`, which needs the path alone, or `one_step()`.
       params: the parameters to be trained, any pytree of floating-point arrays.
       rows: "fresh" if no row is met twice, as in a stream: intervals are about the population. "reused" if the
         loop goes over the same rows again, as in most training: intervals are then about these rows, and of
@@ -355,7 +355,7 @@ def track(estimator: Estimator, params: Params, *, rows: str) -> Tracker:
 
     Example::
 
-        tracker = jaxlsgd.track(jaxlsgd.random_scaling("diagonal"), params, rows="fresh")
+        tracker = jaxlsgd.track(jaxlsgd.random_scaling(mode="diagonal"), params, rows="fresh")
         state = tracker.init(params)
         for m in range(1, 1001):
             params = step(params, eta=0.5 / m**0.505)

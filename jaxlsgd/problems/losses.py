@@ -118,8 +118,8 @@ FAMILIES = {
     "negative_binomial": NEGATIVE_BINOMIAL,
 }
 NUMBERS = {
-    "huber": ("threshold",),
-    "quantile": ("level", "bandwidth"),
+    "huber": ("delta",),
+    "quantile": ("tau", "bandwidth"),
     "negative_binomial": ("dispersion",),
 }
 

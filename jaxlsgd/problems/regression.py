@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, renamed
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
@@ -19,9 +19,9 @@ from jaxlsgd.problems import losses
 from jaxlsgd.problems._moments import Design, gaussian_optimum
 from jaxlsgd.problems.losses import Conditional, Loss, Noise
 
-FAMILIES = ("squared", "huber", "quantile", "logistic", "poisson")
+FAMILIES = ("gaussian", "huber", "quantile", "logistic", "poisson")
 _MOST_DIM = 500
-_GAMMA0 = {"squared": 0.5, "huber": 0.8, "quantile": 1.0, "logistic": 2.0, "poisson": 0.5}
+_GAMMA0 = {"gaussian": 0.5, "huber": 0.8, "quantile": 1.0, "logistic": 2.0, "poisson": 0.5}
 _MOST_RATE = 40.0  # of a Poisson count, five standard deviations up
 
 
@@ -45,11 +45,12 @@ class _Kind(NamedTuple):
     location: bool
 
 
-@register("problem", brief="family")
+@register("problem")
+@renamed.accepts_old_names
 def regression(
     dim: int,
     num_clients: int,
-    family: str = "squared",
+    family: str = "gaussian",
     *,
     heterogeneity: float = 0.0,
     spread: float = 0.0,
@@ -58,8 +59,8 @@ def regression(
     noise: float = 1.0,
     degrees: float | None = None,
     ridge: float = 0.0,
-    threshold: float = 1.345,
-    level: float = 0.5,
+    delta: float = 1.345,
+    tau: float = 0.5,
     bandwidth: float = 0.5,
     weights: ArrayLike | None = None,
     truth_seed: int = 0,
@@ -74,9 +75,9 @@ def regression(
     x*_k = center + heterogeneity · N(0, I). Both are drawn once from `truth_seed`. Given z_k = aᵀx*_k and with
     z = aᵀx, a client's response and loss are
 
-        squared    b = z_k + noise · ε       ½(z − b)²
-        huber      b = z_k + noise · ε       ½r² for |r| ≤ threshold, else linear; r = z − b
-        quantile   b = z_k + noise · ε       h log(1 + e^(r/h)) − level · r, with h = bandwidth
+        gaussian   b = z_k + noise · ε       ½(z − b)²
+        huber      b = z_k + noise · ε       ½r² for |r| ≤ delta, else linear; r = z − b
+        quantile   b = z_k + noise · ε       h log(1 + e^(r/h)) − tau · r, with h = bandwidth
         logistic   P(b = 1) = σ(z_k)         log(1 + eᶻ) − bz
         poisson    b ~ Poisson(e^z_k)        eᶻ − bz
 
@@ -94,12 +95,12 @@ def regression(
       heterogeneity: scale of the x*_k around the center, at least 0.
       spread: of the clients' variances, in [0, 1).
       correlation: of neighbouring covariates, in (−1, 1).
-      intercept: whether the first covariate is 1. Without it the level of a quantile has no effect.
+      intercept: whether the first covariate is 1. Without it the tau of a quantile has no effect.
       noise: scale of b − z_k, greater than 0; unused by logistic and poisson.
       degrees: ν of Student's law, greater than 0, and than 2 for squares; normal noise if None.
       ridge: λ, at least 0.
-      threshold: of huber, greater than 0.
-      level: of quantile, in (0, 1).
+      delta: of huber, greater than 0.
+      tau: of quantile, in (0, 1).
       bandwidth: of quantile, greater than 0.
       weights: p_k, (K,); uniform if None.
       truth_seed: seed of what is drawn, at least 0.
@@ -120,7 +121,7 @@ def regression(
     covariates = dim - int(intercept)
     if not covariates:
         raise refusal("dim", "be at least 2 with an intercept", dim)
-    kind = _kind(family, _noise(family, noise, degrees), threshold, level, bandwidth)
+    kind = _kind(family, _noise(family, noise, degrees), delta, tau, bandwidth)
     ridge = checks.scale("ridge", ridge)
     seed = checks.count("truth_seed", truth_seed, 0)
     truths = _truths(
@@ -155,7 +156,7 @@ def regression(
         hessian=hessian,
         G=found.G,
         S=found.S,
-        name=family,
+        name="squared" if family == "gaussian" else family,  # its loss, as it was called first
         gamma0=_GAMMA0[family],
     )
 
@@ -166,12 +167,12 @@ def _noise(family: str, noise: float, degrees: float | None) -> Noise:
         return Noise(scale, None)
     if family in ("logistic", "poisson"):
         raise refusal("degrees", f"be None for {family}, which has no noise of its own", degrees)
-    least = 2.0 if family == "squared" else 0.0
+    least = 2.0 if family == "gaussian" else 0.0
     rule = f"be a number greater than {least:g} for {family}"
     return Noise(scale, checks.number("degrees", degrees, rule, least))
 
 
-def _kind(family: str, noise: Noise, threshold: float, level: float, bandwidth: float) -> _Kind:
+def _kind(family: str, noise: Noise, delta: float, tau: float, bandwidth: float) -> _Kind:
     student = noise.degrees is not None
     respond = losses.respond_student(noise.degrees) if student else losses.respond_normal
     extra = (0, 3) if student else (1, 0)
@@ -182,11 +183,11 @@ def _kind(family: str, noise: Noise, threshold: float, level: float, bandwidth: 
         moments = losses.poisson_moments()
         return _Kind(losses.POISSON, (), losses.respond_count, (0, 1), moments, 1.0, False)
     if family == "huber":
-        c = checks.positive("threshold", threshold)
+        c = checks.positive("delta", delta)
         moments = losses.huber_moments(noise, c)
         return _Kind(losses.HUBER, (c,), respond, extra, moments, noise.width, True)
     if family == "quantile":
-        tau, h = checks.level(level), checks.positive("bandwidth", bandwidth)
+        tau, h = checks.level(tau, "tau"), checks.positive("bandwidth", bandwidth)
         moments = losses.quantile_moments(noise, tau, h)
         return _Kind(losses.QUANTILE, (tau, h), respond, extra, moments, noise.width, True)
     moments = losses.squared_moments(noise)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, renamed
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator
 from jaxlsgd.core.progress import Progress, shown
@@ -48,7 +48,7 @@ def fit_table(
     weights: str = "size",
     level: float = 0.95,
     methods: Sequence[str | Estimator] | None = None,
-    rows: str = "reshuffled",
+    rows: str = "reused",
     local_steps: int | None = None,
     share: float = 0.05,
     max_passes: int = 60,
@@ -103,7 +103,8 @@ def fit_table(
       methods: "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for the sample), or estimators;
         or none, as in (), for Newton's steps alone, which exchange d² numbers. If None "one_step"; none for the
         population with more than 64 columns in memory, where a run takes longer and adds only its own noise.
-      rows: "reshuffled" in every pass, or "one pass", for which all clients need 100 rows.
+      rows: "reused", in another order in every pass, or "fresh", each met once, for which all clients need 100 rows;
+        as `track` has them.
       local_steps: E, steps between two exchanges; from the pilot, 5 at most, if None.
       share: of the sample's variance that the run may add.
       max_passes: over the rows, at most.
@@ -129,6 +130,7 @@ def fit_table(
         result = jaxlsgd.fit_table(frame, response="sick", client="hospital", family="logistic")
         print(result)
     """
+    rows = renamed.arguments("fit_table", {"rows": rows})["rows"]
     given = locals()
     _refuse_unknown(unknown)
     options = check_options(given)

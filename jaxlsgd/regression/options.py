@@ -20,7 +20,7 @@ CHOICES = {
     "family": FAMILIES,
     "missing": ("refuse", "drop"),
     "target": ("population", "sample"),
-    "rows": ("reshuffled", "one pass"),
+    "rows": ("reused", "fresh"),
     "variance": ("clients", "pooled", "HC0", "HC1", "HC3", "CR1"),
     "clients": ("given", "sampled"),
     "weights": ("size", "equal"),
@@ -63,7 +63,7 @@ class Options:
     @property
     def fresh(self) -> bool:
         """Whether each row is met once, so that the noise of the run is that of the sample."""
-        return self.rows == "one pass"
+        return self.rows == "fresh"
 
     @property
     def first(self) -> str:
@@ -77,11 +77,11 @@ def check_options(given: Mapping[str, Any]) -> Options:
         checks.choice(name, given[name], known)
     if given["local_steps"] is not None:
         checks.count("local_steps", given["local_steps"], 1, STEPS)
-    if given["rows"] == "one pass" and given["target"] == "sample":
-        rule = "be reshuffled for the sample: one pass estimates the population, not the minimiser of these rows"
+    if given["rows"] == "fresh" and given["target"] == "sample":
+        rule = "be reused for the sample: one pass over fresh rows estimates the population, not the minimiser of these rows"
         raise refusal("rows", rule, given["rows"])
-    if given["rows"] == "one pass" and given["variance"] != "clients":
-        rule = "be clients in one pass, whose spread is the run's own"
+    if given["rows"] == "fresh" and given["variance"] != "clients":
+        rule = "be clients for fresh rows, whose spread is the run's own"
         raise refusal("variance", rule, given["variance"])
     if given["clients"] == "sampled":
         _check_sampled(given)
@@ -94,7 +94,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
     listed = ["one_step"] if by_default else list(given["methods"])
     if listed:
         checks.sequence("methods", listed, "method")
-    elif given["target"] == "sample" or given["rows"] == "one pass":
+    elif given["target"] == "sample" or given["rows"] == "fresh":
         rule = (
             "have one for these rows alone, or for one pass: Newton's steps have no error of a run"
         )
@@ -122,7 +122,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
         if found.target == "population" and not found.fresh and not method.standard_error:
             rule = (
                 "give a standard error for the population: this one sees the run alone, and not the "
-                "chance in which rows were sampled, unless each is met once (rows='one pass')"
+                "chance in which rows were sampled, unless each is met once (rows='fresh')"
             )
             raise refusal("methods", rule, method.name)
     return found
@@ -133,8 +133,8 @@ def _check_sampled(given: Mapping[str, Any]) -> None:
     if given["target"] == "sample":
         rule = "be given for the sample: its minimiser is that of these clients"
         raise refusal("clients", rule, "sampled")
-    if given["rows"] == "one pass":
-        rule = "be given in one pass, which does not come back to a client's rows"
+    if given["rows"] == "fresh":
+        rule = "be given for fresh rows, in one pass, which does not come back to a client's rows"
         raise refusal("clients", rule, "sampled")
     if given["variance"] not in ("clients", "CR1"):
         rule = "be clients or CR1 with clients='sampled', whose variance is between clients"

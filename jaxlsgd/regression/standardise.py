@@ -206,7 +206,7 @@ def check_one_pass(rows: Rows, options: Options) -> None:
     """Refuse one pass over a table in memory with clients of too few rows."""
     least = int(rows.sizes.min())
     if options.fresh and least < STEPS:
-        rule = f"be reshuffled unless every client has {STEPS} rows"
+        rule = f"be reused unless every client has {STEPS} rows"
         name = rows.labels[int(rows.sizes.argmin())]
         raise refusal("rows", rule, f"{options.rows!r}, and {least} of client {name!r}")
 

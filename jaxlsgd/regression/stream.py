@@ -81,7 +81,7 @@ def fit_stream(
             raise refusal(name, rule, getattr(options, name), "; or give stream=False")
     if not options.methods:
         raise refusal("methods", "have one for a file that is read once", ())
-    options = dataclasses.replace(options, rows="one pass")
+    options = dataclasses.replace(options, rows="fresh")
     path = Path(path)
     source = _ahead(files.blocks(path, dialect), _BLOCKS_AHEAD)
     first = _pilot_blocks(source)
@@ -117,7 +117,7 @@ def fit_stream(
 def _fit_whole(plan: Design, block: Block, options: Options, report: Report | None) -> TableFit:
     """Fit a file that was read to its end by the pilot: in one pass if its clients have rows enough for one."""
     if len(block.y) and np.unique(block.client.astype(str), return_counts=True)[1].min() < STEPS:
-        options = dataclasses.replace(options, rows="reshuffled")
+        options = dataclasses.replace(options, rows="reused")
     found = fit_block(plan, block, options, report)
     if options.until is None:
         return found

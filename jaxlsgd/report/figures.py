@@ -56,8 +56,7 @@ _log = logging.getLogger("jaxlsgd.report")
 
 def first_coordinate(cell: CellRows) -> list[Row]:
     """Return the measures of a cell's first coordinate, at all saved rounds."""
-    rows = summarise(cell)
-    return [row for row in rows if row["coordinate"] == cell.coordinates[row["method"]][0]]
+    return [row for row in summarise(cell) if _is_chosen(cell, row, None)]
 
 
 def _grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
@@ -89,7 +88,11 @@ def method_labels(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def plot(
-    source: Any, measure: str = "coverage", *, level: float | None = None, coordinate: int = 0
+    source: Any,
+    measure: str = "coverage",
+    *,
+    level: float | None = None,
+    coordinate: str | int | None = None,
 ) -> Figure:
     """Draw coverage or length at the last round of cells, as `by_schedule` does.
 
@@ -97,7 +100,7 @@ def plot(
       source: `CellRows`, a sequence of them, or the results of a study.
       measure: "coverage" or "length".
       level: one of the cells' levels, the first if None.
-      coordinate: which of each method's coordinates, by number.
+      coordinate: which of each method's coordinates, by name or number; the first if None.
 
     Example::
 
@@ -112,24 +115,31 @@ def plot(
         row
         for cell in cells
         for row in summarise(cell, last_only=True)
-        if row["level"] == level
-        and row["coordinate"] in cell.coordinates[row["method"]][coordinate : coordinate + 1]
+        if row["level"] == level and _is_chosen(cell, row, coordinate)
     ]
     known = [row for row in rows if row[measure] is not None]
     if not known:
-        why = f"a {measure} at level {level:g} of coordinate {coordinate}"
+        why = f"a {measure} at level {level:g} of coordinate {coordinate or 0}"
         raise refusal("source", f"have {why}", "no row with one")
     return by_schedule(known, measure, rows)
+
+
+def _is_chosen(cell: CellRows, row: Row, coordinate: str | int | None) -> bool:
+    """Return whether a row is of a coordinate, by name or number; of its method's first if None."""
+    if isinstance(coordinate, str):
+        return row["coordinate"] == coordinate
+    place = coordinate or 0
+    return row["coordinate"] in cell.coordinates[row["method"]][place : place + 1]
 
 
 _MOST_INTERVALS = 40  # coordinates in a figure
 
 
 @style.styled
-def intervals(fit: Fit) -> Figure:
+def intervals(fit: Fit, level: float | None = None) -> Figure:
     """Draw the intervals of one run: coordinates along y, methods next to one another, and the truth if known.
 
-    At most 40 coordinates are drawn, the first ones, and a note says so.
+    They are of one of the run's levels, the first if None. At most 40 coordinates are drawn, the first ones, and a note says so.
     """
     methods = [method for method in fit.cell.methods if method.name not in fit.failures]
     if not methods:
@@ -140,7 +150,7 @@ def intervals(fit: Fit) -> Figure:
     figure.set_figheight(max(2.4, 1.2 + 0.16 * len(shown) * (1 + len(methods))))
     axis, looks = axes[0][0], style.method_looks(method.name for method in methods)
     for i, method in enumerate(methods):
-        center, lower, upper = map(np.asarray, fit.interval(method.name))
+        center, lower, upper = map(np.asarray, fit.interval(method.name, level))
         keep = [j for j, name in enumerate(method.coordinates(fit.cell.problem)) if name in shown]
         there = [method.coordinates(fit.cell.problem)[j] for j in keep]
         y = np.array([shown[name] for name in there]) - 0.6 * ((i + 0.5) / len(methods) - 0.5)
@@ -161,7 +171,8 @@ def intervals(fit: Fit) -> Figure:
             axis.plot(np.asarray(truth)[keep], y, "|", color="0.3", markersize=9, label=label)
     axis.set_yticks(list(shown.values()), list(shown))
     axis.set_ylim(min(shown.values()) - 0.6, 0.6)
-    axis.set_xlabel(f"{100 * fit.cell.levels[0]:g} % intervals")
+    level = fit.cell.levels[0] if level is None else level
+    axis.set_xlabel(f"{100 * level:g} % intervals")
     axis.set_title(_title(fit.cell.problem.name or "problem", fit.cell.plan.name, what="one run"))
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     if len(names) > len(shown):
@@ -474,13 +485,16 @@ def save_all(
     directory: str | Path,
     most: int = MOST_FIGURES,
     warmup: Warmup = lambda row: 0,
+    *,
+    level: float | None = None,
+    coordinate: str | None = None,
 ) -> list[Path]:
     """Draw what the rows have and save every figure as PNG (200 dpi) and PDF.
 
     The figures are `coverage` and `length` by schedule, horizon and method; and for cells with more than
     one saved round `rounds_<problem>_<steps>`, coverage and length along the communication rounds, and
     `l2_error`. Algorithms other than Local SGD have panels and files of their own, with their name.
-    Each of several levels has its own files. The first coordinate is drawn, as in the tables; what is
+    Each of several levels has its own files, unless one is chosen. One coordinate is drawn, as in the tables; what is
     unknown (coverage without a truth) is left out. Many problems are spread over several files
     (`coverage`, `coverage_2`, …); what is beyond `most` figures is left out, with a warning.
 
@@ -489,6 +503,8 @@ def save_all(
       directory: where to save; made if it is not there.
       most: how many figures to draw.
       warmup: rounds of warm-up, which are marked, of the cell that a row of `summarise` is from.
+      level: the only one to draw; all if None.
+      coordinate: name of a coordinate; the first of each method if None.
 
     Returns:
       The files.
@@ -497,7 +513,14 @@ def save_all(
 
         save_all(cells, "figures")
     """
-    rows = [row for cell in cells_of(source) for row in first_coordinate(cell)]
+    cells = cells_of(source)
+    Selection(levels=() if level is None else level, coordinate=coordinate).check(cells)
+    rows = [
+        row
+        for cell in cells
+        for row in summarise(cell)
+        if level in (None, row["level"]) and _is_chosen(cell, row, coordinate)
+    ]
     figures, paths = list(_figures(rows, warmup)), []
     if left := [name for name, _ in figures[most:]]:
         listed = ", ".join(left[:_LISTED]) + (
@@ -741,22 +764,32 @@ def _draw_tradeoff(axis: Axes, rows: Sequence[Row], looks: dict[str, style.Look]
 
 
 @style.styled
-def bands(cell: CellRows, methods: Sequence[str], coordinate: int = 0, run: int = 0) -> Figure:
+def bands(
+    cell: CellRows,
+    methods: Sequence[str] = (),
+    coordinate: str | int | None = None,
+    run: int = 0,
+    *,
+    level: float | None = None,
+) -> Figure:
     """Draw the estimate of one run at its looks in the bands of several methods.
 
     Args:
       cell: rows with several saved rounds.
-      methods: whose bands to draw; the first is the source of the estimate.
-      coordinate: which coordinate.
+      methods: whose bands to draw, all if empty; the first is the source of the estimate.
+      coordinate: which of the first method's coordinates, by name or number; the first if None.
       run: which replication.
+      level: one of the cell's, the first if None.
     """
+    methods, j = list(methods) or list(cell.methods), cell.level_place(level)
+    place = cell.coordinate_place(methods[0], coordinate)
     figure, axes = style.grid(1, 1, wide=1.3)
     axis, steps = axes[0][0], cell.steps_at
     looks = style.method_looks(methods)
     for name in methods:
-        rows = cell.methods[checks.choice("methods", name, list(cell.methods))]
-        half = rows.half_width[:, 0, run, coordinate]
-        center, seen = rows.estimate[:, run, coordinate], np.isfinite(half)
+        rows = cell.methods[cell.method_named(name)]
+        half = rows.half_width[:, j, run, place]
+        center, seen = rows.estimate[:, run, place], np.isfinite(half)
         x = np.asarray(steps)[seen]
         for sign in (-1, 1):
             y = (center + sign * half)[seen]
@@ -766,28 +799,34 @@ def bands(cell: CellRows, methods: Sequence[str], coordinate: int = 0, run: int 
             x, low, high, color=looks[name].color, alpha=0.15, linewidth=0, label=cell.labels[name]
         )
     first = cell.methods[methods[0]]
-    shown = np.isfinite(first.half_width[:, 0, run, coordinate])
-    estimate = first.estimate[shown, run, coordinate]
+    shown = np.isfinite(first.half_width[:, j, run, place])
+    estimate = first.estimate[shown, run, place]
     axis.plot(np.asarray(steps)[shown], estimate, color="0.2", linewidth=1.0, label="estimate")
     truth = cell.truth[methods[0]]
     if truth is not None:
-        axis.axhline(float(truth[coordinate]), color="0.5", linestyle=":", label="truth")
+        axis.axhline(float(truth[place]), color="0.5", linestyle=":", label="truth")
     axis.set_xscale("log")
     style.plain_log(axis.xaxis)
     axis.set_xlabel("Observations per client")
-    axis.set_ylabel(cell.coordinates[methods[0]][coordinate])
+    axis.set_ylabel(cell.coordinates[methods[0]][place])
     axis.set_title(_title(cell.problem, cell.schedule, what="one run"))
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 
 @style.styled
-def wrong_so_far(cell: CellRows, methods: Sequence[str]) -> Figure:
-    """Draw the share of runs that were wrong at some look so far, mean over coordinates, with 1.96 standard errors."""
+def wrong_so_far(
+    cell: CellRows, methods: Sequence[str] = (), *, level: float | None = None
+) -> Figure:
+    """Draw the share of runs that were wrong at some look so far, mean over coordinates, with 1.96 standard errors.
+
+    Of all methods if none are named, at one of the cell's levels, the first if None.
+    """
+    methods = list(methods) or list(cell.methods)
     figure, axes = style.grid(1, 1, wide=1.3)
     axis, looks = axes[0][0], style.method_looks(methods)
     for name in methods:
-        share, error = looks_analysis.wrong_so_far(cell, name)
+        share, error = looks_analysis.wrong_so_far(cell, name, level)
         x, color = np.asarray(cell.steps_at), looks[name].color
         axis.plot(x, 100 * share, color=color, label=cell.labels[name])
         axis.fill_between(
@@ -798,7 +837,9 @@ def wrong_so_far(cell: CellRows, methods: Sequence[str]) -> Figure:
             alpha=0.2,
             linewidth=0,
         )
-    axis.axhline(100 * (1 - cell.levels[0]), color="0.5", linestyle=":", linewidth=1)
+    axis.axhline(
+        100 * (1 - cell.levels[cell.level_place(level)]), color="0.5", linestyle=":", linewidth=1
+    )
     axis.set_xscale("log")
     style.plain_log(axis.xaxis)
     axis.set_ylim(bottom=0)
@@ -810,7 +851,12 @@ def wrong_so_far(cell: CellRows, methods: Sequence[str]) -> Figure:
 
 
 def save_looks(
-    cell: CellRows, directory: Path, methods: Sequence[str] = (), banded: Sequence[str] = ()
+    cell: CellRows,
+    directory: Path,
+    methods: Sequence[str] = (),
+    banded: Sequence[str] = (),
+    *,
+    level: float | None = None,
 ) -> list[Path]:
     """Draw one run in its bands and the share of runs that were wrong so far; return the files.
 
@@ -819,7 +865,10 @@ def save_looks(
       directory: where to write `bands` and `wrong_so_far`.
       methods: which to draw; all of the cell if empty.
       banded: those whose bands to draw; the same if empty.
+      level: one of the cell's, the first if None.
     """
     names = list(methods) or list(cell.methods)
-    first = style.save(bands(cell, list(banded) or names), Path(directory) / "bands")
-    return first + style.save(wrong_so_far(cell, names), Path(directory) / "wrong_so_far")
+    first = style.save(bands(cell, list(banded) or names, level=level), Path(directory) / "bands")
+    return first + style.save(
+        wrong_so_far(cell, names, level=level), Path(directory) / "wrong_so_far"
+    )

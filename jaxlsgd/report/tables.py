@@ -32,7 +32,7 @@ from jaxlsgd.analysis.measures import (
     withheld_notes,
 )
 from jaxlsgd.analysis.moments import Row
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, renamed
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import WIDTH, Table, error_decimals, percent, with_error
@@ -52,15 +52,20 @@ class Selection:
       problems: names of problems.
       schedules: names of schedules.
       methods: names of methods.
-      levels: confidence levels.
+      levels: confidence levels, one or several.
       coordinate: name of a coordinate, "all", or None for the first of each method.
     """
 
     problems: Sequence[str] = ()
     schedules: Sequence[str] = ()
     methods: Sequence[str] = ()
-    levels: Sequence[float] = ()
+    levels: Any = ()  # tuple[float, ...] once made
     coordinate: str | None = None
+
+    def __post_init__(self) -> None:
+        levels = (self.levels,) if isinstance(self.levels, int | float) else tuple(self.levels)
+        object.__setattr__(self, "levels", levels)
+        object.__setattr__(self, "methods", tuple(map(renamed.method, self.methods)))
 
     def check(self, cells: Sequence[CellRows]) -> None:
         """Refuse a name that no cell has, and suggest the nearest."""

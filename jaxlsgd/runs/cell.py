@@ -171,6 +171,9 @@ class Cell:
         checks.choice("dtype", self.dtype, DTYPES)
         facts = self.problem.dim, self.problem.num_clients, self.dtype
         _check_functions(an_algorithm(self.algorithm), *facts)
+        if self.problem.copies % self.algorithm.copies:
+            rule = f"hold {self.algorithm.copies} copies for {self.algorithm.name}, as split_clients makes them"
+            raise refusal("problem", rule, self.problem.copies)
         object.__setattr__(self, "methods", check_methods(self.methods, self.problem, self.dtype))
         for method in self.methods:
             if method.within_theory and not self.algorithm.within_theory:
@@ -318,6 +321,7 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
     methods = (methods,) if isinstance(methods, Estimator) else tuple(methods)
     if not methods or not all(isinstance(method, Estimator) for method in methods):
         raise refusal("methods", "be estimators such as plug_in()", methods)
+    methods = tuple(method.for_problem(problem) for method in methods)
     names = [method.name for method in methods]
     if len(set(names)) < len(names):
         raise refusal("methods", "have distinct names", names, "; give one a name=...")

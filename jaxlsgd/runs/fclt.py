@@ -103,7 +103,7 @@ def fclt_check(
     clock = np.cumsum(1 / plan.E)
     clock /= clock[-1]
     rounds = _rounds(clock, grid)
-    method = random_scaling("diagonal")
+    method = random_scaling(mode="diagonal")
     cell = simulate(
         key,
         problem,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.analysis import verdict
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, renamed
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
 from jaxlsgd.core.checks import refusal
@@ -96,32 +96,37 @@ class Fit:
             "methods: must have one without contrasts for an estimate, got only contrasts"
         )
 
-    def estimate_of(self, method: str) -> Params:
+    def estimate_of(self, method: str | None = None) -> Params:
         """Return the centre of a method's intervals after the last round, in the shape of the parameters.
 
         Args:
-          method: its name; one for the parameters and not for contrasts.
+          method: its name; one for the parameters and not for contrasts; the first of the run if None.
         """
-        if self._method(method).contrasts:
-            raise refusal("method", "be for the parameters and not for contrasts", method)
-        return unravel(self.rows[method].estimate[-1, 0], self.cell.problem.init)
+        name = self._known(method)
+        if self._method(name).contrasts:
+            raise refusal("method", "be for the parameters and not for contrasts", name)
+        return unravel(self.rows[name].estimate[-1, 0], self.cell.problem.init)
 
     def interval(
-        self, method: str, level: float | None = None, save: int = -1, side: str = "both"
+        self,
+        method: str | None = None,
+        level: float | None = None,
+        save: int = -1,
+        side: str = "both",
     ) -> Interval:
         """Return the interval of a method at a saved round.
 
         Args:
-          method: its name.
+          method: its name; the first of the run if None.
           level: one of the run's, the first if None; with one bound any, after the last round.
           save: which saved round.
           side: "both", or the only bound that is finite: "lower" or "upper".
         """
-        rows = self.rows[self._known(method)]
-        level = self.cell.levels[0] if level is None else level
+        name, level = self._known(method), self._level(level)
+        rows = self.rows[name]
         center = rows.estimate[save, 0]
         if side != "both":
-            return Interval.around(center, self._one_sided(method, level, save, side), side)
+            return Interval.around(center, self._one_sided(name, level, save, side), side)
         if level not in self.cell.levels:
             raise refusal("level", f"be one of {self.cell.levels}", level)
         return Interval.around(center, rows.half_width[save, self.cell.levels.index(level), 0])
@@ -136,7 +141,7 @@ class Fit:
         self,
         g: Callable[[Params], Any],
         method: str | None = None,
-        level: float = 0.95,
+        level: float | None = None,
         side: str = "both",
     ) -> Interval:
         """Return an interval for a function of the parameters after the last round, by the delta method.
@@ -144,24 +149,24 @@ class Fit:
         Args:
           g: `params → number or vector`, differentiable by JAX.
           method: one with a matrix; the first of the run if None.
-          level: of each component by itself.
+          level: of each component by itself; the first of the run if None.
           side: "both", or the only bound that is finite: "lower" or "upper".
 
         Example::
 
             result.function(lambda x: x[0] / x[1])
         """
-        chosen = self.cell.methods[0].name if method is None else method
+        chosen, level = self._known(method), self._level(level)
         if self._method(chosen).contrasts:
             raise refusal("method", "be for the parameters and not for contrasts", chosen)
         like = self.cell.problem.init
 
         return joint.function(self.joint(chosen), lambda x: g(unravel(x, like)), level, side)
 
-    def test(self, method: str, null: Params = 0.0) -> Test:
+    def test(self, method: str | None = None, null: Params = 0.0) -> Test:
         """Test x_j = null_j, two-sided, after the last round; a number is the null of all coordinates."""
         estimator = self._method(method)
-        rows = self.rows[method]
+        rows = self.rows[estimator.name]
         check_finite("null", null)
         # NumPy keeps float64.
         flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(null)])
@@ -170,26 +175,30 @@ class Fit:
         # At scale 0 any gap is infinitely many scales, and no gap is none.
         certain = np.where(gap == 0, 0.0, np.copysign(np.inf, gap))
         statistic = np.where(scale == 0, certain, gap / np.where(scale == 0, 1.0, scale))
-        p = estimator.law.tail(statistic, self.cell.plan, self.details[method])
+        p = estimator.law.tail(statistic, self.cell.plan, self.details[estimator.name])
         return Test(np.asarray(null, np.float64), statistic, np.asarray(p, np.float64))
 
-    def joint(self, method: str) -> joint.Joint:
+    def joint(self, method: str | None = None) -> joint.Joint:
         """Return average and matrix for `ellipsoid` and `simultaneous` of `inference.joint`."""
         estimator = self._method(method)
-        if method in self.failures:
-            why = self.failures[method].text
-            raise ValueError(f"method: must have an interval to test, got {method} without ({why})")
-        return joint.joint(estimator, self.states[method], self.cell.plan)
+        name = estimator.name
+        if name in self.failures:
+            why = self.failures[name].text
+            raise ValueError(f"method: must have an interval to test, got {name} without ({why})")
+        return joint.joint(estimator, self.states[name], self.cell.plan)
 
     def joint_test(
         self,
-        method: str,
+        method: str | None = None,
         contrasts: ArrayLike | None = None,
         null: ArrayLike = 0.0,
-        level: float = 0.95,
+        level: float | None = None,
     ) -> joint.JointTest:
-        """Test Rx* = r after the last round; all coordinates at once without contrasts R."""
-        return joint.joint_test(self.joint(method), contrasts, null, level)
+        """Test Rx* = r after the last round; all coordinates at once without contrasts R.
+
+        The method is the first of the run if None, and so is the level, of which 1 less is the size of the test.
+        """
+        return joint.joint_test(self.joint(method), contrasts, null, self._level(level))
 
     def verdicts(self) -> verdict.Verdicts:
         """Return the chance that each method's interval holds the truth, given this run, with reasons.
@@ -213,14 +222,19 @@ class Fit:
             withheld = f"{judge.name}, which judges, fails its own test: {doubts}" if doubts else ""
         return verdict.verdicts(self.cell.with_rows(self.rows), notes, withheld)
 
-    def _method(self, name: str) -> Estimator:
-        found = next(m for m in self.cell.methods if m.name == self._known(name))
-        return self.cell.with_looks(found)
+    def _method(self, name: str | None) -> Estimator:
+        known = self._known(name)
+        return self.cell.with_looks(next(m for m in self.cell.methods if m.name == known))
 
-    def _known(self, method: str) -> str:
-        if method not in self.rows:
-            raise refusal("method", f"be one of {', '.join(self.rows)}", method)
-        return method
+    def _known(self, method: str | None) -> str:
+        """Return the name of a method of the run; of the first if None."""
+        name = self.cell.methods[0].name if method is None else renamed.method(method)
+        if name not in self.rows:
+            raise refusal("method", f"be one of {', '.join(self.rows)}", name)
+        return name
+
+    def _level(self, level: float | None) -> float:
+        return self.cell.levels[0] if level is None else level
 
     def __str__(self) -> str:
         return _table(self)
@@ -230,9 +244,9 @@ class Fit:
         names = [method.name for method in cell.methods]
         return f"Fit({cell.problem!r}, {cell.plan!r}, methods={names})"
 
-    def plot(self) -> Any:
+    def plot(self, level: float | None = None) -> Any:
         """Return a Matplotlib figure of all intervals by coordinate and method; see `report.figures.intervals`."""
-        return later("report.figures", "intervals")(self)
+        return later("report.figures", "intervals")(self, level)
 
     def to_frame(self) -> Any:
         """Return a `pandas.DataFrame` of the last round: estimate, bounds and p-value (of x_j = 0) by method,
@@ -258,7 +272,7 @@ def fit(
     plan: Plan,
     *,
     methods: Sequence[Estimator] = METHODS,
-    levels: Sequence[float] = (0.95,),
+    levels: float | Sequence[float] = (0.95,),
     save_at: Sequence[int] | None = None,
     dtype: str = "float32",
     algorithm: Algorithm = LOCAL_SGD,
@@ -273,7 +287,7 @@ def fit(
       problem: what is estimated.
       plan: how many rounds, of how many steps, of what size.
       methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
-      levels: confidence levels.
+      levels: confidence levels, one or several.
       save_at: rounds at which to read the intervals; the last is always read.
       dtype: "float32" or "float64".
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.

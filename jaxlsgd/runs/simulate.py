@@ -279,7 +279,7 @@ def simulate(
     *,
     replications: int,
     methods: Sequence[Estimator] = METHODS,
-    levels: Sequence[float] = (0.95,),
+    levels: float | Sequence[float] = (0.95,),
     save_at: Sequence[int] | None = None,
     dtype: str = "float32",
     algorithm: Algorithm = LOCAL_SGD,
@@ -299,7 +299,7 @@ def simulate(
       plan: how many rounds, of how many steps, of what size.
       replications: how many independent runs, 10**8 at most; their rows are kept in memory.
       methods: interval methods, fed along the path; `one_step()` and `plug_in("finite")` unless given.
-      levels: confidence levels.
+      levels: confidence levels, one or several.
       save_at: rounds at which to read the intervals; the last is always read.
       dtype: "float32" or "float64"; draws are float32 in both, so that both follow one path (but a
         problem's own `sample` may draw in another precision).

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, renamed
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.rows import Until
@@ -63,7 +63,7 @@ class Study(Tabular):
       algorithms: names ("local_sgd"), `Algorithm` objects, or tables {kind, arguments, name}.
       replications: independent runs of every cell; more of them later extend a study.
       seed: root of all draws; the same data for every cell (common random numbers).
-      levels: confidence levels in (0, 1).
+      levels: confidence levels in (0, 1), one or several.
       warmup: share of the observations with E = 1, for schedules without one of their own.
       save_at: rounds (integers) or shares of the rounds (floats in (0, 1]) at which intervals are
         kept besides the last; one integer n means n evenly spaced ones.
@@ -119,7 +119,7 @@ class Study(Tabular):
         put("schedules", _each("schedules", self.schedules, read, "schedule"))
         for key, role in (("methods", "method"), ("algorithms", "algorithm")):
             put(key, _each(key, getattr(self, key), functools.partial(part, role), role))
-        put("levels", _each("levels", self.levels, checks.level, "level"))
+        put("levels", _each("levels", _one_or_more(self.levels), checks.level, "level"))
         for key in ("problems", "schedules", "methods", "algorithms"):
             checks.distinct(key, names(getattr(self, key)))
         checks.distinct("levels", self.levels)
@@ -168,7 +168,7 @@ class Study(Tabular):
     def read(cls, plain: Mapping[str, Any]) -> Study:
         """Return the study that `plain` describes, with names and digests in place of objects."""
         with refusing():
-            table = checks.table("study", plain, "the content of a manifest")
+            table = checks.table("study", renamed.current(plain), "the content of a manifest")
             parts = {
                 "problems": tuple(map(read_problem, table.pop("problems"))),
                 "schedules": tuple(map(read_schedule, table.pop("schedules"))),
@@ -227,7 +227,7 @@ class Study(Tabular):
         plain = self.plain()
         del plain["replications"]
         plain.pop("until", None)
-        return digest_of(plain)
+        return digest_of(renamed.first(plain))
 
     def __repr__(self) -> str:
         return f"Study(cells={len(self.cells)}, replications={self.replications}, seed={self.seed})"
@@ -311,6 +311,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _each(key: str, values: Any, read: Callable[[Any, str], Any], what: str) -> tuple[Any, ...]:
     listed = enumerate(checks.sequence(key, values, what))
     return tuple(read(value, f"{key}[{i}]") for i, value in listed)
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, int | float) else value
 
 
 def _save_at(value: Any) -> tuple[int | float, ...]:

@@ -72,7 +72,7 @@ def methods() -> dict[str, dict[str, Any]]:
         "random scaling": random_scaling(),
         "plug-in": plug_in(),
         "plug-in, finite horizon": plug_in("finite"),
-        "random scaling, finite horizon": random_scaling(critical="finite_horizon"),
+        "random scaling, finite horizon": random_scaling("finite"),
     }
     return {"": paper, "one-step": {"one-step": one_step()}}
 

@@ -50,7 +50,7 @@ def main(rounds: int = 600) -> dict[str, jaxlsgd.Interval]:
         method.name: jaxlsgd.track(method, x, rows="fresh")
         for method in (
             jaxlsgd.one_step(gradients="increments"),
-            jaxlsgd.random_scaling(critical="schedule"),
+            jaxlsgd.random_scaling("schedule"),
         )
     }
     states = {name: tracker.init(x) for name, tracker in trackers.items()}

@@ -136,7 +136,7 @@ def direction_multiplier(level: float, plan: Plan | None, detail: Directions) ->
     of two directions at 95 % the error is up to 1 % for λ_i a factor 4 apart and up to 9 % for a factor
     20; for negatively correlated directions, which cancel, up to 14 % and 18 %.
     """
-    plan = _required(plan, "finite_horizon")
+    plan = _required(plan, "finite")
     part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
     if plan.num_rounds < 2:
         return np.full(part.variance.shape, np.inf)  # one round has no spread
@@ -150,7 +150,7 @@ def _direction_joint(plan: Plan | None, detail: Directions) -> JointLaw:
     part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
     bias = part.bias * np.sqrt(part.variance)
     process = finite_wald.Process(part.eigenvalues, part.S, part.view, bias)
-    return finite_wald.joint_law(_required(plan, "finite_horizon"), process)
+    return finite_wald.joint_law(_required(plan, "finite"), process)
 
 
 def _combined(part: Directions, each: np.ndarray) -> np.ndarray:
@@ -163,7 +163,7 @@ def _combined(part: Directions, each: np.ndarray) -> np.ndarray:
 
 def _direction_tail(statistic: Any, plan: Plan | None, detail: Directions) -> np.ndarray:
     """Return p-values, at least 1e-6: 1 − the level whose critical value is the statistic."""
-    plan = _required(plan, "finite_horizon")
+    plan = _required(plan, "finite")
     part = Directions(*(np.asarray(leaf, np.float64) for leaf in detail))
     flat = np.abs(np.broadcast_to(np.asarray(statistic, np.float64), part.variance.shape))
     result = np.empty(flat.shape)

@@ -150,6 +150,7 @@ def table_rows(plan: Plan, level: float, places: range, fastest: int) -> FloatAr
 
 
 def _key(plan: Plan, level: float, place: int, fastest: int) -> str:
+    # The name that the method had first: keys of tables that studies keep.
     return f"random_scaling[finite_horizon] {plan.digest} {level!r} {place} {fastest}"
 
 

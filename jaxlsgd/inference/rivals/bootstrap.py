@@ -34,7 +34,8 @@ from jaxlsgd.inference.laws.standard import NORMAL
 from jaxlsgd.inference.rivals.copies import (
     RunState,
     averages,
-    rows_of_copies,
+    contrasts_of,
+    given_dim,
     run_means,
     stacked_problem,
 )
@@ -60,7 +61,7 @@ def perturbed(problem: Problem, copies: int = 200, weights: str = "exponential")
     Example::
 
         many = perturbed(problem, copies=100)
-        simulate(key, many, plan, replications=500, methods=[bootstrap(100, problem.dim)])
+        simulate(key, many, plan, replications=500, methods=[bootstrap(100)])
     """
     checks.count("copies", copies, 2)
     checks.choice("weights", weights, WEIGHTS)
@@ -121,14 +122,16 @@ class Spread(NamedTuple):
 
 
 @register("method")
-def bootstrap(copies: int, dim: int, *, interval: str = "sd", name: str | None = None) -> Estimator:
+def bootstrap(
+    copies: int, dim: int | None = None, *, interval: str = "sd", name: str | None = None
+) -> Estimator:
     """Online bootstrap: ȳ_j ± z times the standard deviation of B perturbed copies, or their percentiles.
 
     For a problem made by `perturbed`, whose first d parameters are the run and the others its copies.
 
     Args:
       copies: B, at least 2.
-      dim: d of one copy.
+      dim: d of one copy; that of the problem if None, and checked if given.
       interval: "sd", or "percentile": the quantile of |ȳ^b − ȳ| over the copies, so that the interval is
         symmetric around ȳ.
       name: name in tables; made from the arguments if None.
@@ -141,22 +144,22 @@ def bootstrap(copies: int, dim: int, *, interval: str = "sd", name: str | None =
     estimator, JMLR 19.
     """
     checks.count("copies", copies, 2)
-    checks.count("dim", dim, 1)
+    given = given_dim(dim)
     checks.choice("interval", interval, INTERVALS)
     return Estimator(
         name=name or f"bootstrap[{interval}]",
-        accumulators=(run_means(copies + 1, dim),),
-        measure=_measure_copies(copies, dim),
+        accumulators=(run_means(copies + 1, given),),
+        measure=_measure_copies(copies, given),
         law=NORMAL if interval == "sd" else _percentiles(copies),
         standard_error=True,
-        contrasts=rows_of_copies(copies + 1, dim, first_only=True),
+        **contrasts_of(copies + 1, given, first_only=True),
         label="bootstrap" + (", percentiles" if interval == "percentile" else ""),
         cost=f"{copies} × gradients, communication and memory",
     )
 
 
 @functools.cache
-def _measure_copies(copies: int, dim: int) -> Any:
+def _measure_copies(copies: int, dim: int | None) -> Any:
     def measure(states: tuple[RunState, ...], horizon: Horizon | None) -> Measurement:
         del horizon
         state = states[0]

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Sync
 from jaxlsgd.core.problem import Array, Params, Problem, flatten
@@ -52,6 +53,31 @@ def rows_of_copies(
     )
 
 
+@functools.cache
+def _for_problem(copies: int, first_only: bool) -> Any:
+    """Return the rows of `rows_of_copies` as a function of the problem with the copies."""
+
+    def contrasts_for(problem: Problem) -> tuple[tuple[float, ...], ...]:
+        if problem.copies % copies:
+            rule = f"hold {copies} copies, as perturbed and split_clients make them"
+            raise refusal("problem", rule, problem.copies)
+        return rows_of_copies(copies, problem.dim // copies, first_only)
+
+    return contrasts_for
+
+
+def given_dim(dim: int | None) -> int | None:
+    """Check the number of parameters of a copy, if it is given."""
+    return None if dim is None else checks.count("dim", dim, 1)
+
+
+def contrasts_of(copies: int, dim: int | None, first_only: bool = False) -> dict[str, Any]:
+    """Return the field of an `Estimator` with its rows R, or with how they follow from the problem."""
+    if dim is None:
+        return {"contrasts_for": _for_problem(copies, first_only)}
+    return {"contrasts": rows_of_copies(copies, dim, first_only)}
+
+
 class RunState(NamedTuple):
     """The averages over rounds, and the information time behind them."""
 
@@ -63,8 +89,8 @@ class RunState(NamedTuple):
 
 
 @functools.cache
-def run_means(copies: int, dim: int) -> Accumulator:
-    """Return ȳ_m of every copy of d parameters, and Σ 1/E_n, as a streaming statistic."""
+def run_means(copies: int, dim: int | None) -> Accumulator:
+    """Return ȳ_m of every copy of d parameters, any number if None, and Σ 1/E_n, as a streaming statistic."""
 
     def init(params: Params) -> RunState:
         y = jnp.zeros_like(stacked(params, copies, dim))
@@ -82,15 +108,15 @@ def run_means(copies: int, dim: int) -> Accumulator:
     return Accumulator(init, update, shared=("s", "s_lost", "m"))
 
 
-def stacked(params: Params, copies: int, dim: int) -> Array:
+def stacked(params: Params, copies: int, dim: int | None) -> Array:
     """Return the flat parameters; refuse a wrong number of them."""
     x = widened(flatten(params))
-    if x.shape != (copies * dim,):
+    if dim is not None and x.shape != (copies * dim,):
         of = f", {copies} runs of {dim} each" if copies > 1 else ""
         raise refusal("problem", f"have {copies * dim} parameters{of}", x.shape[0])
     return x
 
 
-def averages(state: RunState, copies: int, dim: int) -> Array:
+def averages(state: RunState, copies: int, dim: int | None) -> Array:
     """Return ȳ of each copy, (copies, d)."""
-    return (state.mean + state.lost).reshape(copies, dim)
+    return (state.mean + state.lost).reshape(copies, -1 if dim is None else dim)

@@ -31,7 +31,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import dense
 from jaxlsgd.core.problem import Array, Moment, Problem
 from jaxlsgd.core.registry import register
-from jaxlsgd.inference.rivals.copies import stacked, stacked_problem
+from jaxlsgd.inference.rivals.copies import given_dim, stacked, stacked_problem
 
 
 @register("problem")
@@ -103,19 +103,21 @@ def _split(problem: Problem, leaves: int) -> Problem:
 
 @register("algorithm")
 def federation_tree(
-    dim: int, branches: Sequence[int] = (2, 2), splits: Sequence[int] = (100, 200)
+    branches: Sequence[int] = (2, 2),
+    splits: Sequence[int] = (100, 200),
+    *,
+    dim: int | None = None,
 ) -> Algorithm:
     """Local SGD of federations that split into smaller ones after given rounds.
 
     For a problem made by `split_clients` with as many leaves as the tree has.
 
     Args:
-      dim: d of one federation.
       branches: how many federations one splits into, at each split.
       splits: the rounds after which they split, increasing; 0 for from the start.
+      dim: d of one federation; that of the problem if None, and checked if given.
     """
-    checks.count("dim", dim, 1)
-    return _tree(dim, *check_tree(branches, splits))
+    return _tree(given_dim(dim), *check_tree(branches, splits))
 
 
 def check_tree(
@@ -134,13 +136,13 @@ def check_tree(
 
 
 @functools.cache
-def _tree(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) -> Algorithm:
+def _tree(dim: int | None, branches: tuple[int, ...], splits: tuple[int, ...]) -> Algorithm:
     leaves = math.prod(branches)
 
     def receive(moved: Array, message: Any, round: Round) -> tuple[Array, Array]:
         del message
         # A leaf has 1/L of the weight, and only its clients move its row.
-        rows = moved.reshape(leaves, dim) * leaves
+        rows = moved.reshape(leaves, -1) * leaves
         so_far = round.server
         shared = within_nodes(rows, 1)
         for level, split in enumerate(splits, start=1):
@@ -154,7 +156,11 @@ def _tree(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) -> Algor
 
     # A client moves and sends the row of its leaf only.
     return Algorithm(
-        "federation_tree", init_server=init_server, receive=receive, sends=lambda _: dim
+        "federation_tree",
+        init_server=init_server,
+        receive=receive,
+        sends=lambda d: d // leaves,
+        copies=leaves if dim is None else 1,
     )
 
 

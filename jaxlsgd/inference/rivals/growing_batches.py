@@ -24,7 +24,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlsgd.core import checks
+from jaxlsgd.core import checks, renamed
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
@@ -124,11 +124,12 @@ def batch_starts(alpha: float, C: float) -> np.ndarray:
     return np.unique(np.maximum(found[found < _LAST], 1)).astype(np.int64)
 
 
-@register("method", brief="kind")
+@register("method", brief="batches")
+@renamed.accepts_old_names
 def growing_batches(
-    kind: str = "overlapping",
-    mode: str = "full",
+    batches: str = "overlapping",
     *,
+    mode: str = "full",
     alpha: float = 0.505,
     C: float = 1.0,
     name: str | None = None,
@@ -139,7 +140,7 @@ def growing_batches(
     spread, and there are few of them.
 
     Args:
-      kind: "overlapping" batches, or "nonoverlapping".
+      batches: "overlapping", or "nonoverlapping".
       mode: "full" keeps V̂ as (d, d), which joint tests need; "diagonal" keeps its diagonal in O(d).
       alpha: α of the step size γ_m = γ_0 m^(−α), in [1/2, 1); it decides where batches begin.
       C: of a_k = ⌊C k^{2/(1−α)}⌋, the first round of batch k.
@@ -150,18 +151,18 @@ def growing_batches(
 
     Reference: Zhu, Chen, Wu (2023), Online covariance matrix estimation in stochastic gradient descent, JASA 118.
     """
-    checks.choice("kind", kind, KINDS)
+    checks.choice("batches", batches, KINDS)
     checks.choice("mode", mode, MODES)
     step_exponent(alpha)
     checks.positive("C", C)
     return Estimator(
-        name=name or f"growing_batches[{kind}]",
-        accumulators=(batch_sums(kind, mode, float(alpha), float(C)),),
-        measure=_measure_overlapping if kind == "overlapping" else _measure_apart,
+        name=name or f"growing_batches[{batches}]",
+        accumulators=(batch_sums(batches, mode, float(alpha), float(C)),),
+        measure=_measure_overlapping if batches == "overlapping" else _measure_apart,
         law=NORMAL,
-        matrix=None if mode == "diagonal" else _MATRICES[kind],
+        matrix=None if mode == "diagonal" else _MATRICES[batches],
         standard_error=True,
-        label="batch means, overlapping" if kind == "overlapping" else "batch means",
+        label="batch means, overlapping" if batches == "overlapping" else "batch means",
         cost="no gradients, no communication; memory d² + 4d (5d if diagonal)",
     )
 

@@ -26,14 +26,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, Problem, flatten
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference.laws.standard import student
-from jaxlsgd.inference.rivals.copies import rows_of_copies, stacked
+from jaxlsgd.inference.rivals.copies import contrasts_of, given_dim, stacked
 from jaxlsgd.inference.rivals.federation_tree import (
     check_tree,
     federation_tree,
@@ -55,7 +54,7 @@ class LevelState(NamedTuple):
 
 
 @functools.cache
-def level_means(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) -> Accumulator:
+def level_means(dim: int | None, branches: tuple[int, ...], splits: tuple[int, ...]) -> Accumulator:
     """Return the averages above as a streaming statistic: θ̄_j ← θ̄_j + (x̄ − θ̄_j)/m_j for the level of the round."""
     leaves, levels = math.prod(branches), len(branches) + 1
 
@@ -81,9 +80,10 @@ def level_means(dim: int, branches: tuple[int, ...], splits: tuple[int, ...]) ->
 
 @register("method")
 def higrad(
-    dim: int,
     branches: Sequence[int] = (2, 2),
     splits: Sequence[int] = (100, 200),
+    *,
+    dim: int | None = None,
     name: str | None = None,
 ) -> Estimator:
     """HiGrad: Student's t from the leaves of a tree of federations that split.
@@ -91,9 +91,9 @@ def higrad(
     For a run of `federation_tree` on a problem made by `split_clients`; `grow` makes all three for a plan.
 
     Args:
-      dim: d of one federation.
       branches: how many federations one splits into, at each split.
       splits: the rounds after which they split, increasing; a plan must have more rounds than the last.
+      dim: d of one federation; that of the problem if None, and checked if given.
       name: name in tables; made from the arguments if None.
 
     Returns:
@@ -103,17 +103,17 @@ def higrad(
     Reference: Su, Zhu (2023), HiGrad: uncertainty quantification for online learning and stochastic
     approximation, JMLR 24.
     """
-    checks.count("dim", dim, 1)
+    given = given_dim(dim)
     branches, splits = check_tree(branches, splits)
     leaves = math.prod(branches)
     return Estimator(
         name=name or f"higrad[{'x'.join(map(str, branches))}]",
-        accumulators=(level_means(dim, branches, splits),),
-        measure=_measure_tree(dim, branches),
+        accumulators=(level_means(given, branches, splits),),
+        measure=_measure_tree(branches),
         law=student(leaves - 1),
-        matrix=_tree_matrix(dim, branches),
+        matrix=_tree_matrix(branches),
         standard_error=True,
-        contrasts=rows_of_copies(leaves, dim),
+        **contrasts_of(leaves, given),
         label="HiGrad",
         cost=f"no gradients, no communication; {leaves} × the server's memory",
         least_rounds=splits[-1] + 1,
@@ -149,18 +149,20 @@ def grow(problem: Problem, plan: Plan, branches: Sequence[int] = (2, 2)) -> Grow
     splits = tuple(plan.num_rounds // levels * j for j in range(1, levels))
     many = split_clients(problem, math.prod(branches))
     dim = problem.dim
-    return Grown(many, federation_tree(dim, branches, splits), higrad(dim, branches, splits))
+    return Grown(
+        many, federation_tree(branches, splits, dim=dim), higrad(branches, splits, dim=dim)
+    )
 
 
 @functools.cache
-def _measure_tree(dim: int, branches: tuple[int, ...]) -> Any:
-    matrix = _tree_matrix(dim, branches)
+def _measure_tree(branches: tuple[int, ...]) -> Any:
+    matrix, leaves = _tree_matrix(branches), math.prod(branches)
 
     def measure(states: tuple[LevelState, ...], horizon: Horizon | None) -> Measurement:
         state = states[0]
         variance = jnp.diagonal(matrix(states, horizon))
         scale = jnp.where(state.m[-1] < 1, jnp.inf, jnp.sqrt(variance))
-        return Measurement(jnp.mean(_leaf_values(state, dim), axis=0), scale)
+        return Measurement(jnp.mean(_leaf_values(state, leaves), axis=0), scale)
 
     return measure
 
@@ -172,14 +174,14 @@ def _weights(state: LevelState) -> Array:
     return amount / jnp.maximum(jnp.sum(amount), jnp.finfo(amount.dtype).tiny)
 
 
-def _leaf_values(state: LevelState, dim: int) -> Array:
+def _leaf_values(state: LevelState, leaves: int) -> Array:
     """Return μ, (L, d)."""
     means = state.means + state.lost
-    return jnp.sum(_weights(state)[:, None] * means, axis=0).reshape(-1, dim)
+    return jnp.sum(_weights(state)[:, None] * means, axis=0).reshape(leaves, -1)
 
 
 @functools.cache
-def _tree_matrix(dim: int, branches: tuple[int, ...]) -> Any:
+def _tree_matrix(branches: tuple[int, ...]) -> Any:
     """Return the function (states, horizon) → V̂ 1ᵀΣ1/L², (d, d)."""
     leaves = math.prod(branches)
     nodes = [math.prod(branches[:j]) for j in range(len(branches) + 1)]
@@ -191,7 +193,8 @@ def _tree_matrix(dim: int, branches: tuple[int, ...]) -> Any:
         # a_j L/C_j, whose sums from j on are the eigenvalues
         parts = w * w * state.s / m / m * leaves
         eigenvalues = jnp.cumsum(parts[::-1])[::-1]
-        values = _leaf_values(state, dim)
+        values = _leaf_values(state, leaves)
+        dim = values.shape[1]
         above, total = within_nodes(values, 1), jnp.zeros((dim, dim), values.dtype)
         for j, count in enumerate(nodes[1:], start=1):
             here = within_nodes(values, count)

@@ -17,7 +17,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator, Horizon, Law, Measurement
 from jaxlsgd.core.registry import register
-from jaxlsgd.inference.rivals.copies import RunState, averages, rows_of_copies, run_means
+from jaxlsgd.inference.rivals.copies import RunState, averages, contrasts_of, given_dim, run_means
 
 
 def runs_for(level: float) -> int:
@@ -30,7 +30,7 @@ def runs_for(level: float) -> int:
 
 
 @register("method")
-def hulc(runs: int, dim: int, name: str | None = None) -> Estimator:
+def hulc(runs: int, dim: int | None = None, name: str | None = None) -> Estimator:
     """HulC: from the least to the largest of the averages of B parallel federations.
 
     The estimate is the middle of the interval. Its level is 1 − 2^(1−B); a higher one is refused, and for a lower
@@ -41,7 +41,7 @@ def hulc(runs: int, dim: int, name: str | None = None) -> Estimator:
 
     Args:
       runs: B, at least 2; `runs_for(0.95)` is 6.
-      dim: d of one federation.
+      dim: d of one federation; that of the problem if None, and checked if given.
       name: name in tables; "hulc" if None.
 
     Returns:
@@ -51,20 +51,20 @@ def hulc(runs: int, dim: int, name: str | None = None) -> Estimator:
     JRSS B 86.
     """
     checks.count("runs", runs, 2)
-    checks.count("dim", dim, 1)
+    given = given_dim(dim)
     return Estimator(
         name=name or "hulc",
-        accumulators=(run_means(runs, dim),),
-        measure=_measure_hull(runs, dim),
+        accumulators=(run_means(runs, given),),
+        measure=_measure_hull(runs, given),
         law=_hull(runs),
-        contrasts=rows_of_copies(runs, dim),
+        **contrasts_of(runs, given),
         label="HulC",
         cost=f"no gradients, no communication; {runs} × the server's memory",
     )
 
 
 @functools.cache
-def _measure_hull(runs: int, dim: int) -> Any:
+def _measure_hull(runs: int, dim: int | None) -> Any:
     def measure(states: tuple[RunState, ...], horizon: Horizon | None) -> Measurement:
         del horizon
         each = averages(states[0], runs, dim)

@@ -23,19 +23,19 @@ from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference.laws.standard import student
-from jaxlsgd.inference.rivals.copies import RunState, averages, rows_of_copies, run_means
+from jaxlsgd.inference.rivals.copies import RunState, averages, contrasts_of, given_dim, run_means
 from jaxlsgd.inference.rivals.federation_tree import federation_tree, split_clients
 
 
 @register("method")
-def parallel_runs(runs: int, dim: int, name: str | None = None) -> Estimator:
+def parallel_runs(runs: int, dim: int | None = None, name: str | None = None) -> Estimator:
     """Parallel federations: Student's t from the averages of groups of clients that never meet.
 
     For a run of `federation_tree` on a problem made by `split_clients`; `split` makes both.
 
     Args:
       runs: B, at least 2.
-      dim: d of one federation.
+      dim: d of one federation; that of the problem if None, and checked if given.
       name: name in tables; "parallel_runs" if None.
 
     Returns:
@@ -47,15 +47,15 @@ def parallel_runs(runs: int, dim: int, name: str | None = None) -> Estimator:
     robust inference, JBES 28.
     """
     checks.count("runs", runs, 2)
-    checks.count("dim", dim, 1)
+    given = given_dim(dim)
     return Estimator(
         name=name or "parallel_runs",
-        accumulators=(run_means(runs, dim),),
-        measure=_measure_runs(runs, dim),
+        accumulators=(run_means(runs, given),),
+        measure=_measure_runs(runs, given),
         law=student(runs - 1),
-        matrix=_runs_matrix(runs, dim),
+        matrix=_runs_matrix(runs, given),
         standard_error=True,
-        contrasts=rows_of_copies(runs, dim),
+        **contrasts_of(runs, given),
         label="parallel runs",
         cost=f"no gradients, no communication; {runs} × the server's memory",
     )
@@ -74,15 +74,15 @@ def split(problem: Problem, runs: int) -> Parallel:
     Example::
 
         apart = split(problems.linear(5, 12, heterogeneity=0.0), runs=6)
-        methods = [parallel_runs(6, 5), hulc(6, 5)]
+        methods = [parallel_runs(6), hulc(6)]
         simulate(key, apart.problem, plan, replications=99, algorithm=apart.algorithm, methods=methods)
     """
     checks.count("runs", runs, 2)
-    return Parallel(split_clients(problem, runs), federation_tree(problem.dim, (runs,), (0,)))
+    return Parallel(split_clients(problem, runs), federation_tree((runs,), (0,), dim=problem.dim))
 
 
 @functools.cache
-def _runs_matrix(runs: int, dim: int) -> Any:
+def _runs_matrix(runs: int, dim: int | None) -> Any:
     def matrix(states: tuple[RunState, ...], horizon: Horizon | None) -> Array:
         del horizon
         each = averages(states[0], runs, dim)
@@ -93,7 +93,7 @@ def _runs_matrix(runs: int, dim: int) -> Any:
 
 
 @functools.cache
-def _measure_runs(runs: int, dim: int) -> Any:
+def _measure_runs(runs: int, dim: int | None) -> Any:
     matrix = _runs_matrix(runs, dim)
 
     def measure(states: tuple[RunState, ...], horizon: Horizon | None) -> Measurement:

@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxlsgd.analysis import looks
 from jaxlsgd.analysis.measures import truth_notes, warns_of_truth
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, colour_numbers
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.core.storage import check_output
@@ -212,7 +213,11 @@ def _table(table: Table) -> str:
 
 
 def write(
-    results: Results, path: str | Path, other: Results | None = None, refresh: int = 0
+    results: Results,
+    path: str | Path,
+    other: Results | None = None,
+    refresh: int = 0,
+    level: float | None = None,
 ) -> Path:
     """Write a study as one HTML file that needs nothing else.
 
@@ -223,6 +228,7 @@ def write(
       path: the file; replaced at once if it is there.
       other: a study to compare it with, cell by cell.
       refresh: seconds after which a browser loads the page again; 0 for never.
+      level: that the page shows until the reader chooses another; the first of the study if None.
 
     Returns:
       The path.
@@ -233,13 +239,18 @@ def write(
     """
     path = Path(path)
     check_output(path)  # before the page is made, which may take a minute
-    files.write_whole(path, page(results, other, refresh).encode())
+    files.write_whole(path, page(results, other, refresh, level).encode())
     return path
 
 
-def page(results: Results, other: Results | None = None, refresh: int = 0) -> str:
+def page(
+    results: Results,
+    other: Results | None = None,
+    refresh: int = 0,
+    level: float | None = None,
+) -> str:
     """Return the page as text."""
-    content = collect(results)
+    content = collect(results, level)
     content["data"]["refresh"] = refresh
     if other is not None:
         name = shown_path(other.directory)
@@ -248,14 +259,17 @@ def page(results: Results, other: Results | None = None, refresh: int = 0) -> st
     return render(content)
 
 
-def collect(results: Results) -> dict[str, Any]:
+def collect(results: Results, level: float | None = None) -> dict[str, Any]:
     """Return what the page shows: the parts of its text, and under `data` what its script draws."""
+    if level not in (None, *results.study.levels):
+        raise refusal("level", f"be one of {', '.join(map(str, results.study.levels))}", level)
     study, ids = results.study, results.cells()
     methods = [part.name for part in study.methods]
     labels = {name: name for name in methods}
     views = sum(len(cell.methods) for cell in study.cells)
     dim = max(part.fact("dim") for part in study.problems)
-    columns, digest = Columns(views, len(study.levels), dim), Digest()
+    place = 0 if level is None else study.levels.index(level)
+    columns, digest = Columns(views, len(study.levels), dim, place), Digest()
     pairs, failures = Pairs(columns.most_coordinates), Failures()
     cells, details, names, known, looked = _Cells(results, methods), [], {}, {}, []
     for cell_id in ids:
@@ -265,7 +279,7 @@ def collect(results: Results) -> dict[str, Any]:
         index = cells.add(cell_id, cell, columns.add(cell), names)
         labels |= cell.labels
         pairs.add(index, cell, methods)
-        details.append(detail(cell, *sizes(views, dim)))
+        details.append(detail(cell, *sizes(views, dim, len(study.levels))))
         failures.add(cell)
         digest.add(cell_id, cell)
         truths = cell.truth.values()
@@ -283,7 +297,7 @@ def collect(results: Results) -> dict[str, Any]:
     return {
         "name": shown_path(results.directory),
         "state": state,
-        "headline": headline(cells.rows, by_index, shown, study.levels[0]),
+        "headline": headline(cells.rows, by_index, shown, study.levels[place]),
         "warnings": _warnings(columns),
         "failures": failures.sentences(labels),
         "question": question(study, labels, next(iter(names), ()), truths),
@@ -300,6 +314,7 @@ def collect(results: Results) -> dict[str, Any]:
             "problems": [part.name for part in study.problems],
             "algorithms": [part.name for part in study.algorithms],
             "levels": list(study.levels),
+            "level": place,
             "names": [list(name) for name in names],
             "kept": columns.most_coordinates,
             "cells": cells.rows,

@@ -65,7 +65,7 @@ _COLUMNS = ("coverage_difference", "coverage_difference_mcse", "length_ratio", "
 
 
 class View(NamedTuple):
-    """A method in a cell at the last round and first level, mean over all coordinates."""
+    """A method in a cell at the last round and shown level, mean over all coordinates."""
 
     coverage: float
     error: float
@@ -128,9 +128,11 @@ class Columns:
       views: methods times cells.
       levels: how many there are.
       dim: coordinates that a method has, at most.
+      shown: place of the level that is shown first.
     """
 
-    def __init__(self, views: int, levels: int, dim: int) -> None:
+    def __init__(self, views: int, levels: int, dim: int, shown: int = 0) -> None:
+        self._shown = shown
         self.most_coordinates = max(1, MOST_LAST // max(1, views * levels) - 1)
         lines = views * levels * (1 + min(dim, self.most_coordinates))
         self.most_saves = max(2, MOST_PATH // max(1, lines))
@@ -150,12 +152,16 @@ class Columns:
             for row in rows
             if row["coordinate"] in cell.coordinates[row["method"]][: self.listed]
         ]
-        self.truths += [r for r in rows if r.get("truth_error") and r["level"] == cell.levels[0]]
+        self.truths += [
+            r for r in rows if r.get("truth_error") and r["level"] == cell.levels[self._shown]
+        ]
         self.views.append({})
         for name, rows in cell.methods.items():
             found = measures(rows, cell.truth[name], self.most_coordinates)
             # As the script has them, so that it writes the same digits.
-            p, error, length, spread = (float(np.float32(found[x][-1, 0, 0])) for x in _LAST)
+            p, error, length, spread = (
+                float(np.float32(found[x][-1, self._shown, 0])) for x in _LAST
+            )
             count, n = len(cell.coordinates[name]), int(rows.ok[-1].sum())
             self.views[-1][name] = View(p, error, length, spread, n, count)
             self._put("last", {key: found[key][-1] for key in _LAST})
@@ -275,21 +281,23 @@ MOST_POINTS, MOST_INTERVALS = 41, 100
 LISTED = 5  # failed replications
 
 
-def sizes(views: int, dim: int) -> tuple[int, int, int]:
+def sizes(views: int, dim: int, levels: int = 1) -> tuple[int, int, int]:
     """Return how many coordinates, quantiles and intervals of each method and cell to keep.
 
     Args:
       views: methods times cells.
       dim: coordinates that a method has, at most.
+      levels: how many there are, each with quantiles of lengths and intervals of its own.
     """
-    coordinates = min(dim, max(1, MOST_NUMBERS // (150 * max(1, views))))
+    coordinates = min(dim, max(1, MOST_NUMBERS // (150 * max(1, views * levels))))
     room = MOST_NUMBERS // max(1, views * coordinates)
-    points = min(MOST_POINTS, max(9, room // 4))
-    return coordinates, points, min(MOST_INTERVALS, max(20, (room - 2 * points) // 2))
+    points = min(MOST_POINTS, max(9, room // (2 + 2 * levels)))
+    left = (room - (1 + levels) * points) // (2 * levels)
+    return coordinates, points, min(MOST_INTERVALS, max(20, left))
 
 
 def detail(cell: CellRows, most: int, points: int, intervals: int) -> list[dict[str, Any]]:
-    """Return what is shown of each method of a cell, at the last round and first level."""
+    """Return what is shown of each method of a cell, at the last round."""
     return [_method(cell, name, most, points, intervals) for name in cell.methods]
 
 
@@ -303,10 +311,10 @@ def _method(cell: CellRows, name: str, most: int, points: int, intervals: int) -
 
 
 def _one(cell: CellRows, name: str, j: int, points: int, intervals: int) -> dict[str, Any]:
-    """Return quantiles and intervals of one coordinate."""
+    """Return quantiles of one coordinate, and by level those of its lengths, and its intervals."""
     rows, truth = cell.methods[name], cell.truth[name]
     ok, found = rows.ok[-1], {}
-    estimate, half = rows.estimate[-1, ok, j], rows.half_width[-1, 0, ok, j]
+    estimate, halves = rows.estimate[-1, ok, j], rows.half_width[-1][:, ok, j]
     if estimate.size < 2:
         return found
     share = (np.arange(points) + 0.5) / points
@@ -314,9 +322,9 @@ def _one(cell: CellRows, name: str, j: int, points: int, intervals: int) -> dict
     deviation = estimate.std(ddof=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         found["normal"] = packed(np.quantile((estimate - centre) / deviation, share))
-    found["length"] = packed(np.quantile(2 * half, share))
+    found["length"] = [packed(np.quantile(2 * half, share)) for half in halves]
     if truth is not None:
-        found["zip"] = packed(_zip(estimate - centre, half, intervals))
+        found["zip"] = [packed(_zip(estimate - centre, half, intervals)) for half in halves]
     return found
 
 

@@ -39,12 +39,12 @@ _NAMES = {
     "plug_in": ("plug_in", "normal"),
     "random_scaling[paper]": ("random_scaling", "paper"),
     "plug_in[finite]": ("plug_in[finite]", "normal"),
-    "random_scaling[finite_horizon]": ("random_scaling", "finite_horizon"),
+    "random_scaling[finite]": ("random_scaling", "finite"),
     "one_step": ("one_step", "student"),
 }
 _BLOCKS = (
     ("Plug-in", "plug_in", "plug_in[finite]"),
-    ("Random scaling", "random_scaling[paper]", "random_scaling[finite_horizon]"),
+    ("Random scaling", "random_scaling[paper]", "random_scaling[finite]"),
 )
 _MEASURES = (("coverage", "coverage rate (%)", 2), ("length", "average length (1e-2)", 3))
 _TITLES = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.core import storage
+from jaxlsgd.core import renamed, storage
 from jaxlsgd.core.cell_file import ARRAYS, fits
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.core.storage import read_regular
@@ -153,7 +153,7 @@ def encode_tile(cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> byte
 
 
 def _header(cell: CellSpec, first: int) -> bytes:
-    names = [method.name for method in cell.methods]
+    names = [renamed.first_name(method.name) for method in cell.methods]
     return canonical({"format": FORMAT, "cell": cell.digest, "first": first, "methods": names})
 
 

@@ -1,9 +1,12 @@
 // One cell up close: zip plot, estimates against normal, lengths, coordinates, failures, replay.
 const NAMES = { zip: "Intervals by rank", normal: "Estimates against normal", length: "Lengths" };
 
-// What is kept of one coordinate at the first level: of the chosen one, else of the first.
+// What is kept of one coordinate at the chosen level: of the chosen one, else of the first.
 const shownName = (cell, k) => kept(cell, k).includes(chosen.coordinate) ? chosen.coordinate : data.names[cell.names[k]][0];
-const parts = (cell, k) => data.details[cell.index][k].of[Math.max(0, data.names[cell.names[k]].indexOf(shownName(cell, k)))] ?? {};
+function parts(cell, k) {
+  const found = data.details[cell.index][k].of[Math.max(0, data.names[cell.names[k]].indexOf(shownName(cell, k)))] ?? {};
+  return { normal: found.normal, length: found.length?.[chosen.level], zip: found.zip?.[chosen.level] };
+}
 
 // Half of the axis that all methods of a cell share.
 function zipWidth(cell) {
@@ -15,7 +18,7 @@ function zipPanel(cell, k, most) {
   const found = parts(cell, k);
   if (!found.zip) return null;
   const ends = unpack(found.zip), count = ends.length / 2, method = cell.methods[k];
-  const covered = view(cell, k, 0, shownName(cell, k));
+  const covered = view(cell, k, chosen.level, shownName(cell, k));
   return {
     title: `${data.methods[method]}, ${shownName(cell, k)}: ${percent(covered.coverage, covered.error)}`,
     draw: (svg, width) => {
@@ -31,7 +34,7 @@ function zipPanel(cell, k, most) {
       }
       svg.append(
         shape("path", { d: `M${x(0)},${top}V${bottom}`, class: "truth" }),
-        shape("path", { d: `M${left},${y(100 * data.levels[0])}H${width - RIGHT}`, class: "nominal" }));
+        shape("path", { d: `M${left},${y(100 * level())}H${width - RIGHT}`, class: "nominal" }));
       axisX(svg, x, bottom, "Interval less truth");
       return { height: 292, points, name: "Zip plot." };
     },
@@ -91,7 +94,7 @@ function drawZip() {
   figure("zip", shown.map((k) => zipPanel(cell, k, zipWidth(cell))), { rows: () => shown.flatMap((k) => {
     const ends = unpack(parts(cell, k).zip);
     return Array.from({ length: ends.length / 2 }, (_, i) => ({
-      ...where(cell), method: data.methodNames[cell.methods[k]], level: data.levels[0], coordinate: shownName(cell, k),
+      ...where(cell), method: data.methodNames[cell.methods[k]], level: level(), coordinate: shownName(cell, k),
       rank: (i + 0.5) / (ends.length / 2), lower_less_truth: ends[2 * i], upper_less_truth: ends[2 * i + 1],
     }));
   }) });

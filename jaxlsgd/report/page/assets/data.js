@@ -40,7 +40,7 @@ function place(cell, k, atLevel = chosen.level, coordinate = chosen.coordinate) 
 const unique = (values) => [...new Set(values)];
 const chosen = {
   problem: "", algorithm: "", steps: "", schedule: "", coordinate: "",
-  level: 0,
+  level: data.level,
   hidden: new Set(),
 };
 

@@ -54,7 +54,7 @@ function drawing(id) {
   document.body.append(whole);
   const legend = legendRow(width);
   const heading = shape("text", { x: 16, y: 26, class: "label strong" },
-    `${document.querySelector(`#${id} h2`).textContent}: ${number(100 * (id === "zip" ? data.levels[0] : level()))} % intervals${id === "zip" ? "" : `, ${coordinateName()}`}`);
+    `${document.querySelector(`#${id} h2`).textContent}: ${number(100 * level())} % intervals${id === "zip" ? "" : `, ${coordinateName()}`}`);
   whole.append(shape("rect", { width: "100%", height: "100%", class: "paper" }), heading, shape("g", { transform: "translate(8,34)" }, legend.row));
   let y = 40 + legend.height;
   for (let i = 0; i < panels.length; i += columns) {

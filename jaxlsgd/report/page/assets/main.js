@@ -23,7 +23,7 @@ function choice(key, name, values, text = String, all = true) {
   if (all) select.append(element("option", { value: "" }, key === "coordinate" ? "mean over all" : "all"));
   values.forEach((value, i) => select.append(element("option", { value: key === "level" ? i : value }, text(value))));
   if ([...select.options].some((option) => option.value === String(chosen[key]))) select.value = String(chosen[key]);
-  else chosen[key] = key === "level" ? 0 : "";
+  else chosen[key] = key === "level" ? data.level : "";
   return [element("label", {}, `${name} `, select)];
 }
 
@@ -60,7 +60,7 @@ function recall() {
 
 function remember() {
   const given = new URLSearchParams();
-  for (const key of KEPT) if (chosen[key] !== "" && chosen[key] !== 0) given.set(key, chosen[key]);
+  for (const key of KEPT) if (chosen[key] !== (key === "level" ? data.level : "")) given.set(key, chosen[key]);
   if (chosen.hidden.size) given.set("hidden", [...chosen.hidden].join(","));
   try { history.replaceState(null, "", `#${given}`); } catch { /* a browser that forbids it for files */ }
 }
