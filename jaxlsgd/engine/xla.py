@@ -186,8 +186,7 @@ def _uses(jaxpr: core.Jaxpr) -> Counter[Any]:
                 if _named(atom):
                     uses[atom] += inner[variable] - 1
             continue
-        source = equation.invars[0] if equation.invars else None
-        if equation.primitive in _MOVES and _named(source):
+        if equation.primitive in _MOVES and _named(source := equation.invars[0]):
             (made,) = equation.outvars
             copies = max(1, math.prod(_shape_of(made)) // max(1, math.prod(_shape_of(source))))
             uses[source] += uses[made] * copies - 1

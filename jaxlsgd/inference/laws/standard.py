@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.polynomial.chebyshev import chebinterpolate, chebval
+from numpy.polynomial import Chebyshev
 from scipy.special import chdtrc, chdtri, fdtrc, fdtri, ndtr, ndtri, stdtr, stdtrit
 
 from jaxlsgd.core.checks import refusal
@@ -50,12 +50,10 @@ def student_quantiles(df: np.ndarray, p: Any) -> np.ndarray:
         return stdtrit(df, p)
     one, few = p.flat[0], df < _LEAST_DF
 
-    def at(s: np.ndarray) -> np.ndarray:
-        return np.log(-stdtrit(2 * _LEAST_DF / np.maximum(s + 1, 1e-9), one))
-
-    found = -np.exp(
-        chebval(2 * _LEAST_DF / np.maximum(df, _LEAST_DF) - 1, chebinterpolate(at, _NODES))
-    )
+    # The Chebyshev nodes of s = 6/df − 1.
+    s = np.cos(np.pi * (np.arange(_NODES) + 0.5) / _NODES)
+    curve = Chebyshev.fit(s, np.log(-stdtrit(2 * _LEAST_DF / (s + 1), one)), _NODES - 1)
+    found = -np.exp(curve(2 * _LEAST_DF / np.maximum(df, _LEAST_DF) - 1))
     found[few] = stdtrit(df[few], one)
     return found
 
