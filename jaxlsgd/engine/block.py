@@ -113,7 +113,8 @@ def run_hessians(
     empty = jnp.zeros((groups, d, d, R), places.dtype), jnp.zeros((d, d, R), places.dtype)
     low = jnp.asarray(0, jnp.int32)
     if program.loop.prepares:
-        sums = lax.fori_loop(low, pairs.count, body, (empty, prepare(low)))[0]
+        high = pairs.count if program.loop.some else room
+        sums = lax.fori_loop(low, high, body, (empty, prepare(low)))[0]
     else:
         sums = lax.scan(body_alone, empty, jnp.arange(room, dtype=jnp.int32))[0]
     per_group, squares = sums if over_shards is None else over_shards(sums)
@@ -254,5 +255,5 @@ def over_steps(
     indices = jnp.arange(pairs, dtype=jnp.int32)
     if not loop.prepares:
         return lax.scan(body_alone, carry, indices, unroll=min(loop.unroll, pairs))[0]
-    low, high = some or (jnp.asarray(0, jnp.int32), pairs)
+    low, high = (loop.some and some) or (jnp.asarray(0, jnp.int32), pairs)
     return lax.fori_loop(low, high, lambda i, now: body(now, i)[0], (carry, prepare(low)))[0]

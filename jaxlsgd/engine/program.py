@@ -20,6 +20,9 @@ class Loop(NamedTuple):
 
     prepares: bool = True  # an iteration makes the draws of the next one
     unroll: int = 1  # iterations in one turn of the loop
+    some: bool = (
+        True  # it may run over some of its pairs of steps only, so that its length is not known
+    )
     ahead: bool = True  # if cells share their draws, those of a block are made before it runs
     dense: bool = False  # the statistics are always updated in the step loop
     rooms: tuple[int, ...] = (
@@ -31,7 +34,10 @@ class Loop(NamedTuple):
 # GPU every pass is a kernel: a step's draws are made in the kernel that uses them, and eight iterations are
 # unrolled. Compiled for an H100 (linear, K = 10, d = 5), that reduces the kernels per step from 7 to 3.4, statistics
 # included, and the bytes per client-step from 286 to 210; 20 cells as lanes take 3.3 kernels together, and 84 bytes.
-LOOPS = {"gpu": Loop(prepares=False, unroll=8, ahead=False, dense=True)}
+LOOPS = {
+    "gpu": Loop(prepares=False, unroll=8, some=False, ahead=False, dense=True),
+    "tpu": Loop(some=False),
+}
 OTHER_LOOP = Loop()
 # If a step is cheap, a second loop that makes its observations again costs more than statistics at every step:
 # a sixth more with K = 10 and d = 2 or 5 (C5, P(1/2)), the same with d = 20; with K = 100 it is 1.4 times as fast.

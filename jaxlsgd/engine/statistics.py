@@ -132,7 +132,7 @@ class HessianPairs(NamedTuple):
     count: Any  # () int32, how many pairs there are; those behind them have no weight
 
 
-# Room for pairs of steps, where the loop over them has a fixed length.
+# Room for pairs of steps, where the loop over them has a known length.
 HESSIAN_ROOMS = (1, 4, 16, BLOCK_STEPS // 2)
 
 
@@ -147,7 +147,7 @@ def hessian_pairs(loop: Loop, *weights: np.ndarray) -> HessianPairs | None:
     at = np.flatnonzero(by_pair.any((0, 2, 3)))
     if not len(at):
         return None
-    rooms = HESSIAN_ROOMS[-1:] if loop.prepares else HESSIAN_ROOMS
+    rooms = HESSIAN_ROOMS[-1:] if loop.some else HESSIAN_ROOMS
     room = next(room for room in rooms if len(at) <= room)
     places = np.zeros(room, np.int32)
     places[: len(at)] = at
