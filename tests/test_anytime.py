@@ -469,7 +469,7 @@ def test_one_run_stops_where_a_loop_of_ones_own_would() -> None:
 
 
 def test_a_loop_of_ones_own_ends_when_it_is_sure_enough() -> None:
-    tracker = jaxlsgd.track(jaxlsgd.random_scaling("diagonal"), jnp.zeros(2), rows="fresh")
+    tracker = jaxlsgd.track(jaxlsgd.random_scaling(mode="diagonal"), jnp.zeros(2), rows="fresh")
     noise = jax.random.normal(jax.random.key(3), (400, 2))
     start = tracker.init(jnp.zeros(2))
     assert not tracker.done(start, half_width=1e9)

@@ -121,8 +121,8 @@ def path_scale(
     return Accumulator(init, update, shared=shared, any_width=True)
 
 
-@register("method", brief="critical")
 @renamed.accepts_old_names
+@register("method", brief="critical")
 def random_scaling(
     critical: str = "asymptotic",
     *,

@@ -781,13 +781,14 @@ def bands(
       run: which replication.
       level: one of the cell's, the first if None.
     """
-    methods, j = list(methods) or list(cell.methods), cell.level_place(level)
+    methods = [cell.method_named(name) for name in methods] or list(cell.methods)
+    j = cell.level_place(level)
     place = cell.coordinate_place(methods[0], coordinate)
     figure, axes = style.grid(1, 1, wide=1.3)
     axis, steps = axes[0][0], cell.steps_at
     looks = style.method_looks(methods)
     for name in methods:
-        rows = cell.methods[cell.method_named(name)]
+        rows = cell.methods[name]
         half = rows.half_width[:, j, run, place]
         center, seen = rows.estimate[:, run, place], np.isfinite(half)
         x = np.asarray(steps)[seen]

@@ -124,8 +124,8 @@ def batch_starts(alpha: float, C: float) -> np.ndarray:
     return np.unique(np.maximum(found[found < _LAST], 1)).astype(np.int64)
 
 
-@register("method", brief="batches")
 @renamed.accepts_old_names
+@register("method", brief="batches")
 def growing_batches(
     batches: str = "overlapping",
     *,
