@@ -93,17 +93,14 @@ def innermost(
     def run(*arguments: Any) -> Any:
         leaves: list[Any] = []
         for argument, axes in zip(arguments, in_axes, strict=True):
-            leaves += _leaves(_varied(argument, axes))
+            leaves += _leaves(_by_axis(_as_varying, axes, argument, _varies))
         count = next(_shape(x)[-1] for x in leaves if _varies(x))
         structure = jax.tree.structure(arguments, is_leaf=_varies)
         examples = structure.unflatten([_one(x) for x in leaves])
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*examples)
         found = _evaluate(closed, leaves, rules, varying_rules or {}, unit)
         made = jax.tree.unflatten(jax.tree.structure(shape), found)
-        if out_axes == -1:
-            return jax.tree.map(lambda x: _spread(x, count), made, is_leaf=_varies)
-        plain = lambda x, axis: x if axis is None else _spread(x, count)  # noqa: E731
-        return jax.tree.map(plain, made, out_axes, is_leaf=_varies)
+        return _by_axis(lambda x: _spread(x, count), out_axes, made, _varies)
 
     return run
 
@@ -113,12 +110,15 @@ def unit_of(vector: Array) -> Array:
     return jnp.where(jnp.isnan(vector[0]), 2, 1).astype(vector.dtype)
 
 
-def _varied(argument: Any, axes: Any) -> Any:
-    if axes is None:
-        return argument
-    if axes == -1:
-        return jax.tree.map(_as_varying, argument, is_leaf=_varies)
-    return jax.tree.map(lambda x, axis: x if axis is None else _as_varying(x), argument, axes)
+def _by_axis(
+    on: Callable[[Any], Any], axes: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Apply a function to the leaves of a tree, except where the axes, a prefix of it, are None."""
+
+    def each(axis: int | None, part: Any) -> Any:
+        return part if axis is None else jax.tree.map(on, part, is_leaf=is_leaf)
+
+    return jax.tree.map(each, axes, tree, is_leaf=lambda axis: axis is None)
 
 
 def _varies(value: Any) -> bool:
