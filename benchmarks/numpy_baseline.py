@@ -189,3 +189,38 @@ def run(model: Model, path: Path, replications: int, seed: int) -> Found:
     mean_over_clients(weights, gradient, mean)
     statistics.update(average, int(path.E[-1]), mean, a, source.hessian_weight())
     return statistics.found(path.beta)
+
+
+def run_path(
+    model: Model, path: Path, replications: int, seed: int, rows: Array | None = None
+) -> tuple[Array, Array]:
+    """Run random scaling alone, of every parameter by itself or of a few contrasts; return estimates and V̂_jj."""
+    K, d = model.truths.shape
+    weights = model.weights.astype(np.float32)
+    source = Observations(model, replications, seed)
+    clients, gradient = (np.zeros((K, d, replications), np.float32) for _ in range(2))
+    average = np.zeros((d, replications), np.float32)
+    count = d if rows is None else len(rows)
+    mean, A, b, work = (np.zeros((count, replications), np.float32) for _ in range(4))
+    q, s = 0.0, 0.0
+    for m, (E, eta) in enumerate(zip(path.E.tolist(), path.eta.tolist(), strict=True), 1):
+        for _ in range(E):
+            source.gradient(clients, gradient)
+            gradient *= np.float32(eta)
+            clients -= gradient
+        mean_over_clients(weights, clients, average)
+        clients[...] = average
+        delta = np.subtract(average if rows is None else rows @ average, mean)
+        delta *= np.float32(1 / m)
+        # A ← A − 2 b δ + q δ²
+        np.multiply(delta, np.float32(q), out=work)
+        b *= 2
+        work -= b
+        b /= 2
+        work *= delta
+        A += work
+        b -= delta * np.float32(q)
+        mean += delta
+        q += m**2 / E
+        s += 1 / E
+    return mean.T, A.T / (float(len(path.E)) ** 2 * s)
