@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "scripts" / "accelerat
 
 import hlo  # noqa: E402
 import interpret  # noqa: E402
+import programs  # noqa: E402
 import ptx  # noqa: E402
 
 HEAD = """
@@ -140,3 +142,85 @@ def test_products_of_less_than_full_precision_are_told_and_their_names_are_not()
     less = hlo.low_precision("  %dot.3 = f32[8]{0} dot(%a, %b)\n")
     assert less == ["dot dot.3 without full precision"]
     assert hlo.low_precision("  %x = bf16[8]{0} add(%a, %b)\n") == ["bf16[8]"]
+    copy = "  %copy.4 = f32[8]{0} copy(%gemm_fusion_dot.1)"
+    calls = "  %gemm_fusion_dot.1 = f32[8]{0} fusion(%a), kind=kCustom, calls=%gemm_fusion_dot.1_computation"
+    assert hlo.low_precision(f"{full}\n{copy}\n{calls}\n") == []
+    assert len(hlo.products(f"{full}\n{copy}\n{calls}\n")) == 1
+    library = '  %custom.5 = (f32[8]{0}, s8[4]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm"'
+    assert hlo.low_precision(library) == ["custom-call custom.5 without full precision"]
+    precise = ', backend_config={"precision_config":{"operand_precision":["HIGHEST","HIGHEST"]}}'
+    assert hlo.low_precision(library + precise) == []
+
+
+PROGRAM = """HloModule jit_run
+
+%inner (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %add.1 = f32[8]{0} add(%x, %x)
+}
+
+%body (carry: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %carry = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%carry), index=0
+  %v = f32[8]{0} get-tuple-element(%carry), index=1
+  %next = s32[] add(%i, %i)
+  %fusion.1 = f32[8]{0} fusion(%v), kind=kLoop, calls=%inner
+  %fusion.2 = f32[8]{0} fusion(%fusion.1), kind=kLoop, calls=%inner
+  ROOT %made = (s32[], f32[8]{0}) tuple(%next, %fusion.2)
+}
+
+%limit (carry: (s32[], f32[8])) -> pred[] {
+  %carry = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%carry), index=0
+  %end = s32[] constant(4)
+  ROOT %less = pred[] compare(%i, %end), direction=LT
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %copy.1 = f32[8]{0} copy(%a)
+  %call.1 = f32[8]{0} call(%copy.1), to_apply=%inner, metadata={op_name="once"}
+  %begun = (s32[], f32[8]{0}) tuple(%zero, %call.1)
+  %while.1 = (s32[], f32[8]{0}) while(%begun), condition=%limit, body=%body, backend_config={"known_trip_count":{"n":"4"}}
+  %out = f32[8]{0} get-tuple-element(%while.1), index=1
+  ROOT %last = f32[8]{0} negate(%out)
+}
+"""
+
+
+def test_kernels_of_a_whole_program_are_counted_with_its_loops() -> None:
+    """A copy, what is called and a negation, and four times two fusions and the counter."""
+    assert hlo.launches(PROGRAM, scalars=True) == 3 + 4 * 3
+    assert hlo.launches(PROGRAM, scalars=False) == 3 + 4 * 2
+    (loop,) = hlo.loops(PROGRAM, scalars=True)
+    assert (loop.trips, len(loop.kernels)) == (4, 3)
+
+
+def test_what_happens_between_the_blocks_of_a_run_is_counted() -> None:
+    """Anchors where the observations have grown by half; of all Hessians each turn of their loop that has a pair."""
+    edges = [64]
+    while edges[-1] < 5_000:
+        edges.append(-(-3 * edges[-1] // 2 // 64) * 64)
+    device = jax.devices()[0]
+    found = programs.Programs("linear", "h100", device, programs.methods()["one-step"]).asked(1)
+    assert found.anchors == len(edges) - 1
+    assert 5_000 < found.steps < 5_000 + 64 + 1
+    assert set(found.rooms) <= {1, 4}
+    assert len(found.rooms) >= found.anchors  # every bin has some
+    base = {"problem": "linear", "lanes": 1, "dim": programs.DIM, "pairs": 0, "loops": []}
+    compiled = [
+        {**base, "program": "anchor", "launches": 80},
+        {**base, "program": "anchor, 20 parameters", "launches": 1000, "dim": 20},
+        {**base, "program": "block", "launches": 1000},
+        {
+            **base,
+            "program": "Hessians",
+            "launches": 34,
+            "pairs": 4,
+            "loops": [{"kernels": 6 * [""]}],
+        },
+    ]
+    asked = programs.Asked(steps=1_000, anchors=2, rooms=[4, 1, 4])
+    share = programs.between("linear", 1, asked, compiled)
+    assert share["kernels_a_step"] == (2 * 80 + 34 + (34 - 3 * 6) + 34) / 1_000

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import sys
@@ -23,6 +24,8 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 KINDS = ("linear", "logistic")
 DIM, CLIENTS, ROUNDS = 5, 10, 5_000
+WIDE = 20  # parameters: so many that products of matrices are not written out
+RARE = 5  # steps of a round in C5, the plan for which one cell's Hessians at anchors are made
 # Memory is fitted at widths for which a TPU no longer keeps the draws in its on-chip memory.
 WIDTHS = (32_768, 65_536)
 MEMORY = {"h100": 80 * 10**9, "tpu": 16 * 10**9}
@@ -42,6 +45,14 @@ class Job(NamedTuple):
     group: str  # of methods
     lanes: int = 1
     turn: int = 2  # steps in one turn of the loop over steps
+    pairs: int = 0  # of steps whose Hessians it makes at an anchor
+    dim: int = DIM
+    anchors: bool = False  # it makes some
+
+    @property
+    def fills(self) -> bool:
+        """Whether it may be what a tile needs most memory for."""
+        return self.lanes == 1 and self.dim == DIM and (self.slots > 0 or self.anchors)
 
 
 def topology(target: str, dump: Path | None = None) -> Any:
@@ -77,10 +88,29 @@ def methods() -> dict[str, dict[str, Any]]:
     return {"": paper, "one-step": {"one-step": one_step()}}
 
 
+class Asked(NamedTuple):
+    """What a run asks for between its blocks."""
+
+    steps: int
+    anchors: int  # how often one is made
+    rooms: list[int]  # for pairs of steps, of every block with Hessians at anchors
+
+
+def _table_4() -> list[Any]:
+    from jaxlsgd.report.paper.printed import HORIZONS
+    from jaxlsgd.schedules import PAPER_SCHEDULES, paper, power_decay
+
+    families = [paper(name).with_warmup(0.05) for name in PAPER_SCHEDULES]
+    decay = power_decay(0.5)
+    return [one.plan(decay, num_steps=steps) for one in families for steps in HORIZONS]
+
+
 class Programs:
     """The programs of one problem, lowered for any number of replications."""
 
-    def __init__(self, kind: str, target: str, device: Any, chosen: dict[str, Any]) -> None:
+    def __init__(
+        self, kind: str, target: str, device: Any, chosen: dict[str, Any], dim: int = DIM
+    ) -> None:
         import jax
 
         from jaxlsgd import problems
@@ -91,13 +121,14 @@ class Programs:
         self._kind = kind
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self.methods = chosen
-        problem = getattr(problems, kind)(DIM, CLIENTS)
+        problem = getattr(problems, kind)(dim, CLIENTS)
         self.program = make_program(
             problem, tuple(chosen.values()), local_sgd(), platform=PLATFORMS[target]
         )
         self._numbers = make_data(problem, "float32")
         self._data = self._abstract(self._numbers)
         self._plan = constant(1).plan(power_decay(0.5), num_rounds=ROUNDS)
+        self._rare = constant(RARE).plan(power_decay(0.5), num_rounds=ROUNDS // RARE)
 
     def _abstract(self, tree: Any) -> Any:
         import jax
@@ -155,6 +186,78 @@ class Programs:
         given, state = self._abstract(block), self._abstract(state)
         return jax.jit(run, donate_argnums=2).lower(self._data, words, state, given)
 
+    def anchor(self, lanes: int, R: int) -> Any:
+        """The next anchor of the statistic that has one, of one cell or of several as lanes."""
+        import jax
+
+        from jaxlsgd.engine import statistics
+
+        part, state = self._anchored(lanes, R)
+
+        def run(d: Any, s: Any) -> Any:
+            one = functools.partial(statistics.roll, part, d.init)
+            return one(s) if lanes == 1 else jax.vmap(one)(s)
+
+        return jax.jit(run, donate_argnums=1).lower(self._data, state)
+
+    def hessians(self, room: int, lanes: int, R: int) -> Any:
+        """Hessians at anchors of a block, with room for so many pairs of steps, of one cell or of several as lanes."""
+        import jax
+
+        from jaxlsgd.engine.block import run_hessians
+        from jaxlsgd.engine.draws import Supply
+        from jaxlsgd.engine.statistics import HessianPairs
+
+        program = self.program
+        part, state = self._anchored(lanes, R)
+
+        def run(d: Any, words: Any, s: Any, first: Any, pairs: Any) -> Any:
+            given = Supply(jax.random.wrap_key_data(words), None)
+            one = functools.partial(run_hessians, program, program.anchored[0], d, given)
+            axes: Any = HessianPairs(None, 0, None)
+            every = one if lanes == 1 else jax.vmap(one, in_axes=(0, None, axes))
+            return every(s, first, pairs)
+
+        weight = np.zeros((room, 2, part.anchor.groups), np.float32)
+        weight = weight if lanes == 1 else np.broadcast_to(weight, (lanes, *weight.shape))
+        pairs = HessianPairs(np.zeros(room, np.int32), weight, np.int32(0))
+        given = np.zeros((R, 2), np.uint32), np.uint32(0), pairs
+        words, first, pairs = self._abstract(given)
+        return jax.jit(run, donate_argnums=2).lower(self._data, words, state, first, pairs)
+
+    def _anchored(self, lanes: int, R: int) -> tuple[Any, Any]:
+        """The statistic with an anchor, and its states."""
+        import jax
+
+        (i,) = self.program.anchored
+        state = self._state(R).statistics[i]
+        if lanes > 1:
+            stack = lambda x: np.broadcast_to(np.zeros((), x.dtype), (lanes, *x.shape))  # noqa: E731
+            state = self._abstract(jax.tree.map(stack, state))
+        return self.program.accumulators[i], state
+
+    def asked(self, lanes: int) -> Asked:
+        """What one-step asks for between the blocks of a run: of C5, or of the cells of Table 4 as lanes."""
+        from jaxlsgd.engine import statistics, tile
+        from jaxlsgd.engine.layout import BLOCK_STEPS, lay_out_whole
+
+        program, plans = self.program, [self._rare] if lanes == 1 else _table_4()
+        (i,) = program.anchored
+        layouts = [lay_out_whole(plan, (plan.num_rounds,), program.rooms) for plan in plans]
+        sent = [tile.hessian_steps(program, plan, DIM, CLIENTS)[i] for plan in plans]
+        rooms = []
+        for number in range(max(len(layout.calls) for layout in layouts)):
+            weights = [
+                tile.in_block(each, layout.calls[number].block)
+                for layout, each in zip(layouts, sent, strict=True)
+                if number < len(layout.calls)
+            ]
+            pairs = statistics.hessian_pairs(program.loop, *weights)
+            rooms += [] if pairs is None else [len(pairs.at)]
+        anchors = {block for plan in plans for block in tile.rolls_of(program, plan, DIM)[i]}
+        assert len(layouts) == lanes
+        return Asked(BLOCK_STEPS * max(len(one.calls) for one in layouts), len(anchors), rooms)
+
     def interpreted(self) -> Any:
         """A block on arrays that are there, for `computed`: the program, its arguments, and the CPU's results."""
         import jax
@@ -211,6 +314,7 @@ def jobs(target: str, device: Any) -> Iterator[Job]:
     from jaxlsgd.engine.layout import BLOCK_STEPS
 
     for kind in KINDS:
+        yield from _wide_jobs(kind, target, device)
         for group, chosen in methods().items():
             programs = Programs(kind, target, device, chosen)
             loop, suffix = programs.program.loop, f" ({group})" if group else ""
@@ -223,9 +327,65 @@ def jobs(target: str, device: Any) -> Iterator[Job]:
                 lower = functools.partial(programs.block, BLOCK_STEPS, LANES)
                 name = f"block of {LANES} cells as lanes{suffix}"
                 yield Job(kind, name, BLOCK_STEPS, lower, group, LANES, 2 * loop.unroll)
+            if programs.program.anchored:
+                yield from _anchor_jobs(kind, target, programs, group)
             for name in chosen:
                 lower = functools.partial(programs.measurement, name)
                 yield Job(kind, f"measurement: {name}", 0, lower, group)
+
+
+def _anchor_jobs(kind: str, target: str, programs: Programs, group: str) -> Iterator[Job]:
+    """An anchor, and the Hessians there that C5 asks for; of lanes, which differ in their plans, with all the room."""
+    from jaxlsgd.engine.statistics import HESSIAN_ROOMS
+
+    widths = {1: sorted(set(programs.asked(1).rooms))}
+    if target == "h100":
+        widths[LANES] = [HESSIAN_ROOMS[-1]]
+    for lanes, rooms in widths.items():
+        of = "" if lanes == 1 else f" of {lanes} cells as lanes"
+        lower = functools.partial(programs.anchor, lanes)
+        yield Job(kind, f"anchor{of} ({group})", 0, lower, group, lanes, anchors=True)
+        for room in rooms:
+            lower = functools.partial(programs.hessians, room, lanes)
+            name = f"Hessians at anchors{of}, room for {room} pairs ({group})"
+            yield Job(kind, name, 0, lower, group, lanes, pairs=room)
+
+
+def _wide_jobs(kind: str, target: str, device: Any) -> Iterator[Job]:
+    """What one-step makes of matrices too large to be written out: the programs that have products."""
+    group = "one-step"
+    programs = Programs(kind, target, device, methods()[group], WIDE)
+    lower = functools.partial(programs.anchor, 1)
+    yield Job(kind, f"anchor, {WIDE} parameters ({group})", 0, lower, group, dim=WIDE)
+    lower = functools.partial(programs.measurement, group)
+    yield Job(kind, f"measurement: {group}, {WIDE} parameters", 0, lower, group, dim=WIDE)
+
+
+def between(
+    problem: str, lanes: int, asked: Asked, programs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The kernels of all anchors and Hessians of a run, per local step, from the programs that were compiled."""
+    own = [
+        one
+        for one in programs
+        if (one["problem"], one["lanes"], one["dim"]) == (problem, lanes, DIM)
+    ]
+    (anchor,) = (one for one in own if one["program"].startswith("anchor"))
+    hessians = sorted((one for one in own if one["pairs"]), key=lambda one: one["pairs"])
+    total = anchor["launches"] * asked.anchors
+    for room in asked.rooms:
+        # Where all the room was compiled, fewer turns of the same loop.
+        one = next(one for one in hessians if one["pairs"] >= room)
+        a_turn = sum(len(loop["kernels"]) for loop in one["loops"])
+        total += one["launches"] - (one["pairs"] - room) * a_turn
+    return {
+        "problem": problem,
+        "lanes": lanes,
+        "steps": asked.steps,
+        "anchors": asked.anchors,
+        "hessians": len(asked.rooms),
+        "kernels_a_step": total / asked.steps,
+    }
 
 
 def report(target: str, job: Job, replications: int) -> dict[str, Any]:
@@ -244,6 +404,11 @@ def report(target: str, job: Job, replications: int) -> dict[str, Any]:
         "slots": job.slots,
         "compile_seconds": time.perf_counter() - began,
         "loops": [loop._asdict() for loop in found],
+        "launches": hlo.launches(text, scalars=target == "h100"),
+        "products": len(hlo.products(text)),
+        "lanes": job.lanes,
+        "dim": job.dim,
+        "pairs": job.pairs,
         "unknown_trip_counts": sum(loop.trips is None for loop in found),
         "low_precision": hlo.low_precision(text),
         "collectives_in_loops": sorted({name for loop in found for name in loop.collectives}),
@@ -260,7 +425,7 @@ def report(target: str, job: Job, replications: int) -> dict[str, Any]:
             else:
                 rounds += count
         result["kernels_a_step"], result["kernels_a_round"] = step, rounds
-        result["lanes"], result["dense"] = job.lanes, job.slots == BLOCK_STEPS
+        result["dense"] = job.slots == BLOCK_STEPS
         size = replications if job.lanes == 1 else LANE_REPLICATIONS
         result["bytes_a_client_step"] = moved / (size * CLIENTS * job.lanes)
     return result
@@ -351,8 +516,13 @@ def everything(target: str, replications: int, blocks: bool, dump: Path) -> dict
     for job in (job for job in jobs(target, device) if job.slots or not blocks):
         print(f"{target}: {job.problem}, {job.name}", flush=True)
         programs.append(report(target, job, replications))
-        if job.slots and job.lanes == 1:
+        if job.fills:
             memories.append(memory(target, job))
+    shares = []
+    if target == "h100" and not blocks:
+        for kind, lanes in itertools.product(KINDS, (1, LANES)):
+            asked = Programs(kind, target, device, methods()["one-step"]).asked(lanes)
+            shares.append(between(kind, lanes, asked, programs))
     return {
         "device": str(device.device_kind),
         "jax": jax.__version__,
@@ -360,6 +530,7 @@ def everything(target: str, replications: int, blocks: bool, dump: Path) -> dict
         "programs": programs,
         "memory": memories,
         "computed": runs,
+        "between": shares,
     }
 
 
