@@ -20,6 +20,7 @@ from jaxlsgd.engine.cost import CACHE_BYTES, default_tile, largest_tile, tile_by
 from jaxlsgd.engine.draws import Supply, replication_keys
 from jaxlsgd.engine.layout import BLOCK_STEPS, SLOTS, lay_out
 from jaxlsgd.engine.program import make_data, make_program
+from jaxlsgd.engine.statistics import roll
 from jaxlsgd.runs.cell import LOCAL_SGD
 
 pytestmark = pytest.mark.for_users
@@ -42,6 +43,20 @@ def test_prediction_is_near_what_is_compiled(dim: int, clients: int, name: str) 
     planned = found.argument_size_in_bytes + found.temp_size_in_bytes
     predicted = tile_bytes(problem, METHODS, 256)
     assert 0.7 * planned < predicted < 1.5 * planned
+
+
+@pytest.mark.parametrize("dim", [2, 5, 12])
+def test_prediction_is_near_what_making_an_anchor_needs(dim: int) -> None:
+    problem, methods, R = jaxlsgd.problems.linear(dim, 10), (jaxlsgd.one_step(),), 64
+    program = make_program(problem, methods, LOCAL_SGD)
+    data = make_data(problem, "float32")
+    state = jax.eval_shape(lambda d: start_tile(program, d, R), data)
+    (i,) = program.anchored
+    compiled = roll.lower(program.accumulators[i], data.init, state.statistics[i]).compile()
+    found = compiled.memory_analysis()
+    planned = found.argument_size_in_bytes + found.temp_size_in_bytes
+    planned += found.output_size_in_bytes - found.alias_size_in_bytes
+    assert 0.7 * planned < tile_bytes(problem, methods, R) < 1.5 * planned
 
 
 def test_the_largest_tile_fits_and_a_larger_one_does_not() -> None:
