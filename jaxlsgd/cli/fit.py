@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import re
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,17 @@ if TYPE_CHECKING:
 
 VERBS = ("fit",)
 FORMATS = ("text", "csv", "json", "latex")
+# Words for Python alone, and those for a command line.
+_WORDS = {
+    "if None": "if left out",
+    "If None": "If left out",
+    "None for": "left out for",
+    ", or estimators; or none, as in (),": "; or no name,",
+    "; as `track` has them": "",
+    "the functions of `regression.formulas.FUNCTIONS`": "the functions above",
+}
 # Where each group of options begins, in the order of `fit_table`.
+_OPTIONS = {"hypotheses": "test"}  # that have another name than their argument
 _GROUPS = {"response": "the model", "target": "the intervals", "rows": "the run"}
 
 
@@ -100,7 +111,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _help(meaning: str, default: Any) -> str:
     """Returns an entry of a docstring as the help of an option."""
     words = " ".join(meaning.split()).rstrip(".").replace("%", "%%")
-    words = words.replace("if None", "if left out").replace("None for", "left out for")
+    for python, option in _WORDS.items():
+        words = words.replace(python, option)
     if default is None or isinstance(default, bool):
         return words
     shown = " ".join(default) if isinstance(default, tuple) else default
@@ -121,7 +133,8 @@ def fit(arguments: argparse.Namespace) -> int:
         new = files.read_all(arguments.predict[0], dialect)
     options = {name: getattr(arguments, name) for name in DEFAULTS if name != "progress"}
     progress = False if arguments.quiet else None
-    result = fit_table(Path(arguments.file), **options, progress=progress)
+    with _in_options(arguments.file, options):
+        result = fit_table(Path(arguments.file), **options, progress=progress)
     written = {
         "text": lambda: f"{result}\n",
         "csv": result.to_csv,
@@ -130,12 +143,27 @@ def fit(arguments: argparse.Namespace) -> int:
     }
     sys.stdout.write(written[arguments.format]())
     if arguments.format == "text":
-        sys.stdout.write(_more(result, arguments))
+        with _in_options(arguments.file, ["hypotheses"]):
+            sys.stdout.write(_more(result, arguments))
     if new is not None:
         result.predict(new).to_csv(arguments.predict[1], index=False)
     if arguments.plot is not None:
         result.plot(arguments.plot)
     return 0
+
+
+@contextlib.contextmanager
+def _in_options(file: str, arguments: Iterable[str]) -> Iterator[None]:
+    """Names options in refusals, in place of arguments of a Python function."""
+    option = {name: "--" + _OPTIONS.get(name, name.replace("_", "-")) for name in arguments}
+    given = re.compile(rf"\b({'|'.join(option)})=(['\"])(\S+?)\2")
+    try:
+        yield
+    except ValueError as error:
+        argument, colon, rest = str(error).partition(": ")
+        named = {**option, "frame": file}.get(argument, argument)
+        rest = given.sub(lambda found: f"{option[found[1]]} {found[3]}", rest)
+        raise ValueError(named + colon + rest) from error
 
 
 def _more(result: TableFit, arguments: argparse.Namespace) -> str:
@@ -144,7 +172,8 @@ def _more(result: TableFit, arguments: argparse.Namespace) -> str:
     if arguments.ratios:
         parts.append(result.ratios().to_string(float_format="{:.5g}".format))
     if arguments.margins:
-        shown = result.margins().to_string(float_format="{:.5g}".format)
+        look: dict[str, Any] = {"float_format": "{:.5g}".format, "formatters": {"p_value": p_value}}
+        shown = result.margins().to_string(**look)
         parts.append(f"Average marginal effects\n{shown}")
     if arguments.test:
         found = result.test(arguments.test)
