@@ -75,6 +75,7 @@ def test_help_teaches(capsys, monkeypatch) -> None:
         assert code == 0
         assert "examples:" in text
         assert f"jaxlsgd {verb}" in text
+        assert max(map(len, text.splitlines())) <= 108
     assert "exit codes: 0 done, 1 failed, 2 refused" in out
 
 

@@ -50,7 +50,10 @@ def nearest(value: object, known: Iterable[str]) -> str:
     """Return "; did you mean …?" if a known name is similar, else ""."""
     folded = {name.casefold(): name for name in known}
     text = value[:_SHOWN].casefold() if isinstance(value, str) else ""
-    near = difflib.get_close_matches(text, folded, n=1, cutoff=0.6)
+    index = re.compile(r"\[\d+\]$")  # x[7] is no misspelling of x[3]
+    other = index.sub("", text) if index.search(text) else None
+    known = [name for name in folded if name == text or index.sub("", name) != other]
+    near = difflib.get_close_matches(text, known, n=1, cutoff=0.6)
     return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
