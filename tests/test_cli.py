@@ -303,6 +303,23 @@ def test_damaged_tile_makes_no_table(capsys, faked_results) -> None:
     assert "run the study again" in err
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["table", "--methods", "plugin"], ["--methods: must be one of", "mean 'plug_in'?"]),
+        (["table", "--measures", "lenght"], ["--measures: must be one of", "mean 'length'?"]),
+        (["table", "--sort", "lenght"], ["--sort: must be one of", "mean 'length'?"]),
+        (["table", "--coordinate", "x[7]"], ["--coordinate: must be one of x[0], x[1], got"]),
+        (["looks", "--until", "-1"], ["--until: must be a finite number greater than 0"]),
+    ],
+)
+def test_refusals_name_the_option_that_was_given(capsys, faked_results, given, words) -> None:
+    verb, *options = given
+    code, out, err = run(capsys, verb, faked_results, *options)
+    assert (code, out) == (2, "")
+    assert [word for word in words if word not in err] == []
+
+
 def test_second_run_on_one_directory_is_refused(study_file, tmp_path) -> None:
     with Writer(tmp_path / "out", small(), ENVIRONMENT):
         code, _, err = call("run", study_file, "--out", tmp_path / "out")

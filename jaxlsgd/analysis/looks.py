@@ -41,7 +41,7 @@ def wrong(cell: CellRows, method: str | None = None) -> BoolArray:
 def _truth(cell: CellRows, method: str) -> FloatArray:
     truth = cell.truth[method]
     if truth is None:
-        raise refusal("cell", "have a known truth", f"{cell.problem}, which has none")
+        raise refusal("cell", "have a known truth", f"{cell.problem}, which declares none")
     return np.asarray(truth)
 
 

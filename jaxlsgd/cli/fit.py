@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import inspect
 import re
 import sys
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.cli._common import Verbs, add_verb
+from jaxlsgd.cli._common import Verbs, add_verb, in_options
 from jaxlsgd.core.display import p_value, plural
 from jaxlsgd.core.storage import check_output
 
@@ -31,7 +30,6 @@ _WORDS = {
     "the functions of `regression.formulas.FUNCTIONS`": "the functions above",
 }
 # Where each group of options begins, in the order of `fit_table`.
-_OPTIONS = {"hypotheses": "test"}  # that have another name than their argument
 _GROUPS = {"response": "the model", "target": "the intervals", "rows": "the run"}
 
 
@@ -133,7 +131,9 @@ def fit(arguments: argparse.Namespace) -> int:
         new = files.read_all(arguments.predict[0], dialect)
     options = {name: getattr(arguments, name) for name in DEFAULTS if name != "progress"}
     progress = False if arguments.quiet else None
-    with _in_options(arguments.file, options):
+    named = {name: f"--{name.replace('_', '-')}" for name in options}
+    named |= {"frame": arguments.file, "hypotheses": "--test"}
+    with in_options(named):
         result = fit_table(Path(arguments.file), **options, progress=progress)
     written = {
         "text": lambda: f"{result}\n",
@@ -143,27 +143,13 @@ def fit(arguments: argparse.Namespace) -> int:
     }
     sys.stdout.write(written[arguments.format]())
     if arguments.format == "text":
-        with _in_options(arguments.file, ["hypotheses"]):
+        with in_options(named):
             sys.stdout.write(_more(result, arguments))
     if new is not None:
         result.predict(new).to_csv(arguments.predict[1], index=False)
     if arguments.plot is not None:
         result.plot(arguments.plot)
     return 0
-
-
-@contextlib.contextmanager
-def _in_options(file: str, arguments: Iterable[str]) -> Iterator[None]:
-    """Names options in refusals, in place of arguments of a Python function."""
-    option = {name: "--" + _OPTIONS.get(name, name.replace("_", "-")) for name in arguments}
-    given = re.compile(rf"\b({'|'.join(option)})=(['\"])(\S+?)\2")
-    try:
-        yield
-    except ValueError as error:
-        argument, colon, rest = str(error).partition(": ")
-        named = {**option, "frame": file}.get(argument, argument)
-        rest = given.sub(lambda found: f"{option[found[1]]} {found[3]}", rest)
-        raise ValueError(named + colon + rest) from error
 
 
 def _more(result: TableFit, arguments: argparse.Namespace) -> str:

@@ -15,6 +15,7 @@ from jaxlsgd.cli._common import (
     add_import,
     add_several,
     add_verb,
+    in_options,
     load_imports,
     positive,
     share,
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 VERBS = ("status", "table", "looks", "compare", "failures", "export", "plot", "report", "replay")
 _ENDINGS = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}
 FIGURES = ("coverage", "tradeoff")
+_OPTIONS = {name: f"--{name}s" for name in ("problem", "schedule", "method", "measure")} | {
+    "coordinate": "--coordinate",
+    "sort": "--sort",
+}
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -102,7 +107,8 @@ def looks(arguments: argparse.Namespace) -> int:
     from jaxlsgd.study.store.reader import Results
 
     width, null = arguments.until, arguments.excludes
-    rule = None if width is None and null is None else Until(half_width=width, excludes=null)
+    with in_options({"half_width": "--until", "excludes": "--excludes"}):
+        rule = None if width is None and null is None else Until(half_width=width, excludes=null)
     cells = [cell for cell in Results(arguments.directory).read_all() if cell is not None]
     if not cells:
         raise refusal("directory", "have finished replications", arguments.directory)
@@ -179,12 +185,13 @@ def table(arguments: argparse.Namespace) -> int:
         "sort": arguments.sort,
         "descending": arguments.descending,
     }
-    if arguments.differences:
-        text = tables.render_differences(rows, arguments.format, **how)
-    else:
-        text = tables.render(
-            rows, arguments.format, measures=arguments.measures, across=arguments.across, **how
-        )
+    with in_options(_OPTIONS):
+        if arguments.differences:
+            text = tables.render_differences(rows, arguments.format, **how)
+        else:
+            text = tables.render(
+                rows, arguments.format, measures=arguments.measures, across=arguments.across, **how
+            )
     sys.stdout.write(text.rstrip("\n") + "\n")
     return 0
 
@@ -355,11 +362,13 @@ def plot(arguments: argparse.Namespace) -> int:
     if arguments.figure:
         names = ("format", "width", "level", "coordinate")
         look = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-        print(figures.save_for_print(rows, out, arguments.figure, **look))
+        with in_options(_OPTIONS):
+            print(figures.save_for_print(rows, out, arguments.figure, **look))
         return 0
     chosen = {"level": arguments.level, "coordinate": arguments.coordinate}
-    for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory), **chosen):
-        print(path)
+    with in_options(_OPTIONS):
+        paths = figures.save_all(rows, out, warmup=_warmup(arguments.directory), **chosen)
+    print("\n".join(map(str, paths)))
     return 0
 
 
