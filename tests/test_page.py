@@ -439,6 +439,8 @@ def test_two_studies_are_compared_cell_by_cell(study, tmp_path, capsys):
     assert "the same to the last bit in 0 of 2 cells" in text and "12 of 12 pairs differ" in text
     ratios = [float(x) for x in re.findall(r"<td>(0\.\d+) \(0\.\d+\)</td><td>\d", text)]
     assert ratios == pytest.approx([0.5] * 12, abs=0.05)  # half as long, up to noise in the widths
+    longer = page_helpers.write(tmp_path / "longer", small(**TWO_LEVELS, replications=96))
+    assert "in 2 of 2 cells in the replications that both have" in told(longer)
     few = page_helpers.write(tmp_path / "few", small(**TWO_LEVELS, schedules=["C1", "C5"]), most=0)
     assert "Cells in both: 1, of which 0 have rows in both. Only here: 1." in told(few)
 
