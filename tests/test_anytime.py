@@ -231,6 +231,25 @@ def test_measures_of_looks_from_rows() -> None:
     assert "50 (25)" in str(looks.looks_table(_cell()))
 
 
+def test_a_table_of_looks_names_once_what_its_lines_share() -> None:
+    table = looks.plain_table(looks.summarise(_cell()))
+    assert table.title == "problem p, schedule C1, level 0.95, coordinate x"
+    assert table.header[:3] == ["steps", "method", "looks"] and table.lines[0][:2] == ["40", "m"]
+    assert not any("save_at" in note for note in table.notes)
+    other = dataclasses.replace(_cell(), problem="q")
+    two = looks.plain_table(looks.summarise([_cell(), other]))
+    assert two.header[0] == "problem" and [line[0] for line in two.lines] == ["p", "q"]
+
+
+def test_a_table_of_one_look_says_how_to_have_more() -> None:
+    cell, rows = _cell(), _cell().methods["m"]
+    last = MethodRows(rows.estimate[-1:], rows.scale[-1:], rows.half_width[-1:], rows.floored[-1:])
+    one = dataclasses.replace(
+        cell, save_at=(40,), steps_at=(40,), methods={"m": last}, numbers_sent={"m": (4.0,)}
+    )
+    assert "save_at in a study file" in str(looks.looks_table(one))
+
+
 def test_a_look_without_an_interval_is_not_wrong_whatever_its_estimate() -> None:
     cell = _cell()
     rows = cell.methods["m"]

@@ -40,6 +40,15 @@ def sample(key: jax.Array, client: Any) -> jax.Array:
     return jax.random.normal(key, (3,))
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("x[7]", ""), ("X[1]", "x[1]"), ("P(1/3)", "P(1/2)"), ("one_stp", "one_step"), ("w", "")],
+)
+def test_the_nearest_name_is_one_that_was_meant(name: str, hint: str) -> None:
+    found = checks.nearest(name, ["x[1]", "x[3]", "P(1/2)", "one_step"])
+    assert found == (f"; did you mean {hint!r}?" if hint else "")
+
+
 def loss(params: Any, observation: Any) -> jax.Array:
     return jnp.sum((params - observation) ** 2)
 

@@ -75,6 +75,7 @@ def test_help_teaches(capsys, monkeypatch) -> None:
         assert code == 0
         assert "examples:" in text
         assert f"jaxlsgd {verb}" in text
+        assert max(map(len, text.splitlines())) <= 108
     assert "exit codes: 0 done, 1 failed, 2 refused" in out
 
 
@@ -300,6 +301,23 @@ def test_damaged_tile_makes_no_table(capsys, faked_results) -> None:
     assert (code, out) == (1, "")
     assert str(path) in err
     assert "run the study again" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["table", "--methods", "plugin"], ["--methods: must be one of", "mean 'plug_in'?"]),
+        (["table", "--measures", "lenght"], ["--measures: must be one of", "mean 'length'?"]),
+        (["table", "--sort", "lenght"], ["--sort: must be one of", "mean 'length'?"]),
+        (["table", "--coordinate", "x[7]"], ["--coordinate: must be one of x[0], x[1], got"]),
+        (["looks", "--until", "-1"], ["--until: must be a finite number greater than 0"]),
+    ],
+)
+def test_refusals_name_the_option_that_was_given(capsys, faked_results, given, words) -> None:
+    verb, *options = given
+    code, out, err = run(capsys, verb, faked_results, *options)
+    assert (code, out) == (2, "")
+    assert [word for word in words if word not in err] == []
 
 
 def test_second_run_on_one_directory_is_refused(study_file, tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,26 @@ def test_figures_say_how_many_failed(tmp_path: Path) -> None:
     assert "8 of 40 runs failed in 1 cell (8 not finite)" in drawn.get_supxlabel()
     well = figures.by_schedule(figures.first_coordinate(fake_cell()), "coverage").get_supxlabel()
     assert "failed" not in well
+
+
+@pytest.mark.parametrize("figure", ["coverage", "tradeoff"])
+def test_figures_for_print_say_how_many_failed(tmp_path: Path, figure: str) -> None:
+    told = "8 of 40 runs failed in 1 cell (8 not finite)"
+    for diverged, said in ((8, True), (0, False)):
+        path = figures.save_for_print(
+            fake_cell(diverged=diverged), tmp_path, figure, format="svg", width="page"
+        )
+        drawn = " ".join(re.sub(r"<[^>]*>", "", path.read_text("utf-8")).split())
+        assert (told in drawn) == said
+
+
+def test_a_figure_counts_failures_of_what_it_draws() -> None:
+    cell = fake_cell(saves=3)
+    first, second = cell.methods
+    cell.methods[second] = fake_cell(saves=3, diverged=8).methods[second]
+    rows = measures.summarise(cell)
+    assert rows[0]["method"] == first  # whose error is drawn
+    assert "failed" not in figures.error_along_rounds(rows).get_supxlabel()
 
 
 def test_a_fit_prints_no_p_value_of_zero_and_a_neutral_floor() -> None:

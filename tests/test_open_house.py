@@ -368,6 +368,25 @@ def test_wrong_files_are_refused_with_their_line(capsys, tmp_path, own_registry,
     assert not out.exists()
 
 
+def test_plan_says_that_coverage_will_be_unknown(capsys, tmp_path, own_registry) -> None:
+    path, mine = tmp_path / "study.toml", tmp_path / "mine.py"
+    mine.write_text(
+        "import dataclasses, jaxlsgd\n\n\n"
+        "@jaxlsgd.register('problem')\n"
+        "def truthless() -> jaxlsgd.Problem:\n"
+        "    problem = jaxlsgd.problems.linear(2, 3)\n"
+        "    return dataclasses.replace(problem, truth=None, name='truthless')\n"
+    )
+    path.write_text(
+        'problems = ["paper-linear", "truthless"]\nmethods = ["plug_in"]\n'
+        'schedules = ["C5"]\nhorizons = [40]\nreplications = 20\n'
+    )
+    code, _, err = run(capsys, "plan", path, "--rate", 1000, "--import", mine)
+    assert code == 0
+    assert err.startswith("jaxlsgd: warning: coverage will be unknown: no truth is declared by")
+    assert "declared by truthless; give" in err and err.count("\n") == 1
+
+
 def test_what_a_file_builds_wrongly_is_told_with_its_line(capsys, tmp_path, own_registry) -> None:
     study, _ = write(tmp_path)
     (tmp_path / "mine.py").write_text(
@@ -385,6 +404,13 @@ def test_what_a_file_builds_wrongly_is_told_with_its_line(capsys, tmp_path, own_
     )
     code, _, err = run(capsys, *command)
     assert "problems[0]: must be built as a jaxlsgd.Problem by poisson, got 3" in err
+    (tmp_path / "mine.py").write_text(
+        "import jaxlsgd\n@jaxlsgd.register('problem')\ndef poisson(num_clients):\n"
+        "    problem = jaxlsgd.problems.linear(2, num_clients)\n"
+        "    return jaxlsgd.problems.Solution(problem, 0, 0, 0)\n"
+    )
+    code, _, err = run(capsys, *command)
+    assert code == 2 and err.endswith("; return its .problem\n")
     assert not (tmp_path / "out").exists()
 
 

@@ -439,6 +439,8 @@ def test_two_studies_are_compared_cell_by_cell(study, tmp_path, capsys):
     assert "the same to the last bit in 0 of 2 cells" in text and "12 of 12 pairs differ" in text
     ratios = [float(x) for x in re.findall(r"<td>(0\.\d+) \(0\.\d+\)</td><td>\d", text)]
     assert ratios == pytest.approx([0.5] * 12, abs=0.05)  # half as long, up to noise in the widths
+    longer = page_helpers.write(tmp_path / "longer", small(**TWO_LEVELS, replications=96))
+    assert "in 2 of 2 cells in the replications that both have" in told(longer)
     few = page_helpers.write(tmp_path / "few", small(**TWO_LEVELS, schedules=["C1", "C5"]), most=0)
     assert "Cells in both: 1, of which 0 have rows in both. Only here: 1." in told(few)
 
@@ -492,6 +494,47 @@ def test_the_headline_follows_level_coordinate_and_filters(browser, study, tmp_p
     assert texts(browser, "#out .scope") == ["80 % intervals, x[1], 1 cell."]
     assert not browser.errors
     browser.evaluate("history.replaceState(null, '', '#')")
+
+
+@needs_browser
+def test_zip_plots_and_lengths_follow_the_level(browser, study):
+    opened(browser, study)
+    (place, name) = browser.evaluate(
+        "(() => { const select = document.querySelector('#zip select'); return [Number(select.value), "
+        "select.selectedOptions[0].textContent]; })()"
+    )
+    cell = study.read_all()[place]
+    assert cell.schedule in name
+    for chosen, level in enumerate(cell.levels):
+        choose(browser, "level", str(chosen))
+        rows = [r for r in summarise(cell, last_only=True) if r["level"] == level]
+        firsts = [r for r in rows if r["coordinate"] == "x[0]"]
+        panels = browser.evaluate(
+            "[...document.querySelectorAll('#zip .panel')].map((panel) => [panel.textContent, "
+            "panel.querySelectorAll('.misses').length, panel.querySelectorAll('.holds').length])"
+        )
+        assert len(panels) == len(firsts)
+        for (text, misses, holds), row in zip(panels, firsts, strict=True):
+            assert text.startswith(f"{row['label']}, x[0]: ")
+            assert misses + holds == row["n_ok"]  # as few as these are all drawn
+            assert holds / row["n_ok"] == pytest.approx(row["coverage"])
+        tip = browser.evaluate(
+            "(() => { document.querySelector('#numbers tbody tr').click();"
+            " const svg = [...document.querySelectorAll('#cell svg')].at(-1); svg.focus();"
+            " svg.dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}));"
+            " const told = document.querySelector('.tip').textContent;"
+            " document.getElementById('cell').close(); return told; })()"
+        )
+        found = re.search(r"(.+): (\d+) % of lengths are below ([\d.]+)", tip)
+        assert found, tip
+        first = study.read_all()[0]  # the first line
+        names = {label: name for name, label in first.labels.items()}
+        rows_of = first.methods[names[found[1]]]
+        lengths = 2 * rows_of.half_width[-1, chosen, rows_of.ok[-1], 0]
+        near = np.quantile(lengths, int(found[2]) / 100)
+        assert float(found[3]) == pytest.approx(near, rel=0.05)  # shares are rounded to a per cent
+    browser.evaluate("history.replaceState(null, '', '#')")
+    assert not browser.errors
 
 
 def test_differences_in_the_page_are_the_paired_ones(study):

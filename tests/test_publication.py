@@ -121,3 +121,19 @@ def test_the_verb_draws_one_figure(tmp_path, capsys):
     assert cli.main(asked) == 0
     path = tmp_path / "s" / "figures" / "tradeoff_page.svg"
     assert capsys.readouterr().out.strip() == str(path) and path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--format", "png"], "--format: must be given with --figure"),
+        (["--width", "page"], "--width: must be given with --figure"),
+        (["--out", "FILE"], "--out: must be a directory"),
+    ],
+)
+def test_the_verb_refuses_what_it_would_not_follow(tmp_path, capsys, given, words):
+    page_helpers.write(tmp_path / "s", small())
+    (tmp_path / "FILE").touch()
+    given = [str(tmp_path / word) if word == "FILE" else word for word in given]
+    assert cli.main(["plot", str(tmp_path / "s"), *given]) == 2
+    assert words in capsys.readouterr().err

@@ -492,6 +492,17 @@ def test_schedules_are_along_x_where_there_is_one_horizon():
     assert [label.get_text() for label in several.axes[0].get_xticklabels()] == ["1,000", "10,000"]
 
 
+def test_a_figure_names_its_problem_in_a_title_or_below():
+    cells = [fake_cell("C1", num_steps=steps, saves=3) for steps in (500, 1000)]
+    rows = [row for cell in cells for row in figures.first_coordinate(cell)]
+    last = [row for row in rows if row["save_round"] == row["num_rounds"]]
+    assert figures.by_schedule(last, "coverage").get_supxlabel().startswith("linear: x[0], 95 %")
+    along = figures.along_rounds(figures.first_coordinate(cells[0])).get_supxlabel()
+    assert along.startswith("linear, 500 observations per client: x[0], 95 %")
+    other = [row | {"problem": "logistic"} for row in last]
+    assert figures.by_schedule([*last, *other], "coverage").get_supxlabel().startswith("x[0], ")
+
+
 def test_what_is_below_the_axis_is_marked_with_its_number(cells):
     low = fake_cell("C5", truth=(0.15, 1.0), saves=3, seed=4)  # off by more than a standard error
     rows = last_rounds(cells[0], low)

@@ -72,6 +72,11 @@ BAD = {
     "negative replications": ({"replications": -1}, ["replications", "-1"]),
     "replications as text": ({"replications": "10"}, ["replications", "'10'"]),
     "true is no number": ({"replications": True}, ["replications", "True"]),
+    "misspelt step": (
+        {"problems": [LINEAR | {"gamma": 0.5}]},
+        ["problems[0].gamma: unknown key", "mean 'gamma0'"],
+    ),
+    "level twice": ({"levels": [0.9, 0.9]}, ["levels[1]: must differ from the others, got 0.9"]),
     "level 95": ({"levels": [95]}, ["levels[0]", "95", "did you mean 0.95"]),
     "level 1": ({"levels": [1.0]}, ["levels[0]", "1.0"]),
     "negative seed": ({"seed": -1}, ["seed", "-1"]),

@@ -321,7 +321,7 @@ def test_command_line_refuses_python_in_a_formula(tmp_path: Path, capsys):
     assert main([*command, 'y ~ __import__("os").system("echo hi")']) == 2
     error = capsys.readouterr().err
     assert (
-        error.startswith("jaxlsgd: error: formula: must be made of columns")
+        error.startswith("jaxlsgd: error: --formula: must be made of columns")
         and error.count("\n") == 1
     )
     with pytest.raises(SystemExit):
@@ -448,6 +448,28 @@ def test_the_verb(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "did you mean 'sick'?" in capsys.readouterr().err
     assert main(["fit", str(csv.with_name("none.csv")), "--response", "sick"]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("", "--response: must be a column of the table, got None"),
+        ("--response y --row-weights v", "--row-weights: must be a column"),
+        ("--response y --level 95", "--level: must be a number strictly between 0 and 1"),
+        ("--formula y~x", "gaps.csv: must have no missing values, got \"1 of 'x'\""),
+        ("--formula y~x", "; --missing drop leaves such rows out"),
+        ("--formula y~C(w) --test w", "--test: must be one of Intercept, C(w)[T.b], C(w)[T.c], C(w)"),
+        ("--formula y~C(w) --test c(w)", "did you mean 'C(w)'?"),
+    ],
+)  # fmt: skip
+def test_the_verb_refuses_by_the_names_of_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, words: str
+):
+    frame = small_frame()
+    frame.loc[3, "x"] = np.nan
+    frame.to_csv(tmp_path / "gaps.csv", index=False)
+    assert main(["fit", str(tmp_path / "gaps.csv"), *given.split(), "--methods"]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_the_options_of_the_verb_are_those_of_the_function():

@@ -41,7 +41,7 @@ def wrong(cell: CellRows, method: str | None = None) -> BoolArray:
 def _truth(cell: CellRows, method: str) -> FloatArray:
     truth = cell.truth[method]
     if truth is None:
-        raise refusal("cell", "have a known truth", f"{cell.problem}, which has none")
+        raise refusal("cell", "have a known truth", f"{cell.problem}, which declares none")
     return np.asarray(truth)
 
 
@@ -222,28 +222,51 @@ def looks_table(
 def plain_table(rows: Sequence[Row], *, all: bool = False) -> Table:
     """Return rows of `summarise` as a table; without `all`, of the first coordinate of each method only."""
     where = ("problem", "schedule", "num_steps", "method", "level", "coordinate")
-    header = ["problem", "schedule", "steps", "method", "level", "coordinate", "looks"]
+    rows = rows if all else _first_coordinates(rows)
+    differ = {key for key in where if len({row[key] for row in rows}) > 1}
+    own = [key for key in where if key in differ | {"num_steps", "method"}]
+    title = ", ".join(f"{key} {rows[0][key]}" for key in where if rows and key not in own)
+    header = ["steps" if key == "num_steps" else key for key in own] + ["looks"]
     header += ["held at every look %", "at the last %", "first wrong at", "no interval at last %"]
     stopping = any("stopped" in row for row in rows)
     header += ["stopped %", "stop at (quartiles)", "coverage at the stop %", "saved %"] * stopping
-    lines, seen = [], set()
+    lines = []
     for row in rows:
-        place = tuple(row[key] for key in where[:-1])
-        if place in seen and not all:
-            continue
-        seen.add(place)
-        line = [str(row[key]) for key in where] + [str(row["looks"])]
+        line = [f"{row[key]:,}" if key == "num_steps" else str(row[key]) for key in own]
+        line.append(str(row["looks"]))
         line += [percent(*(row[kind + end] for end in _END)) for kind in ("held", "coverage_last")]
         line.append("-" if row["first_wrong"] is None else f"{row['first_wrong']:,.0f}")
         line.append(percent(*(row["no_interval" + end] for end in _END)))
         lines.append(line + (_stop_texts(row) if stopping else []))
-    notes = ["Monte-Carlo standard errors in parentheses. A look without an interval is not wrong."]
+    notes = [
+        "Monte-Carlo standard errors in parentheses. A look without an interval is not wrong; one of a run that has "
+        "diverged is."
+    ]
+    if {row["looks"] for row in rows} == {1}:
+        notes.append(
+            "There is one look, the end of the run: save_at in a study file saves more rounds."
+        )
     if stopping:
         notes.append(
             "Runs that do not stop are read at the end of the plan, which is their budget. All looks were computed."
         )
+        judged = dict.fromkeys(f"{row['level']:g}" for row in rows if "stopped" in row)
+        if len({row["level"] for row in rows}) > 1:
+            notes.append(f"Runs stop by the intervals of level {', '.join(judged)}.")
         notes += cautions(rows)
-    return Table("", header, lines, (0, 1, 3, 5), notes)
+    left = [
+        i for i, key in enumerate(own) if key in ("problem", "schedule", "method", "coordinate")
+    ]
+    return Table(title, header, lines, left, notes)
+
+
+def _first_coordinates(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the first coordinate of each method."""
+    keys = ("problem", "algorithm", "schedule", "num_steps", "method", "level")
+    first: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        first.setdefault(tuple(row[key] for key in keys), row)
+    return list(first.values())
 
 
 def _stop_texts(row: Row) -> list[str]:

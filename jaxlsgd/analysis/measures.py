@@ -53,7 +53,7 @@ DIFFERENT = "Methods of a cell failed in different replications, so they report 
 BRACKETS = "In brackets: 95 % Wilson intervals, where the standard error is 0 by its formula."
 TRUTH = ("truth_error", "truth_error_share", "coverage_truth_error")
 NOTABLE = 0.1  # a truth's standard error over an interval's, from which on tables warn
-NO_TRUTH = "A coverage of - is unknown: the problem has no declared truth."
+NO_TRUTH = "A coverage of - is unknown: the problem declares no truth (jaxlsgd.problems.solve estimates one)."
 _JUDGED = (
     *("chance", "chance_mcse", "n_trusted", "n_doubted"),
     *(f"coverage_{kind}{end}" for kind in ("trusted", "doubted") for end in SHARE),

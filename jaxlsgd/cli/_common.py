@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
 from jaxlsgd.core import renamed
@@ -106,6 +107,22 @@ def load_imports(arguments: argparse.Namespace) -> None:
 
         for path in arguments.imports:
             imports.load(path)
+
+
+@contextlib.contextmanager
+def in_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Name options in refusals, in place of arguments of a Python function.
+
+    Args:
+      options: the option of each argument, as `{"half_width": "--until"}`.
+    """
+    given = re.compile(rf"\b({'|'.join(options)})=(['\"])(\S+?)\2")
+    try:
+        yield
+    except ValueError as error:
+        argument, colon, rest = str(error).partition(": ")
+        rest = given.sub(lambda found: f"{options[found[1]]} {found[3]}", rest)
+        raise ValueError(options.get(argument, argument) + colon + rest) from error
 
 
 def seconds(text: str) -> float:

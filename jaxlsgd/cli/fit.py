@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.cli._common import Verbs, add_verb
+from jaxlsgd.cli._common import Verbs, add_verb, in_options
 from jaxlsgd.core.display import p_value, plural
 from jaxlsgd.core.storage import check_output
 
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 VERBS = ("fit",)
 FORMATS = ("text", "csv", "json", "latex")
+# Words for Python alone, and those for a command line.
+_WORDS = {
+    "if None": "if left out",
+    "If None": "If left out",
+    "None for": "left out for",
+    ", or estimators; or none, as in (),": "; or no name,",
+    "; as `track` has them": "",
+    "the functions of `regression.formulas.FUNCTIONS`": "the functions above",
+}
 # Where each group of options begins, in the order of `fit_table`.
 _GROUPS = {"response": "the model", "target": "the intervals", "rows": "the run"}
 
@@ -100,7 +109,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _help(meaning: str, default: Any) -> str:
     """Returns an entry of a docstring as the help of an option."""
     words = " ".join(meaning.split()).rstrip(".").replace("%", "%%")
-    words = words.replace("if None", "if left out").replace("None for", "left out for")
+    for python, option in _WORDS.items():
+        words = words.replace(python, option)
     if default is None or isinstance(default, bool):
         return words
     shown = " ".join(default) if isinstance(default, tuple) else default
@@ -121,7 +131,10 @@ def fit(arguments: argparse.Namespace) -> int:
         new = files.read_all(arguments.predict[0], dialect)
     options = {name: getattr(arguments, name) for name in DEFAULTS if name != "progress"}
     progress = False if arguments.quiet else None
-    result = fit_table(Path(arguments.file), **options, progress=progress)
+    named = {name: f"--{name.replace('_', '-')}" for name in options}
+    named |= {"frame": arguments.file, "hypotheses": "--test"}
+    with in_options(named):
+        result = fit_table(Path(arguments.file), **options, progress=progress)
     written = {
         "text": lambda: f"{result}\n",
         "csv": result.to_csv,
@@ -130,7 +143,8 @@ def fit(arguments: argparse.Namespace) -> int:
     }
     sys.stdout.write(written[arguments.format]())
     if arguments.format == "text":
-        sys.stdout.write(_more(result, arguments))
+        with in_options(named):
+            sys.stdout.write(_more(result, arguments))
     if new is not None:
         result.predict(new).to_csv(arguments.predict[1], index=False)
     if arguments.plot is not None:
@@ -144,7 +158,8 @@ def _more(result: TableFit, arguments: argparse.Namespace) -> str:
     if arguments.ratios:
         parts.append(result.ratios().to_string(float_format="{:.5g}".format))
     if arguments.margins:
-        shown = result.margins().to_string(float_format="{:.5g}".format)
+        look: dict[str, Any] = {"float_format": "{:.5g}".format, "formatters": {"p_value": p_value}}
+        shown = result.margins().to_string(**look)
         parts.append(f"Average marginal effects\n{shown}")
     if arguments.test:
         found = result.test(arguments.test)

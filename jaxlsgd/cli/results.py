@@ -15,6 +15,7 @@ from jaxlsgd.cli._common import (
     add_import,
     add_several,
     add_verb,
+    in_options,
     load_imports,
     positive,
     share,
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 VERBS = ("status", "table", "looks", "compare", "failures", "export", "plot", "report", "replay")
 _ENDINGS = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}
 FIGURES = ("coverage", "tradeoff")
+_OPTIONS = {name: f"--{name}s" for name in ("problem", "schedule", "method", "measure")} | {
+    "coordinate": "--coordinate",
+    "sort": "--sort",
+}
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -77,9 +82,10 @@ def status(arguments: argparse.Namespace) -> int:
 def _add_looks(verbs: Verbs) -> None:
     text = (
         "print how often intervals hold at every saved round, and at the stop\n\n"
-        "Every saved round is a look. With --until or --excludes, each run stops at the first look at which the\n"
-        "intervals of all coordinates are short enough, or exclude a number; rows hold all looks, so that any\n"
-        "rule can be tried on a study that has been run. Without them, the rule is that of the study, if it has one."
+        "Every saved round is a look; `save_at` in the study file has which rounds are saved. With --until or\n"
+        "--excludes, each run stops at the first look at which the intervals of all coordinates at the first\n"
+        "level are short enough, or exclude a number; rows hold all looks, so that any rule can be tried on a\n"
+        "study that has been run. Without them, the rule is that of the study, if it has one."
     )
     examples = "jaxlsgd looks results\njaxlsgd looks results --until 0.05\njaxlsgd looks results --excludes 0"
     parser = add_verb(verbs, "looks", looks, text, examples)
@@ -101,7 +107,8 @@ def looks(arguments: argparse.Namespace) -> int:
     from jaxlsgd.study.store.reader import Results
 
     width, null = arguments.until, arguments.excludes
-    rule = None if width is None and null is None else Until(half_width=width, excludes=null)
+    with in_options({"half_width": "--until", "excludes": "--excludes"}):
+        rule = None if width is None and null is None else Until(half_width=width, excludes=null)
     cells = [cell for cell in Results(arguments.directory).read_all() if cell is not None]
     if not cells:
         raise refusal("directory", "have finished replications", arguments.directory)
@@ -178,12 +185,13 @@ def table(arguments: argparse.Namespace) -> int:
         "sort": arguments.sort,
         "descending": arguments.descending,
     }
-    if arguments.differences:
-        text = tables.render_differences(rows, arguments.format, **how)
-    else:
-        text = tables.render(
-            rows, arguments.format, measures=arguments.measures, across=arguments.across, **how
-        )
+    with in_options(_OPTIONS):
+        if arguments.differences:
+            text = tables.render_differences(rows, arguments.format, **how)
+        else:
+            text = tables.render(
+                rows, arguments.format, measures=arguments.measures, across=arguments.across, **how
+            )
     sys.stdout.write(text.rstrip("\n") + "\n")
     return 0
 
@@ -318,12 +326,11 @@ def _add_plot(verbs: Verbs) -> None:
     parser.add_argument("--cell", metavar="PART", help="only cells with this in their id")
     parser.add_argument("--figure", choices=FIGURES, help="one figure for print, instead of all")
     parser.add_argument(
-        "--format", choices=("pdf", "svg", "png"), default="pdf", help="of --figure"
+        "--format", choices=("pdf", "svg", "png"), help="of --figure (default: pdf)"
     )
     parser.add_argument(
         "--width",
         choices=("column", "page"),
-        default="column",
         help="of --figure (default: column)",
     )
     parser.add_argument(
@@ -334,6 +341,11 @@ def _add_plot(verbs: Verbs) -> None:
 
 def plot(arguments: argparse.Namespace) -> int:
     """Draw all cells."""
+    for option in ("format", "width"):
+        if getattr(arguments, option) and not arguments.figure:
+            raise ValueError(
+                f"--{option}: must be given with --figure; all figures are PNG and PDF"
+            )
     rows = read_rows(arguments.directory, arguments.cell)
     try:
         import matplotlib  # noqa: F401
@@ -345,14 +357,18 @@ def plot(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out or Path(arguments.directory) / "figures")
     if not arguments.out:
         refuse_link(out)
+    if out.exists() and not out.is_dir():
+        raise refusal("--out", "be a directory", str(out))
     if arguments.figure:
         names = ("format", "width", "level", "coordinate")
-        look = {name: getattr(arguments, name) for name in names}
-        print(figures.save_for_print(rows, out, arguments.figure, **look))
+        look = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+        with in_options(_OPTIONS):
+            print(figures.save_for_print(rows, out, arguments.figure, **look))
         return 0
     chosen = {"level": arguments.level, "coordinate": arguments.coordinate}
-    for path in figures.save_all(rows, out, warmup=_warmup(arguments.directory), **chosen):
-        print(path)
+    with in_options(_OPTIONS):
+        paths = figures.save_all(rows, out, warmup=_warmup(arguments.directory), **chosen)
+    print("\n".join(map(str, paths)))
     return 0
 
 
@@ -375,8 +391,9 @@ def _warmup(directory: str) -> Callable[[dict[str, Any]], int]:
 
 def _add_report(verbs: Verbs) -> None:
     text = (
-        "write one HTML file with findings, figures and numbers\n\nIt needs no network and nothing "
-        "beside it, so that it can be sent or archived. It states whether the study is complete."
+        "write one HTML file with findings, figures and numbers\n\n"
+        "It needs no network and nothing beside it, so that it can be sent or archived. It states whether\n"
+        "the study is complete."
     )
     examples = "jaxlsgd report results\njaxlsgd report new old -o report.html\njaxlsgd report results --watch"
     parser = add_verb(verbs, "report", report, text, examples)

@@ -159,7 +159,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
     machine.prepare()  # before anything can create an array
     load_imports(arguments)
-    from jaxlsgd.study import forecast
+    from jaxlsgd.study import forecast, jobs
     from jaxlsgd.study.study import Study
 
     study = Study.from_toml(arguments.study)
@@ -170,6 +170,8 @@ def plan(arguments: argparse.Namespace) -> int:
         times, how = _times(study, arguments.rate, devices, arguments.thorough)
         lines = list(_plan_lines(study, times, how, devices, arguments.mcse))
     print("\n".join(f"{name:<24}{value}" for name, value in lines))
+    if warning := jobs.without_truth(study):
+        sys.stderr.write(f"jaxlsgd: warning: {warning}\n")
     return 0
 
 
@@ -260,8 +262,9 @@ def _add_run(verbs: Verbs) -> None:
         "replications in the study file extend it. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 starts nothing more,\n"
         "says how long the tiles in flight take, finishes them and exits with code 3; a second one drops them\n"
         "and exits at once, with code 130 after Ctrl-C (128 and the number of the signal). If nothing is left\n"
-        "to do, the code is 0, whatever came. A directory that holds a different study is refused. With --dask, the workers of a cluster compute and this process writes; start\n"
-        "a cluster with 'dask scheduler' and 'dask worker', or with a package like dask-jobqueue."
+        "to do, the code is 0, whatever came. A directory that holds a different study is refused.\n\n"
+        "With --dask, the workers of a cluster compute and this process writes; start a cluster with\n"
+        "'dask scheduler' and 'dask worker', or with a package like dask-jobqueue."
     )
     examples = (
         "jaxlsgd run study.toml --out results\n"

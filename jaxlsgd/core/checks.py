@@ -50,7 +50,10 @@ def nearest(value: object, known: Iterable[str]) -> str:
     """Return "; did you mean …?" if a known name is similar, else ""."""
     folded = {name.casefold(): name for name in known}
     text = value[:_SHOWN].casefold() if isinstance(value, str) else ""
-    near = difflib.get_close_matches(text, folded, n=1, cutoff=0.6)
+    index = re.compile(r"\[\d+\]$")  # x[7] is no misspelling of x[3]
+    other = index.sub("", text) if index.search(text) else None
+    known = [name for name in folded if name == text or index.sub("", name) != other]
+    near = difflib.get_close_matches(text, known, n=1, cutoff=0.6)
     return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
@@ -125,21 +128,24 @@ def label(argument: str, value: Any) -> str:
     return value
 
 
-def distinct(argument: str, names: Iterable[Any]) -> None:
-    """Refuse a name that is given twice."""
+def distinct(argument: str, names: Iterable[Any], named: bool = False) -> None:
+    """Refuse what is given twice; what is `named` can be given another name."""
     seen = set()
     for i, name in enumerate(names):
         if name in seen:
-            rule = "differ from the others; give it a name of its own"
+            rule = "differ from the others" + ("; give it a name of its own" if named else "")
             raise refusal(f"{argument}[{i}]", rule, name)
         seen.add(name)
 
 
-def known_keys(argument: str, table: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a table with an unknown key."""
+def known_keys(
+    argument: str, table: Mapping[str, Any], known: Collection[str], read: Collection[str] = ()
+) -> None:
+    """Refuse a table with an unknown key; some keys have been read before, and may have been meant."""
     for key in table:
         if key not in known:
-            hint = nearest(key, known) or f"; known keys: {', '.join(sorted(known))}"
+            meant = sorted({*known, *read} - {key})
+            hint = nearest(key, meant) or f"; known keys: {', '.join(meant)}"
             place = f"{argument}.{key}" if argument else str(key)
             raise ValueError(f"{shown(place)[1:-1]}: unknown key{hint}")
 

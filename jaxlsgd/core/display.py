@@ -103,7 +103,7 @@ def p_value(p: float, least: float = 1e-15) -> str:
       ('<1e-15', '0.0123', '1e-14')
     """
     least = max(least, 1e-15)
-    return f"<{least:g}" if p <= least else f"{p:.3g}"
+    return f"<{least:g}" if p <= least * (1 + 1e-9) else f"{p:.3g}"  # found by bisection of ln p
 
 
 def colour_numbers(methods: Sequence[str]) -> list[int]:

@@ -87,6 +87,7 @@ def forest(fit: TableFit, path: Any = None) -> Figure:
 def _values_at_the_right(axes: Any, fit: TableFit, shown: list[int], places: Any) -> None:
     estimate, lower, upper = fit.interval()
     texts = [f"{estimate[j]:.3g} [{lower[j]:.3g}, {upper[j]:.3g}]" for j in shown]
+    texts = [text.replace("-", "−") for text in texts]  # as along the axes
     right = axes.secondary_yaxis("right")
     right.set_yticks(places, texts)
     right.tick_params(length=0, labelsize=8)

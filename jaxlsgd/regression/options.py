@@ -100,7 +100,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
         )
         raise refusal("methods", rule, listed)
     methods = tuple(_method(one) for one in listed)
-    checks.distinct("methods", [method.name for method in methods])
+    checks.distinct("methods", [method.name for method in methods], named=True)
     family = family_of(
         given["family"],
         **{name: given[name] for name in ("tau", "delta", "bandwidth", "dispersion")},

@@ -228,7 +228,8 @@ def _contrasts(names: tuple[str, ...], given: str | Mapping[str, float]) -> list
     if not chosen:  # all columns of a factor or a spline
         chosen = [j for j, name in enumerate(names) if name.startswith(f"{given}[")]
     if not chosen:
-        checks.choice("hypotheses", given, names)
+        terms = dict.fromkeys(name.partition("[")[0] for name in names if "[" in name)
+        checks.choice("hypotheses", given, (*names, *terms))
     return [np.eye(len(names))[j] for j in chosen]
 
 

@@ -86,13 +86,14 @@ def compare(one: Results, other: Results, name: str) -> Comparison:
     ours, theirs = ({cell.coordinates: cell for cell in x.study.cells} for x in (one, other))
     shared = [key for key in ours if key in theirs]
     rows: list[Row] = []
-    same = read = 0
+    same = read = unequal = 0
     for key in shared:
         a, b = one.read(ours[key].id), other.read(theirs[key].id)
         if a is None or b is None:
             continue
         read += 1
         same += _identical(a, b)
+        unequal += a.replications != b.replications
         alike = ours[key].problem.content == theirs[key].problem.content
         rows += _rows(a, b, paired=alike and one.study.seed == other.study.seed)
     here, there = len(ours) - len(shared), len(theirs) - len(shared)
@@ -101,7 +102,10 @@ def compare(one: Results, other: Results, name: str) -> Comparison:
         f"Only here: {here:,}. Only in {name}: {there:,}."
     ]
     if read:
-        findings.append(f"The rows are the same to the last bit in {same:,} of {read:,} cells.")
+        common = " in the replications that both have" if unequal else ""
+        findings.append(
+            f"The rows are the same to the last bit in {same:,} of {read:,} cells{common}."
+        )
         findings += _largest(rows)
     return Comparison(findings, sorted(rows, key=lambda row: -row["score"]))
 
@@ -176,9 +180,14 @@ def _apart(row: Row, name: str, equal: float) -> float:
 
 
 def _identical(a: CellRows, b: CellRows) -> bool:
-    fields = ("estimate", "scale", "half_width")
+    """Return whether the replications that both have are the same to the last bit."""
+    fields, n = ("estimate", "scale", "half_width"), min(a.replications, b.replications)
     return a.methods.keys() == b.methods.keys() and all(
-        np.array_equal(getattr(rows, field), getattr(b.methods[name], field), equal_nan=True)
+        np.array_equal(
+            getattr(rows, field)[..., :n, :],
+            getattr(b.methods[name], field)[..., :n, :],
+            equal_nan=True,
+        )
         for name, rows in a.methods.items()
         for field in fields
     )

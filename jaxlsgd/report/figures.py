@@ -205,7 +205,9 @@ def by_schedule(rows: Sequence[Row], measure: str, everyone: Sequence[Row] | Non
     style.legend(figure, looks, lines=False, level=level if coverage else None)
     floor = _floor(rows) if coverage else 0.0
     marked = coverage and any(100 * row["coverage"] < floor for row in rows)
-    about = _about(rows, _BARS[measure], marked)
+    problems = _unique(rows, "problem")
+    of = problems[0] if not one and len(problems) == 1 else ""  # which no title has
+    about = _about(rows, _BARS[measure], marked, of)
     style.note(figure, about, _failed(everyone or rows, hollow=coverage))
     return figure
 
@@ -354,7 +356,8 @@ def along_rounds(rows: Sequence[Row], warmup: int | None = None) -> Figure:
         axis.set_xlabel("Communication rounds")
     style.legend(figure, style.looks(schedules), level=level, band=True, warmup=bool(warmup))
     marked = any(100 * row["coverage"] < bottom for row in known)
-    style.note(figure, _about(rows, marked=marked), _failed(rows))
+    of = f"{rows[0]['problem']}, {_steps(rows)}"
+    style.note(figure, _about(rows, marked=marked, of=of), _failed(rows))
     return figure
 
 
@@ -384,8 +387,9 @@ def error_along_rounds(
     settings, algorithms = _settings_of(rows), _algorithm_titles(rows)
     schedules = _unique(rows, "schedule")
     figure, axes = style.grid(1, len(settings), 1.25)
-    for axis, ((problem, algorithm), group) in zip(axes[0], settings.items(), strict=True):
-        _draw_lines(axis, _longest(group), "l2_error", schedules, warmup(problem), band=True)
+    drawn = {setting: _longest(group) for setting, group in settings.items()}
+    for axis, ((problem, algorithm), group) in zip(axes[0], drawn.items(), strict=True):
+        _draw_lines(axis, group, "l2_error", schedules, warmup(problem), band=True)
         style.plain_log(axis.yaxis)
         axis.set_title(_title(problem, algorithms[algorithm]))
         axis.set_xlabel("Communication rounds")
@@ -394,7 +398,8 @@ def error_along_rounds(
     style.legend(figure, style.looks(schedules), warmup=marked)
     label = method_labels(rows)[rows[0]["method"]]
     about = f"Error of all coordinates, estimate of {label}. {_replications(rows)}. "
-    style.note(figure, about + "Bands: 1.96 Monte-Carlo standard errors.", _failed(rows))
+    failed = _failed([row for group in drawn.values() for row in group])
+    style.note(figure, about + "Bands: 1.96 Monte-Carlo standard errors.", failed)
     return figure
 
 
@@ -458,11 +463,12 @@ def _count(rows: Sequence[Row]) -> str:
     return f"{runs[0]:,}" if len(runs) == 1 else f"{runs[0]:,} to {runs[-1]:,}"
 
 
-def _about(rows: Sequence[Row], bars: str = "", marked: bool = False) -> str:
-    """Describe what is drawn: coordinate, level, replications, and what bars are."""
+def _about(rows: Sequence[Row], bars: str = "", marked: bool = False, of: str = "") -> str:
+    """Describe what is drawn: problem, coordinate, level, replications, and what bars are."""
     names = _unique(rows, "coordinate")
     where = names[0] if len(names) == 1 else "first coordinate of each method"
-    text = f"{where}, {100 * rows[0]['level']:g} % intervals, {_replications(rows)}."
+    text = f"{of}: {where}" if of else where
+    text += f", {100 * rows[0]['level']:g} % intervals, {_replications(rows)}."
     text += f" Bars: {bars}." if bars else ""
     return text + (f" {style.BELOW}" if marked else "")
 
@@ -649,11 +655,8 @@ def save_for_print(
         if chosen.keeps(row, cell.coordinates[row["method"]][0])
     ]
     needed = ("coverage",) if figure == "coverage" else ("length", "sent_over_c1")
-    known = [
-        row
-        for row in last
-        if row["level"] == last[0]["level"] and all(row[name] is not None for name in needed)
-    ]
+    last = [row for row in last if row["level"] == last[0]["level"]]
+    known = [row for row in last if all(row[name] is not None for name in needed)]
     if not known:
         raise checks.refusal("figure", "be one that the rows can draw", figure)
     given = [] if level is None else [f"{100 * level:g}"]
@@ -663,11 +666,12 @@ def save_for_print(
     with style.matplotlib().rc_context(style.PRINT):
         # No dates, so that the same rows give the same bytes.
         dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
-        _draw_for_print(known, figure, width).savefig(path, metadata=dates[format])
+        drawn = _draw_for_print(known, figure, width, _failed(last))
+        drawn.savefig(path, metadata=dates[format])
     return path
 
 
-def _draw_for_print(rows: Sequence[Row], kind: str, width: str) -> Figure:
+def _draw_for_print(rows: Sequence[Row], kind: str, width: str, failed: str = "") -> Figure:
     from matplotlib.figure import Figure
 
     groups = _grouped(rows, "problem", "algorithm", "num_steps")
@@ -695,13 +699,13 @@ def _draw_for_print(rows: Sequence[Row], kind: str, width: str) -> Figure:
         style.plain_log(axes[0].xaxis)
     for i in range(0, len(groups), columns):
         axes[i].set_ylabel("Coverage (%)" if kind == "coverage" else "Mean length")
-    figure.supxlabel(_print_note(rows, kind, width), fontsize=6, x=0.01, ha="left")
+    figure.supxlabel(_print_note(rows, kind, width, failed), fontsize=6, x=0.01, ha="left")
     handles = [style.handle(look, kind == "tradeoff") for look in looks.values()]
     figure.legend(handles, labels.values(), loc="outside upper left", ncols=per_line)
     return figure
 
 
-def _print_note(rows: Sequence[Row], kind: str, width: str) -> str:
+def _print_note(rows: Sequence[Row], kind: str, width: str, failed: str) -> str:
     text = (
         f"{rows[0]['coordinate']}, {100 * rows[0]['level']:g} % intervals, {_count(rows)} replications. "
         f"Bars: {_BARS[kind]}. Hollow: coverage more than 2 standard errors from its level."
@@ -712,7 +716,7 @@ def _print_note(rows: Sequence[Row], kind: str, width: str) -> str:
         )
     elif any(100 * row["coverage"] < _lowest(row["level"]) for row in rows):
         text += f" {style.BELOW}"
-    return textwrap.fill(text, 74 if width == "column" else 160)
+    return textwrap.fill(f"{text} {failed}".strip(), 74 if width == "column" else 160)
 
 
 def _lowest(level: float) -> float:

@@ -398,7 +398,7 @@ def _narrow(rows: Sequence[Row], latex: bool = False) -> list[Table]:
     notes = dict.fromkeys(note for table in tables for note in table.notes)
     left = [_heading(name).removesuffix(" %") for name in without if name in SHOWN]
     if left and not latex:
-        notes[f"Left out for width: {', '.join(left)}. Name measures to see them (--measure)."] = (
+        notes[f"Left out for width: {', '.join(left)}. Name measures to see them (--measures)."] = (
             None
         )
     if "why" in without and not latex and any(row["n_failed"] for row in rows):

@@ -59,7 +59,8 @@ def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
     if kind.fixed_time:
         with refusing(where, ("valid",)):
             checks.fixed_time(arguments.pop("valid", "fixed"), kind.name)
-    checks.known_keys(where, arguments, tuple(kind.parameters))
+    read = ("kind", "name", "gamma0", "alpha") if kind.role == "problem" else ("kind", "name")
+    checks.known_keys(where, arguments, tuple(kind.parameters), read)
     for name in kind.required:
         if name not in arguments:
             raise SpecError(

@@ -273,6 +273,17 @@ def about(spec: CellSpec) -> CellRows:
     return runnable(spec).with_rows({})
 
 
+def without_truth(study: Study) -> str:
+    """Return a warning with the problems that declare no truth, or "" if there is none."""
+    names = [part.name for part in study.problems if part.made and part.made.truth is None]
+    if not names:
+        return ""
+    return (
+        f"coverage will be unknown: no truth is declared by {', '.join(names)}; give Problem(truth=...), "
+        "or return jaxlsgd.problems.solve(problem).problem, which estimates it"
+    )
+
+
 def check(study: Study) -> None:
     """Refuse, before anything is written, parts that do not go together.
 

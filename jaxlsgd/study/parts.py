@@ -249,7 +249,8 @@ def _of_kind(role: str, given: _Given, where: str) -> Part:
         ) from error
     data |= {key: _nested(part) for key, part in inner.items()}
     if not _is_object(role, made):
-        raise refusal(where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made)
+        hint = "; return its .problem" if _is_object(role, getattr(made, "problem", None)) else ""
+        raise refusal(where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made, hint)
     arguments = tuple(sorted(data.items()))
     name = name or made.name or kind.name
     own = kind.own or any(part.identity for part in inner.values())

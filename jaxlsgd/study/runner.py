@@ -271,6 +271,8 @@ class _Run:
         self._left = {cell.id: self.writer.left(cell) for cell in cells}
         self._total = sum(self._left.values())
         self.cells = [cell for cell in cells if self._left[cell.id]]
+        if self.cells and (warning := jobs.without_truth(self.writer.study)):
+            self.log.warn(f"warning: {warning}")
         self.tables = self.writer.tables() if self.cells else {}
         for cell in cells:
             if not self._left[cell.id] and not self.writer.described(cell):

@@ -121,7 +121,7 @@ class Study(Tabular):
             put(key, _each(key, getattr(self, key), functools.partial(part, role), role))
         put("levels", _each("levels", _one_or_more(self.levels), checks.level, "level"))
         for key in ("problems", "schedules", "methods", "algorithms"):
-            checks.distinct(key, names(getattr(self, key)))
+            checks.distinct(key, names(getattr(self, key)), named=True)
         checks.distinct("levels", self.levels)
         if len(self.levels) > MOST_LEVELS:
             raise refusal("levels", f"be at most {MOST_LEVELS}", self.levels)

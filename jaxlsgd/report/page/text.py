@@ -247,7 +247,7 @@ def _weights(part: ProblemPart) -> str:
     if weights := _listed_weights(given):
         shown = ", ".join(f"{float(fraction(x)):.3g}" for x in weights[:_MOST])
         return f"client weights {shown}" + (", …" if len(weights) > _MOST else "")
-    return "weights of its own code" if part.identity else "equal client weights"
+    return "client weights as its code has them" if part.identity else "equal client weights"
 
 
 def _listed_weights(given: Mapping[str, Any]) -> Sequence[Any]:

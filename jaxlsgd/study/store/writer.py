@@ -324,6 +324,7 @@ def _changed(directory: Path, old: Study, new: Study) -> str:
         if same and before.identity != after.identity:
             return f"{directory}: {changed(before, after)}"
     lines = differences(old.plain() | {"replications": 0}, new.plain() | {"replications": 0})
+    lines = [re.sub(r"\.identity: .*", ": its code or data", line) for line in lines]
     shown = lines[:20] + ([f"and {len(lines) - 20} more"] if len(lines) > 20 else [])
     return f"{directory} holds another study; choose a new directory. What changed:\n  " + (
         "\n  ".join(shown)
