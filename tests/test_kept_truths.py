@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -211,3 +212,45 @@ def test_what_has_no_solution_is_refused_every_time(programs: Path) -> None:
         with pytest.raises(ValueError, match="problem: must have a mean gradient that vanishes"):
             solution.solve(down, 1_000)
     assert not list((programs / "truths").iterdir())
+
+
+def test_a_program_that_calls_the_host_is_solved_every_time(
+    programs: Path, solved: list[int]
+) -> None:
+    places = iter((1.0, 5.0))
+
+    def at(place: float) -> np.ndarray:
+        return np.full(2, place, np.float32)
+
+    for place in places:
+        value = functools.partial(at, place)  # such as the content of a file
+
+        def observe(draws: Any, client: Any, value: Any = value) -> Any:
+            shape = jax.ShapeDtypeStruct((2,), np.float32)
+            host = jax.pure_callback(lambda _: value(), shape, client, vmap_method="sequential")
+            return draws.uniform + host.astype(draws.uniform.dtype)
+
+        problem = Problem(
+            init=np.zeros(2),
+            loss=lambda x, seen: jnp.sum((x - seen) ** 2),
+            num_clients=2,
+            draws=Draws(uniform=2),
+            observe=observe,
+            clients=np.arange(2.0),
+        )
+        found = problems.solve(problem, observations=2_000)
+        np.testing.assert_allclose(found.problem.true_vector, place + 0.5, atol=0.1)
+    assert not list(programs.rglob("*.npz"))
+
+
+def test_a_truth_with_a_factorisation_is_kept(programs: Path, solved: list[int]) -> None:
+    problem = Problem(
+        init=np.zeros(2),
+        loss=lambda x, seen: x @ jnp.linalg.solve(seen, x) / 2 - x[0],
+        num_clients=2,
+        draws=Draws(uniform=2),
+        observe=lambda draws, client: jnp.eye(2) + jnp.diag(draws.uniform),
+        clients=np.arange(2.0),
+    )
+    problems.solve(problem, observations=2_000)
+    assert len(list(programs.rglob("*.npz"))) == 1

@@ -45,7 +45,7 @@ def test_prediction_is_near_what_is_compiled(dim: int, clients: int, name: str) 
     assert 0.7 * planned < predicted < 1.5 * planned
 
 
-@pytest.mark.parametrize("dim", [2, 5, 12])
+@pytest.mark.parametrize("dim", [2, 5, 12, 50])
 def test_prediction_is_near_what_making_an_anchor_needs(dim: int) -> None:
     problem, methods, R = jaxlsgd.problems.linear(dim, 10), (jaxlsgd.one_step(),), 64
     program = make_program(problem, methods, LOCAL_SGD)

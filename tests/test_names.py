@@ -407,3 +407,32 @@ def test_figures_of_looks_have_the_level_that_is_asked_for():
     upper = figures.bands(cell, ["plug_in"], "x[1]", level=0.8).axes[0].lines[1].get_ydata()
     rows = cell.methods["plug_in"]
     np.testing.assert_allclose(upper, rows.estimate[:, 0, 1] + rows.half_width[:, 1, 0, 1])
+
+
+def test_kinds_of_other_roles_keep_their_own_names():
+    assert renamed.arguments("method", "regression", {"level": 0.2}) == {"level": 0.2}
+    mine = {"methods": [{"kind": "regression", "arguments": {"tau": 0.3, "level": 1}}]}
+    assert renamed.first(mine) == mine == renamed.current(mine)
+
+
+def test_an_old_and_a_new_name_together_are_refused():
+    with pytest.warns(OldName), pytest.raises(ValueError, match="level: must be left out if tau"):
+        jaxlsgd.problems.regression(3, 2, "quantile", level=0.3, tau=0.5)
+    with pytest.warns(OldName), pytest.raises(ValueError, match="diagonal: must be left out if mo"):
+        jaxlsgd.random_scaling("diagonal", mode="full")
+
+
+def test_the_command_line_takes_old_values(tmp_path, capfd):
+    table = tmp_path / "t.csv"
+    rng = np.random.default_rng(0)
+    rows = "\n".join(
+        f"{i % 3},{x:.4f},{y:.4f}" for i, (x, y) in enumerate(rng.normal(size=(60, 2)))
+    )
+    table.write_text(f"c,x,y\n{rows}\n")
+    given = ["fit", str(table), "--response", "y", "--client", "c", "--quiet", "--rows"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main([*given, "reshuffled"]) == 0
+    old = capfd.readouterr().out
+    assert main([*given, "reused"]) == 0
+    assert capfd.readouterr().out == old

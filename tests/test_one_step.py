@@ -366,3 +366,19 @@ def test_verdicts_need_the_same_coordinates():
     assert np.isnan(verdict.chances(cell, "difference")).all()
     assert np.isnan(verdict.chances(cell, "one_step")).all()  # no method judges itself
     assert not np.isnan(verdict.chances(cell, "plug_in")).any()
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 8])
+def test_a_run_that_is_too_short_is_withheld_alike_by_fit_and_simulate(num_steps):
+    problem = problems.linear(3, 4)
+    plan = schedules.paper("C5").plan(schedules.power_decay(0.5), num_steps=num_steps)
+    methods = [one_step(), increments()]
+    one = fit(jax.random.key(0), problem, plan, methods=methods, progress=False)
+    many = simulate(
+        jax.random.key(0), problem, plan, replications=1, methods=methods, progress=False
+    )
+    for name, rows in one.rows.items():
+        assert np.all(np.isinf(rows.half_width))
+        assert np.all(np.isinf(many.methods[name].half_width))
+        np.testing.assert_array_equal(rows.cause, many.methods[name].cause)
+    assert "nan" not in str(one)

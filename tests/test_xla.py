@@ -17,7 +17,8 @@ def moves(A, x, count):
     """Operations that move, repeat, or cut arrays, also some that all replications share."""
     both = jnp.concatenate([A, jnp.broadcast_to(count, (1, 3)), x[None]])
     turned = both[::-1].T.reshape(5, 3)[1:4:2]
-    return turned, jnp.squeeze(x[None, 1:]), jnp.stack([x, 2 * x], -1), A.mT @ x
+    columns = jnp.ravel(A, order="F"), jnp.reshape(A, (1, 9), order="F")
+    return turned, jnp.squeeze(x[None, 1:]), jnp.stack([x, 2 * x], -1), A.mT @ x, columns
 
 
 def sums(A, x, count):
@@ -33,6 +34,9 @@ def sums(A, x, count):
         jnp.cumsum(A[::-1], 0)[::-1],
         jnp.all(A > -3, 1),
         jnp.any(x > 1),
+        jnp.sum(x[3:]) + count,
+        jnp.all(x[:0] > 0),
+        jnp.max(x[:0], initial=3.0),
     )
 
 
@@ -63,6 +67,7 @@ def nested(A, x, count):
 def loops(A, x, count):
     """Operations that have no rule of their own: they are mapped."""
     found = lax.fori_loop(0, 3, lambda i, y: y + A[i] * y[i], x)
+    jax.debug.callback(lambda y: None, x)
     chosen = lax.cond(x[0] > 0, lambda y: y, lambda y: -y, found)
     return chosen, jnp.sort(x), A[jnp.argmax(x)], jnp.linalg.inv(A + 9 * jnp.eye(3)), count
 
@@ -127,3 +132,9 @@ def test_what_is_dear_and_used_often_is_computed_once(given):
         return jnp.exp(jnp.exp(jnp.exp(jnp.exp(jnp.exp(jnp.exp(x))))))
 
     assert [divisions(each) for each in (cheap, dear, single)] == [0, 1, 0]
+
+
+def test_what_differs_is_not_declared_as_shared(given):
+    run = xla.innermost(lambda x: x + 1, (-1,), unit=jnp.ones(()), out_axes=None)
+    with pytest.raises(ValueError, match="out_axes: must be -1"):
+        run(given[1])

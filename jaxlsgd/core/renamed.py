@@ -13,15 +13,18 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-# By kind: arguments, old → new; and by kind and argument, values.
+from jaxlsgd.core.checks import refusal
+
+# By role and kind, as other roles may have kinds of users that are called the same: arguments, old → new, and the
+# values of an argument.
 ARGUMENTS = {
-    "growing_batches": {"kind": "batches"},
-    "regression": {"level": "tau", "threshold": "delta"},
+    ("method", "growing_batches"): {"kind": "batches"},
+    ("problem", "regression"): {"level": "tau", "threshold": "delta"},
 }
 VALUES = {
-    "random_scaling": {"critical": {"finite_horizon": "finite"}},
-    "regression": {"family": {"squared": "gaussian"}},
-    "fit_table": {"rows": {"reshuffled": "reused", "one pass": "fresh"}},
+    ("method", "random_scaling"): {"critical": {"finite_horizon": "finite"}},
+    ("problem", "regression"): {"family": {"squared": "gaussian"}},
+    ("function", "fit_table"): {"rows": {"reshuffled": "reused", "one pass": "fresh"}},
 }
 METHODS = {"random_scaling[finite_horizon]": "random_scaling[finite]"}
 # By kind: values that were given first without a name, and the argument that they belong to now.
@@ -48,35 +51,53 @@ def method(name: Any) -> Any:
     return METHODS[name]
 
 
-def arguments(kind: str, given: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
+def arguments(
+    role: str, kind: str, given: Mapping[str, Any], stacklevel: int = 2
+) -> dict[str, Any]:
     """Return a builder's arguments under today's names, with warnings of old ones."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in given.items():
-        new = ARGUMENTS.get(kind, {}).get(name, name)
+        new = ARGUMENTS.get((role, kind), {}).get(name, name)
         if new != name:
             warn(f"{kind}({name}=...)", f"{new}=...", stacklevel + 1)
-        known = VALUES.get(kind, {}).get(new, {})
-        if isinstance(value, str) and value in known:
-            warn(f"{kind}({new}={value!r})", repr(known[value]), stacklevel + 1)
-            value = known[value]
-        found[new] = value
+            _check_single(name, new, given)
+        found[new] = value_of(role, kind, new, value, stacklevel + 1)
     return found
 
 
-def accepts_old_names(build: Builder) -> Builder:
+def value_of(role: str, kind: str, argument: str, value: Any, stacklevel: int = 2) -> Any:
+    """Return a value of an argument as it is spelt today, with a warning if it is an old one."""
+    known = VALUES.get((role, kind), {}).get(argument, {})
+    if not isinstance(value, str) or value not in known:
+        return value
+    warn(f"{kind}({argument}={value!r})", repr(known[value]), stacklevel + 1)
+    return known[value]
+
+
+def _check_single(old: str, new: str, given: Mapping[str, Any]) -> None:
+    if new in given:
+        raise refusal(old, f"be left out if {new} is given, which is its new name", given[old])
+
+
+def accepts_old_names(role: str) -> Callable[[Builder], Builder]:
     """Let a builder be called with old names too."""
-    kind, parameters = build.__name__, tuple(inspect.signature(build).parameters)
-    moved, values = _WERE_FIRST.get(kind, ("", ()))
 
-    @functools.wraps(build)
-    def call(*args: Any, **given: Any) -> Any:
-        if args and isinstance(args[0], str) and args[0] in values:
-            warn(f"{kind}({args[0]!r})", f"{kind}({moved}={args[0]!r})")
-            args, given = args[1:], {moved: args[0], **given}
-        placed = arguments(kind, dict(zip(parameters, args, strict=False))).values()
-        return build(*placed, *args[len(parameters) :], **arguments(kind, given))
+    def decorate(build: Builder) -> Builder:
+        kind, parameters = build.__name__, tuple(inspect.signature(build).parameters)
+        moved, values = _WERE_FIRST.get(kind, ("", ()))
 
-    return call  # type: ignore[return-value]
+        @functools.wraps(build)
+        def call(*args: Any, **given: Any) -> Any:
+            if args and isinstance(args[0], str) and args[0] in values:
+                warn(f"{kind}({args[0]!r})", f"{kind}({moved}={args[0]!r})")
+                _check_single(args[0], moved, {args[0]: args[0], **given})
+                args, given = args[1:], {moved: args[0], **given}
+            placed = arguments(role, kind, dict(zip(parameters, args, strict=False))).values()
+            return build(*placed, *args[len(parameters) :], **arguments(role, kind, given))
+
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def current(content: Any) -> Any:
@@ -94,22 +115,29 @@ def first_name(name: str) -> str:
     return _FIRST[0].get(name, name)
 
 
+_ROLES = ("problem", "method", "algorithm", "schedule")
+_ROLE_OF = {key: role for role in _ROLES for key in (role, f"{role}s")}  # of what is under a key
+
+
 def _spelt(content: Any, methods: Any, names: Any, values: Any) -> Any:
-    def spelt(value: Any) -> Any:
+    def spelt(value: Any, role: str = "") -> Any:
         if isinstance(value, list):
-            return [spelt(part) for part in value]
+            return [spelt(part, role) for part in value]
         if not isinstance(value, dict):
             return methods.get(value, value) if isinstance(value, str) else value
-        made = {methods.get(key, key): spelt(part) for key, part in value.items()}
+        made = {
+            methods.get(key, key): spelt(part, _ROLE_OF.get(key, "")) for key, part in value.items()
+        }
         kind, inner = made.get("kind"), made.get("arguments")
         if not isinstance(kind, str):
             return made
         if isinstance(inner, dict):
-            return made | {"arguments": of_kind(kind, inner)}
-        return {"kind": kind} | of_kind(kind, {k: x for k, x in made.items() if k != "kind"})
+            return made | {"arguments": of_kind(role, kind, inner)}
+        # A problem among the arguments of another.
+        return of_kind(role, kind, made) | {"kind": kind}
 
-    def of_kind(kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        new, known = names.get(kind, {}), values.get(kind, {})
+    def of_kind(role: str, kind: str, table: dict[str, Any]) -> dict[str, Any]:
+        new, known = names.get((role, kind), {}), values.get((role, kind), {})
         return {
             new.get(key, key): known[key].get(part, part)
             if key in known and isinstance(part, str)

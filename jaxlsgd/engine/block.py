@@ -113,7 +113,7 @@ def run_hessians(
     empty = jnp.zeros((groups, d, d, R), places.dtype), jnp.zeros((d, d, R), places.dtype)
     low = jnp.asarray(0, jnp.int32)
     if program.loop.prepares:
-        high = pairs.count if program.loop.some else room
+        high = pairs.count if program.loop.partial else room
         sums = lax.fori_loop(low, high, body, (empty, prepare(low)))[0]
     else:
         sums = lax.scan(body_alone, empty, jnp.arange(room, dtype=jnp.int32))[0]
@@ -255,5 +255,7 @@ def over_steps(
     indices = jnp.arange(pairs, dtype=jnp.int32)
     if not loop.prepares:
         return lax.scan(body_alone, carry, indices, unroll=min(loop.unroll, pairs))[0]
-    low, high = (loop.some and some) or (jnp.asarray(0, jnp.int32), pairs)
+    low, high = jnp.asarray(0, jnp.int32), pairs
+    if loop.partial and some is not None:
+        low, high = some
     return lax.fori_loop(low, high, lambda i, now: body(now, i)[0], (carry, prepare(low)))[0]

@@ -124,8 +124,8 @@ def tile_bytes(
         state (K·d + d + statistics + own)·R   +   draws 3·2·K·n·R   +   met 2·(B + 1)·d·R
                                                +   passes (2·K·d + 3·K + statistics + own)·R
 
-    or the program that makes an anchor of `one_step`, if that needs more (three times the statistics). Here `own` is
-    what the algorithm keeps, and K counts the clients that take part in a round. Draws are made for
+    or, if that is more, clients and statistics, and twice the sums of `one_step` once more (three times on a TPU),
+    while it makes an anchor. Here `own` is what the algorithm keeps, and K counts the clients that take part in a round. Draws are made for
     two steps at once, and three copies are counted: those in use, those being made, and those in the loop's carry.
     Hessians by automatic differentiation are counted twice per client. The intermediate arrays of a user's own
     loss or `sample` are not counted.
@@ -291,29 +291,33 @@ def replication_bytes(
     methods = tuple(methods)
     own = own_bytes(problem, methods, dtype, algorithm=algorithm, **how, stored=stored)
     block = draws_bytes(problem, dtype, algorithm=algorithm, **how) + own
-    return max(block, _anchor_bytes(problem, methods, dtype, sublanes)) if stored else block
+    if not stored:
+        return block
+    clients = _stepping(problem, algorithm, client_shards)
+    return max(block, _anchor_bytes(problem, methods, dtype, clients, sublanes))
+
+
+# What making an anchor needs besides the statistics, as a multiple of its own: 1.4 (d = 2 to 8), 1.9 (d = 12), 1.7
+# (d = 20) and 2.4 (d = 50) on a CPU, 1.3 (d = 5) and 2.0 (d = 20) on an H100, 3.0 of the padded one on a TPU (d = 5).
+_BESIDES, _BESIDES_PADDED = 2, 3
 
 
 def _anchor_bytes(
-    problem: Problem, methods: tuple[Estimator, ...], dtype: str, sublanes: int
+    problem: Problem, methods: tuple[Estimator, ...], dtype: str, clients: int, sublanes: int
 ) -> int:
-    """Return the bytes per replication of the program that makes an anchor, the largest of several.
+    """Return the bytes per replication while an anchor is made, of the statistic that needs most; 0 if none has one."""
+    item, d = jnp.dtype(dtype).itemsize, problem.dim
 
-    It was found to need 2.4 (d = 2 to 8), 2.7 (d = 20) and 3.4 times (d = 50) the statistic on a CPU, 2.3 (d = 5)
-    and 3.0 times (d = 20) on an H100, and 4.0 times what padding makes of it on a TPU (d = 5).
-    """
-    parts = {part for method in methods for part in method.accumulators if part.anchor is not None}
-    shapes = (
-        [
-            shape
-            for stored in (True, False)
-            for shape in _state_shapes(part, problem.dim, dtype, stored=stored)
-        ]
-        for part in parts
-    )
-    item = jnp.dtype(dtype).itemsize
-    sizes = (sum(item * _padded(shape, sublanes) for shape in each) for each in shapes)
-    return (4 if sublanes > 1 else 3) * max(sizes, default=0)
+    def size(part: Accumulator) -> int:
+        both = (_state_shapes(part, d, dtype, stored=stored) for stored in (True, False))
+        return sum(item * _padded(shape, sublanes) for shapes in both for shape in shapes)
+
+    parts = dict.fromkeys(part for method in methods for part in method.accumulators)
+    largest = max((size(part) for part in parts if part.anchor is not None), default=0)
+    if not largest:
+        return 0
+    resident = item * _padded((clients, d), sublanes) + sum(map(size, parts))
+    return resident + (_BESIDES_PADDED if sublanes > 1 else _BESIDES) * largest
 
 
 def draws_bytes(
@@ -382,8 +386,8 @@ def reading_cost(method: Estimator, dim: int, dtype: str = "float32") -> Reading
     """Predict the size of the program that reads a method's intervals, and its memory per replication.
 
     A program that factorises matrices was seen to keep about twice its largest product of arrays and up to
-    twice the statistics. One that reads sums at anchors keeps 2.9 times the
-    statistics with 5 parameters, and 3.8 times with 30 and 100. Others keep next to nothing.
+    twice the statistics. One that reads the sums of `one_step` keeps 2.1 times the statistics with 5 parameters, and 3.5
+    times with 50. Others keep next to nothing.
 
     Args:
       method: the interval method.
@@ -408,8 +412,8 @@ def reading_cost(method: Estimator, dim: int, dtype: str = "float32") -> Reading
     item, kept = jnp.dtype(dtype).itemsize, sum(map(math.prod, shapes))
     factorises = any(one.primitive.name in _FACTORISATIONS for one in equations)
     needed = 2 * (kept + max(made, default=0)) if factorises else 0
-    if method.anchor is not None:
-        needed = 4 * kept
+    if method.reads_numpy:  # the sums of `one_step`, of either form
+        needed = max(needed, 4 * kept)
     return ReadingCost(len(equations), item * needed, item * kept)
 
 

@@ -67,10 +67,10 @@ def most_cpu_devices() -> int:
 
 
 def chosen(devices: Any = None) -> list[Any]:
-    """Return the devices of this process to run on, one for each thread that runs.
+    """Return the devices of this process to run on: an entry per thread, and on a CPU all are its first device.
 
-    The threads of a CPU all get its first device: it runs the programs of several threads at once, and JAX
-    compiles every program for each device that it is to run on.
+    That device runs the programs of several threads at once, and JAX compiles every program for each device that it
+    is to run on.
 
     Args:
       devices: None for as many as the default backend has, a number for so many of them, or a sequence of

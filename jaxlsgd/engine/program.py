@@ -20,9 +20,7 @@ class Loop(NamedTuple):
 
     prepares: bool = True  # an iteration makes the draws of the next one
     unroll: int = 1  # iterations in one turn of the loop
-    some: bool = (
-        True  # it may run over some of its pairs of steps only, so that its length is not known
-    )
+    partial: bool = True  # it may leave out pairs of steps, so that its length is not known
     ahead: bool = True  # if cells share their draws, those of a block are made before it runs
     dense: bool = False  # the statistics are always updated in the step loop
     rooms: tuple[int, ...] = (
@@ -35,8 +33,8 @@ class Loop(NamedTuple):
 # unrolled. Compiled for an H100 (linear, K = 10, d = 5), that reduces the kernels per step from 7 to 3.4, statistics
 # included, and the bytes per client-step from 286 to 210; 20 cells as lanes take 3.3 kernels together, and 84 bytes.
 LOOPS = {
-    "gpu": Loop(prepares=False, unroll=8, some=False, ahead=False, dense=True),
-    "tpu": Loop(some=False),
+    "gpu": Loop(prepares=False, unroll=8, partial=False, ahead=False, dense=True),
+    "tpu": Loop(partial=False),
 }
 OTHER_LOOP = Loop()
 # If a step is cheap, a second loop that makes its observations again costs more than statistics at every step:

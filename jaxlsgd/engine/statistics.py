@@ -147,7 +147,7 @@ def hessian_pairs(loop: Loop, *weights: np.ndarray) -> HessianPairs | None:
     at = np.flatnonzero(by_pair.any((0, 2, 3)))
     if not len(at):
         return None
-    rooms = HESSIAN_ROOMS[-1:] if loop.some else HESSIAN_ROOMS
+    rooms = HESSIAN_ROOMS[-1:] if loop.partial else HESSIAN_ROOMS
     room = next(room for room in rooms if len(at) <= room)
     places = np.zeros(room, np.int32)
     places[: len(at)] = at
@@ -215,7 +215,7 @@ def measure(
 
 
 # jaxlib's `eigh` waits, in a thread of XLA's pool on the CPU, for work that it hands to that same pool. Two
-# devices that are in it at once can take all threads and wait for ever (seen with jaxlib 0.10.2, two cores).
+# programs that are in it at once can take all threads and wait for ever (seen with jaxlib 0.10.2, two cores).
 _alone = threading.Lock()
 
 

@@ -100,13 +100,16 @@ def innermost(
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*examples)
         found = _evaluate(closed, leaves, rules, varying_rules or {}, unit)
         made = jax.tree.unflatten(jax.tree.structure(shape), found)
-        return _by_axis(lambda x: _spread(x, count), out_axes, made, _varies)
+        spread = _by_axis(lambda x: _spread(x, count), out_axes, made, _varies)
+        if any(map(_varies, _leaves(spread))):
+            raise ValueError("out_axes: must be -1 for what differs between replications, got None")
+        return spread
 
     return run
 
 
 def unit_of(vector: Array) -> Array:
-    """Return a 1 that the compiler does not know to be one."""
+    """Return a 1 that the compiler does not know to be one, from a vector without NaN, such as x_0."""
     return jnp.where(jnp.isnan(vector[0]), 2, 1).astype(vector.dtype)
 
 
@@ -255,9 +258,9 @@ def _whole(
 ) -> Sequence[Any]:
     """Apply one operation to all replications, with the axis last in its inputs, too."""
     primitive, parameters = equation.primitive, equation.params
-    shape = _shape_of(equation.outvars[0])
-    cost = sum(x.cost for x in given if _varies(x))
+    cost = sum(x.cost for x in given if isinstance(x, Varying))
     if primitive in _ELEMENTWISE:
+        shape = _shape_of(equation.outvars[0])
         full = [_full(x, shape, given) for x in given]
         return [Varying(primitive.bind(*full, **parameters), cost + 1)]
     if primitive is p.concatenate_p:
@@ -268,7 +271,7 @@ def _whole(
         return [Varying(_STRUCTURAL[primitive](given[0].array, parameters), cost)]
     if primitive in _SUMS:
         terms = math.prod(_shape(given[0])[axis] for axis in parameters["axes"])
-        if terms <= _TERMS:
+        if 0 < terms <= _TERMS:
             first = kept.once(given[0]) if given[0].cost > 2 else given[0]
             added = _added(_SUMS[primitive], first.array, parameters["axes"])
             return [Varying(added, terms * (1 + first.cost))]
@@ -304,7 +307,11 @@ _STRUCTURAL: dict[Any, Callable[[Any, Any], Any]] = {
         None if q["strides"] is None else (*q["strides"], 1),
     ),
     p.squeeze_p: lambda x, q: lax.squeeze(x, q["dimensions"]),
-    p.reshape_p: lambda x, q: lax.reshape(x, (*q["new_sizes"], x.shape[-1])),
+    p.reshape_p: lambda x, q: lax.reshape(
+        x,
+        (*q["new_sizes"], x.shape[-1]),
+        None if q["dimensions"] is None else (*q["dimensions"], x.ndim - 1),
+    ),
     p.transpose_p: lambda x, q: lax.transpose(x, (*q["permutation"], x.ndim - 1)),
     p.rev_p: lambda x, q: lax.rev(x, q["dimensions"]),
     p.cumsum_p: lambda x, q: lax.cumsum(x, q["axis"], q["reverse"]),

@@ -205,7 +205,7 @@ def _measure_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None
     scale = xp.sqrt(xp.maximum(xp.diagonal(found.V), 0))
     off = xp.max(xp.abs(state.x - found.estimate) / xp.maximum(scale, anchored_step.TINY))
     detail = AnchoredDetail(
-        xp.where(xp.isnan(found.df), 3, found.df),  # what is withheld is infinite, not NaN
+        _given_df(found.df),
         xp.zeros_like(scale),
         found.used,
         found.withheld,
@@ -219,6 +219,12 @@ def _measure_anchored(states: tuple[AnchoredState, ...], horizon: Horizon | None
     lost = found.withheld & ~xp.all(xp.isfinite(found.estimate))
     estimate = xp.where(lost, state.x, found.estimate)
     return Measurement(estimate, xp.where(found.withheld, xp.inf, scale), False, detail, state.x)
+
+
+def _given_df(df: Array) -> Array:
+    """Return degrees of freedom that are numbers, so that what is withheld is infinite and not NaN."""
+    xp = df.__array_namespace__()
+    return xp.where(xp.isnan(df), 3, df)
 
 
 def _measure_anchored_average(states: tuple[Any, ...], horizon: Horizon | None) -> Measurement:
@@ -278,7 +284,7 @@ def _notes(detail: OneStepDetail) -> tuple[str, ...]:
     """Return remarks on a run for its user."""
     far = float(detail.far)
     if bool(detail.withheld):
-        if not far < newton_step.FAR:
+        if newton_step.FAR <= far < np.inf:
             return (
                 f"withheld: the path has not arrived, since it is {far:.0f} standard errors from its own estimate; "
                 "run longer, start nearer, or take larger steps",
@@ -322,7 +328,13 @@ def _measure(states: tuple[OneStepState, ...], horizon: Horizon | None) -> Measu
     scale = xp.sqrt(xp.maximum(xp.diagonal(found.V), 0))
     zeros = xp.zeros_like(scale)
     detail = OneStepDetail(
-        found.df, zeros, found.used, found.withheld, found.far, found.known, state.clock.t
+        _given_df(found.df),
+        zeros,
+        found.used,
+        found.withheld,
+        found.far,
+        found.known,
+        state.clock.t,
     )
     lost = found.withheld & ~xp.all(xp.isfinite(found.estimate))
     estimate = xp.where(lost, state.x, found.estimate)

@@ -121,7 +121,7 @@ def path_scale(
     return Accumulator(init, update, shared=shared, any_width=True)
 
 
-@renamed.accepts_old_names
+@renamed.accepts_old_names("method")
 @register("method", brief="critical")
 def random_scaling(
     critical: str = "asymptotic",

@@ -46,7 +46,7 @@ class _Kind(NamedTuple):
 
 
 @register("problem")
-@renamed.accepts_old_names
+@renamed.accepts_old_names("problem")
 def regression(
     dim: int,
     num_clients: int,

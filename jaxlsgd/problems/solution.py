@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -139,9 +140,12 @@ def _kept_or_found(sample: _Sample, start: np.ndarray) -> Root:
     folder = _kept_truths.folder()
     if folder is None:
         return _found_root(sample, start)
+    content = sample.content(start)
+    if content is None:
+        return _found_root(sample, start)
     # What this file's code does is in no program.
     code, limits = Path(__file__).read_bytes(), (_SOLVED, _MOST_STEPS)
-    path = folder / _kept_truths.name(sample.content(start), start, code, limits)
+    path = folder / _kept_truths.name(content, start, code, limits)
     root = _kept_truths.read(path, start.size)
     if root is None:
         root = _found_root(sample, start)
@@ -218,6 +222,11 @@ def _solve_on(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _
     raise refusal("problem", rule, f"one of {residual:.3g} standard errors")
 
 
+_CALLS = re.compile(r"custom_call @\"?([\w.$]+)")
+# Calls of JAX's own: factorisations, random bits, and remarks for the compiler.
+_OWN_CALLS = ("lapack_", "cusolver_", "cublas_", "cu_threefry2x32", "mhlo.", "chlo.", "Sharding")
+
+
 class _Sample:
     """A fixed sample, generated again for every point.
 
@@ -246,12 +255,16 @@ class _Sample:
         # About eight evaluations on the pilot part and two on the whole.
         self._report, self._made, self._expected = report, 0, 8 * self.pilot + 2 * self.calls
 
-    def content(self, x: np.ndarray) -> tuple[Any, ...]:
-        """Return what decides every moment of the sample: the traced program, and all that it is given."""
+    def content(self, x: np.ndarray) -> tuple[Any, ...] | None:
+        """Return what decides every moment of the sample: the traced program, and all that it is given.
+
+        None if the program calls others, such as functions on the host, of which it has no more than an address.
+        """
         key, *numbers = self._given
         traced = self._program.lower(jnp.asarray(x), np.uint32(0), *self._given).as_text()
         parts = self.n, self.calls, self.pilot
-        # A program calls functions on the host by their address, which says nothing of them.
+        if not all(name.startswith(_OWN_CALLS) for name in _CALLS.findall(traced)):
+            return None
         return self._functions, traced, parts, jax.random.key_data(key), numbers
 
     def at(self, x: np.ndarray, calls: int) -> _Found:

@@ -130,7 +130,7 @@ def fit_table(
         result = jaxlsgd.fit_table(frame, response="sick", client="hospital", family="logistic")
         print(result)
     """
-    rows = renamed.arguments("fit_table", {"rows": rows})["rows"]
+    rows = renamed.value_of("function", "fit_table", "rows", rows)
     given = locals()
     _refuse_unknown(unknown)
     options = check_options(given)

@@ -229,7 +229,7 @@ def _of_kind(role: str, given: _Given, where: str) -> Part:
             text = f"{where}: {kind.name} takes no brackets, got [{given.option}]"
             raise SpecError(f"{text}; {_in_a_table(kind)}")
         table[kind.brief] = _number(given.option)
-    table = renamed.arguments(kind.name, table)
+    table = renamed.arguments(role, kind.name, table)
     name = table.pop("name", None)
     hints = _type_hints(kind.build)
     inner = {

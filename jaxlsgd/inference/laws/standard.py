@@ -45,7 +45,7 @@ def student_quantiles(df: np.ndarray, p: Any) -> np.ndarray:
 
     ln(−t) is then taken for a polynomial of 1/df, which it is to 1e-12 for df ≥ 3 and p ≥ 1e-15.
     """
-    p = np.asarray(p, np.float64)
+    df, p = np.broadcast_arrays(df, np.asarray(p, np.float64))
     if df.size < 4 * _NODES or not 1e-15 <= p.min() == p.max() < 0.49:
         return stdtrit(df, p)
     one, few = p.flat[0], df < _LEAST_DF

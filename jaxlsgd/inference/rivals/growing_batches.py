@@ -124,7 +124,7 @@ def batch_starts(alpha: float, C: float) -> np.ndarray:
     return np.unique(np.maximum(found[found < _LAST], 1)).astype(np.int64)
 
 
-@renamed.accepts_old_names
+@renamed.accepts_old_names("method")
 @register("method", brief="batches")
 def growing_batches(
     batches: str = "overlapping",

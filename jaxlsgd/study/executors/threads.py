@@ -1,4 +1,4 @@
-"""Run jobs on the devices of this process, with one thread per device."""
+"""Run jobs on the devices of this process, with one thread per device; on a CPU, with one per core."""
 
 from __future__ import annotations
 
