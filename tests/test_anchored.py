@@ -177,7 +177,7 @@ def assert_covers(cell: Any, level: float = 0.95) -> None:
     ids=["constant steps", "FedAdam", "momentum"],
 )
 def test_any_optimiser_will_do(algorithm: Any, E: int, step: float):
-    """Constant steps and unlike clients, where increments cover 2 to 50 %."""
+    """Constant steps and unlike clients, where increments cover 2 to 50 %, or are withheld."""
     plan = schedules.constant(E).plan(schedules.constant_step(step * E), num_steps=4000)
     options = {} if algorithm is None else {"algorithm": algorithm}
     old = one_step(gradients="increments")
@@ -186,8 +186,9 @@ def test_any_optimiser_will_do(algorithm: Any, E: int, step: float):
     )
     assert_covers(cell)
     rows = cell.methods[old.name]
-    off = np.abs(rows.estimate[-1] - cell.truth[old.name]) <= rows.half_width[-1, 0]
-    assert off.mean() < 0.9
+    half = rows.half_width[-1, 0]
+    held = (np.abs(rows.estimate[-1] - cell.truth[old.name]) <= half) & np.isfinite(half)
+    assert held.mean() < 0.9
 
 
 def test_a_path_that_has_not_arrived_is_no_matter_for_a_quadratic_loss():
