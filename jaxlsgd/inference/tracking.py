@@ -231,7 +231,8 @@ class Tracker:
     ) -> Any:
         """Return whether every interval is sure enough to stop; a boolean array, also under `jax.jit` and `lax.while_loop`.
 
-        False as long as there is no interval: the state needs two updates, and some methods more. Critical values are computed on the host, which a compiled program calls.
+        False as long as there is no interval: the state needs two updates, and some methods more. Critical values
+        are computed on the host, which a compiled program calls.
 
         Args:
           state: from `init` or `update`.

@@ -46,8 +46,8 @@ from jaxlsgd.study.study import Study
 
 PROGRAM = 2.0  # seconds to compile one
 # Bytes of host memory besides arrays, fitted to the peaks of 15 processes, 420 to 4,700 MB, that ran ten kinds of
-# small studies on one or two CPU devices with nothing compiled before. The forecast was 0.81 to 1.23 times the peak. Two threads of one device: 1.25 and 1.37
-# times (the study of `init`, and the paper's).
+# small studies on one or two CPU devices with nothing compiled before. The forecast was 0.81 to 1.23 times the peak.
+# With two threads of one device it was 1.25 and 1.37 times (the study of `init`, and the paper's).
 PROCESS_BYTES = 300_000_000  # the interpreter, JAX and its compiler
 PROGRAM_BYTES = 50_000_000  # a block program, compiled for one device
 METHOD_BYTES = 10_000_000  # a method's program that reads its intervals, compiled for one device
