@@ -1,5 +1,6 @@
 """Checks of arguments from users. Every refusal reads `argument: must rule, got value`.
 
+A refusal also carries its `argument` and a `code`, so that programs and tests need not read its words.
 Nothing here imports jax, so that a study file with a mistake is refused at once.
 """
 
@@ -14,7 +15,7 @@ import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,9 +30,45 @@ _SHOWN = 80  # characters of a refused value in a message
 _DEEPEST = 8  # levels of nested lists in an argument; a covariance needs 2
 
 
-def refusal(argument: str, rule: str, value: object, hint: str = "") -> ValueError:
+Code = Literal[
+    "value",  # a number, text or object that breaks the rule of its argument
+    "type",  # of another kind than the argument takes
+    "choice",  # none of the names that are known
+    "unknown",  # a key, file or option that does not exist
+    "shape",  # an array of another shape, or a list of another length
+    "not_finite",  # NaN or an infinity
+    "missing",  # must be given here
+    "unwanted",  # must be left out here
+    "duplicate",  # given twice
+    "conflict",  # does not go with another argument
+    "unsupported",  # what this method, problem or family cannot do
+    "data",  # what these data do not allow
+    "disclosure",  # would reveal single rows
+    "untrusted",  # a message that does not answer what was asked, or cannot be right
+    "exists",  # a file or folder that would be replaced
+    "damaged",  # a file that is not what it should be
+    "memory",  # more than there is
+]
+
+
+class Refusal(ValueError):
+    """A value that breaks a rule.
+
+    Attributes:
+      argument: which argument, key or field was refused.
+      code: what is wrong with it, one of `Code`. Words may change; this does not.
+    """
+
+    def __init__(self, message: str, argument: str = "", code: Code = "value") -> None:
+        super().__init__(message)
+        self.argument, self.code = argument, code
+
+
+def refusal(
+    argument: str, rule: str, value: object, hint: str = "", *, code: Code = "value"
+) -> Refusal:
     """Return the error for a value that breaks a rule: `raise refusal("E", "be at least 1", 0)`."""
-    return ValueError(f"{argument}: must {rule}, got {shown(value)}{hint}")
+    return Refusal(f"{argument}: must {rule}, got {shown(value)}{hint}", argument, code)
 
 
 def shown(value: object) -> str:
@@ -284,9 +321,8 @@ def _is_users(function: Any) -> bool:
 
 
 def refuses(error: BaseException, arguments: Collection[str]) -> bool:
-    """Return whether an error refuses one of these arguments, as in `noise: must ..., got ...`."""
-    first = re.split(r"[:\[]", str(error), maxsplit=1)[0]
-    return isinstance(error, (ValueError, OverflowError)) and first in arguments
+    """Return whether an error refuses one of these arguments, or an entry of it."""
+    return isinstance(error, Refusal) and error.argument.partition("[")[0] in arguments
 
 
 def user_code_note(error: BaseException) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import traceback
 from collections.abc import Collection, Iterator
 
 from jaxlsgd.core import checks
 
 
-class SpecError(ValueError):
+class SpecError(checks.Refusal):
     """A study that cannot be run as it is written."""
 
 
@@ -45,8 +44,11 @@ def refusing(
             text = str(error)
         else:
             raise
-        between = "." if re.split(r"[:\[]", text, maxsplit=1)[0] in arguments else ": "
-        raise SpecError(f"{where}{between}{text}" if where else text) from error
+        inside = getattr(error, "argument", "")
+        named = inside.partition("[")[0] in arguments
+        text = f"{where}{'.' if named else ': '}{text}" if where else text
+        argument = ".".join(part for part in (where, inside if named or not where else "") if part)
+        raise SpecError(text, argument, getattr(error, "code", "value")) from error
 
 
 def _place(error: BaseException) -> str:
