@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -77,6 +78,25 @@ def test_rows_come_back_as_they_were_written(tmp_path) -> None:
     assert rows.methods["plug_in"].estimate[0, :, 0].tolist() == list(range(40))
     assert rows.methods["plug_in"].half_width.shape == (len(rows.save_at), 1, 40, 2)
     assert list(rows.methods) == ["plug_in", "random_scaling"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("order", [["plug_in", "random_scaling"], ["random_scaling", "plug_in"]])
+def test_each_method_has_its_own_rows_in_the_order_of_the_study(order, lost, tmp_path) -> None:
+    study, places = small(methods=order, replications=16), {"plug_in": 1, "random_scaling": 2}
+    with Writer(tmp_path, study, ENVIRONMENT) as writer:
+        for cell, first in missing(writer):
+            rows = fake_rows(cell, first)
+            for name, own in rows.items():
+                rows[name] = dataclasses.replace(own, estimate=own.estimate + 1000 * places[name])
+            writer.describe(cell, about(cell))
+            writer.commit(cell, first, rows)
+    if lost:
+        (tmp_path / "manifest.json").unlink()
+    for cell in Results(tmp_path).read_all():
+        assert list(cell.methods) == list(cell.coordinates) == order
+        for name, place in places.items():
+            assert cell.methods[name].estimate[0, 3, 0] == 1000 * place + 3
 
 
 def test_bytes_of_a_tile_are_a_function_of_its_rows(tmp_path, monkeypatch) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.core import renamed, storage
+from jaxlsgd.core import checks, renamed, storage
 from jaxlsgd.core.causes import Cause
 from jaxlsgd.core.rows import CellRows, MethodRows, Until
 from jaxlsgd.core.storage import replacing
 
-FORMAT = 1
+FORMAT = 2
 # The arrays of a method's rows, and their types in a file.
 ARRAYS = {
     "estimate": "<f8",
@@ -37,12 +37,12 @@ class Unfit(ValueError):
 def save(cell: CellRows, path: str | Path, *, force: bool = False) -> Path:
     """Write a cell whole or not at all, and return the path; see `CellRows.save`."""
     path = Path(path)
-    about = {"format": FORMAT, "cell": about_to_json(cell)}
+    about = {"format": FORMAT, "methods": list(cell.methods), "cell": about_to_json(cell)}
     header = json.dumps(about, sort_keys=True, allow_nan=False).encode()
     arrays = {"header": np.frombuffer(header, np.uint8)}
-    for i, rows in enumerate(cell.methods.values()):
-        for name, kind in ARRAYS.items():
-            arrays[f"{i}.{name}"] = np.ascontiguousarray(getattr(rows, name), kind)
+    for name, rows in cell.methods.items():
+        for field, kind in ARRAYS.items():
+            arrays[f"{name}.{field}"] = np.ascontiguousarray(getattr(rows, field), kind)
     with replacing(path, force) as temporary:
         temporary.write_bytes(storage.seal(arrays))
     return path
@@ -67,38 +67,38 @@ def load_cell(path: str | Path) -> CellRows:
     """
     content = Path(path).read_bytes()
     try:
-        about, format = _header(storage.first_array(content, "header"))
-        if format != FORMAT:
-            raise Unfit(f"it has format {format!r}, and this version reads {FORMAT}")
-        methods = _names(about)
-        names = [f"{i}.{name}" for i in range(len(methods)) for name in ARRAYS]
+        about, stored = _header(storage.first_array(content, "header"))
+        names = [f"{name}.{field}" for name in stored for field in ARRAYS]
         arrays = storage.unseal(content, ("header", *names))
-        cell = about_from_json(about, methods)
+        methods = renamed.current(stored)
+        cell = about_from_json(renamed.current(about), methods)
         rows = {
-            name: _rows([arrays[f"{i}.{field}"] for field in ARRAYS], cell, name)
-            for i, name in enumerate(methods)
+            name: _rows([arrays[f"{old}.{field}"] for field in ARRAYS], cell, name)
+            for name, old in zip(methods, stored, strict=True)
         }
     except (storage.Broken, Unfit) as error:
-        raise ValueError(f"{path} does not hold the rows of a cell: {error}") from error
+        text = f"{path} does not hold the rows of a cell: {error}"
+        raise checks.Refusal(text, "path", "damaged") from error
     return dataclasses.replace(cell, methods=rows)
 
 
-def _header(raw: np.ndarray) -> tuple[Any, Any]:
+def _header(raw: np.ndarray) -> tuple[Any, list[str]]:
+    """Return the description of the cell and its methods, in the order of the rows."""
     try:
         content = json.loads(raw.tobytes())
-        return renamed.current(content["cell"]), content["format"]
+        format = content["format"]
+        _require(
+            format == FORMAT,
+            f"it has format {format!r}, and this version reads {FORMAT}; simulate again and save it",
+        )
+        about, names = content["cell"], content["methods"]
+    except Unfit:
+        raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unfit("its header cannot be read") from error
-
-
-def _names(about: Any) -> list[str]:
-    try:
-        names = list(about["coordinates"])
-    except (KeyError, TypeError) as error:
-        raise Unfit("its header names no methods") from error
-    if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
-        raise Unfit("its header names no methods")
-    return names
+    named = isinstance(names, list) and names and all(map(_is_name, names))
+    _require(named and len(set(names)) == len(names), "its header names no methods")
+    return about, names
 
 
 def _rows(parts: list[Any], cell: CellRows, name: str) -> MethodRows:
@@ -148,7 +148,7 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     _require(whole and len(saves) == len(steps), "its rounds and steps are not whole numbers")
     _require(_is_list_of(levels, float), "its levels are not numbers")
     labels, truth = content["coordinates"], content["truth"]
-    named = isinstance(labels, dict) and list(labels) == methods
+    named = isinstance(labels, dict) and set(labels) == set(methods)
     named = named and all(
         isinstance(x, list) and x and all(map(_is_name, x)) for x in labels.values()
     )
@@ -176,7 +176,7 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     _require(counted, "its numbers sent are not given for every method and saved round")
     tuples = ("save_at", "steps_at", "levels", "sent_under_c1")
     lists: dict[str, Any] = {key: tuple(content[key]) for key in tuples}
-    lists["coordinates"] = {name: tuple(x) for name, x in labels.items()}
+    lists["coordinates"] = {name: tuple(labels[name]) for name in methods}
     lists["numbers_sent"] = {name: tuple(x) for name, x in sent.items()}
     lists["until"] = _until(content["until"])
     return CellRows(**{**content, **lists, "truth": known, "truth_error": errors, "methods": {}})
