@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -370,3 +372,93 @@ def test_names_are_only_names_in_tables(name: str) -> None:
     assert not any(line[:1] in "=+-@" for line in found.split("\n")[1:] if line)
     assert not any(line[:2] in ('"=', '"+', '"-', '"@') for line in found.split("\n")[1:])
     assert "<script>" not in tables.render(cells, "markdown")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Path:
+    """A study's directory, with rows that cost nothing."""
+    directory = tmp_path_factory.mktemp("done") / "out"
+    fill(directory, small())
+    return directory
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    target = path.with_name("target")
+    target.write_text("precious")
+    path.symlink_to(target)
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to(path.with_name("target"))
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))  # a short name, as it must be
+
+
+def _device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("no devices of our own here")
+
+
+OTHER_KINDS = (_pipe, _link, _dangling, _socket, _device)
+WRITERS: dict[str, tuple[list[str], str]] = {  # arguments, and what they say of the place
+    "report": (["report", "DONE", "-o", "PATH"], "PATH"),
+    "export": (["export", "DONE", "--format", "csv", "--force", "-o", "PATH"], "PATH"),
+    "figures": (["plot", "DONE", "--out", "FOLDER"], "FOLDER/coverage.png"),
+    "print": (
+        ["plot", "DONE", "--figure", "coverage", "--out", "FOLDER"],
+        "FOLDER/coverage_column.pdf",
+    ),
+    "init": (["init", "PATH"], "PATH"),
+    "forest plot": (["fit", "TABLE", "--response", "y", "--plot", "PATH"], "PATH"),
+    "predictions": (["fit", "TABLE", "--response", "y", "--predict", "TABLE", "PATH"], "PATH"),
+}
+
+
+@pytest.mark.parametrize("make", OTHER_KINDS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_outputs_replace_no_links_pipes_and_devices(writer, make, done, tmp_path, capsys) -> None:
+    if writer in ("figures", "print"):
+        pytest.importorskip("matplotlib")
+    arguments, place = WRITERS[writer]
+    path = tmp_path / place.rpartition("/")[2]
+    make(path)
+    before = _what_is_there(tmp_path)
+    (table := tmp_path / "table.csv").write_text("y,x\n1,2\n")
+    places = {"DONE": done, "FOLDER": tmp_path, "PATH": path, "TABLE": table}
+    assert cli.main([str(places.get(word, word)) for word in arguments]) != 0
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1
+    assert shown.err.startswith(f"jaxlsgd: error: {path}: it is a ")
+    table.unlink()
+    assert _what_is_there(tmp_path) == before
+
+
+def _what_is_there(folder: Path) -> dict[str, tuple[int, int, int]]:
+    found = {path.name: path.lstat() for path in folder.iterdir()}
+    return {name: (x.st_mode, x.st_ino, x.st_size) for name, x in found.items()}
+
+
+@pytest.mark.parametrize("make", OTHER_KINDS)
+def test_files_of_a_library_call_replace_no_links_pipes_and_devices(make, tmp_path) -> None:
+    make(path := tmp_path / "x.npz")
+    with pytest.raises(FileExistsError, match="x.npz"):
+        _filled(small().cells[0]).save(path, force=True)
+    with pytest.raises(StoreError, match="cannot write .*x.npz: it is a .*choose another place"):
+        files.write_whole(path, b"content")
+    assert not path.is_file() or path.read_text() == "precious"
+
+
+def test_standard_output_is_no_place_for_a_page(done) -> None:
+    code, out, err = call("report", done, "-o", "/dev/stdout")
+    assert (code, out) == (1, "")
+    assert err.startswith("jaxlsgd: error: /dev/stdout: it is a link to /proc/self/fd/1")
+    assert "give the name of a file" in err

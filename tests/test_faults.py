@@ -135,6 +135,41 @@ def test_disk_that_fills_up_and_is_given_room(tmp_path, study, quiet) -> None:
     assert tiles(tmp_path / "kept2") == quiet
 
 
+OUTPUTS = {
+    "csv": ("export", "OUT", "--format", "csv", "-o", "DISK/rows.csv"),
+    "parquet": ("export", "OUT", "-o", "DISK/rows.parquet"),
+    "netcdf": ("export", "OUT", "--format", "netcdf", "-o", "DISK/rows.nc"),
+    "page": ("report", "OUT", "-o", "DISK/report.html"),
+    "figures": ("plot", "OUT", "--out", "DISK"),
+    "print": ("plot", "OUT", "--figure", "coverage", "--out", "DISK"),
+}
+
+
+def test_disk_that_has_no_room_for_outputs(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    fill(tmp_path / "out", small())
+    disk, names = tmp_path / "disk", {"OUT": str(tmp_path / "out")}
+    disk.mkdir()
+    lines = [
+        shlex.join(
+            names.get(word, word).replace("DISK", str(disk))
+            for word in (sys.executable, "-m", "jaxlsgd.cli", *arguments)
+        )
+        for arguments in OUTPUTS.values()
+    ]
+    tests = [f'{line}; echo code $?; ls -A "$disk"' for line in lines]
+    text = f"disk={shlex.quote(str(disk))}\nmount -t tmpfs -o size=4k none $disk\n"
+    code, out, err = ended(in_own_mounts(text + "\n".join(tests), environment()))
+    assert (code, out) == (0, "code 1\n" * len(tests)), err
+    errors = err.strip().split("\n")
+    for line, arguments in zip(errors, OUTPUTS.values(), strict=True):
+        path = f"{disk}/{arguments[-1].removeprefix('DISK').removeprefix('/')}"
+        assert line.startswith((f"jaxlsgd: error: {path}", f"jaxlsgd: error: cannot write {path}"))
+        assert line.endswith(
+            ": No space left on device; free some space and run the same command again"
+        )
+
+
 def test_directory_that_turns_read_only_under_a_run(tmp_path, study, quiet) -> None:
     out, cells, held = tmp_path / "out", tmp_path / "out" / "cells", Held(tmp_path / "held")
     held.let(1)

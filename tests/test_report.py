@@ -269,6 +269,33 @@ def test_a_negative_number_gets_a_real_minus_in_latex():
     assert display.escape_latex("-") == "-"
 
 
+HOSTILE = "y\n\\input{/etc/passwd}\x1b[31m\r\u202e%"
+
+
+def test_text_of_others_stays_in_its_cell():
+    """Neither a terminal, nor LaTeX, nor Markdown gets line breaks or control characters from a table's cells."""
+    table = Table(f"Of {HOSTILE}", ["a", HOSTILE], [[HOSTILE, "1"], ["b", "2"]], (0,), (HOSTILE,))
+    for made in (table.text(), table.markdown(), table.latex()):
+        assert made.replace("\n", "").isprintable()
+        assert not any(line.startswith(("\\input", "| \\input")) for line in made.splitlines())
+    assert len(table.markdown().splitlines()) == 8  # title, head, rule, two lines and the note
+    assert r"y\textbackslash{}n\textbackslash{}input\{/etc/passwd\}" in table.latex()
+    assert "\\input" not in table.latex()
+    assert display.align([["name"], [HOSTILE]]).count("\n") == 2
+
+
+@pytest.mark.parametrize("first", "=+-@\t\r\n")
+def test_no_cell_of_a_csv_is_a_formula(first):
+    text = f"{first}HYPERLINK(1)"
+    read = list(csv.reader(io.StringIO(Table("", [text, "b"], [["a", text]]).csv())))
+    text = text.replace("\t", "\\t").replace("\r", "\\r")
+    assert read == [[f"'{text}", "b"], ["a", f"'{text}"]]
+
+
+def test_no_csv_tells_a_terminal_what_to_do():
+    assert Table("", ["a"], [["x\x1b[31m\ry"], [1.5]]).csv() == "a\nx\\x1b[31m\\ry\n1.5\n"
+
+
 def test_unknown_truth_is_empty_and_not_wrong():
     cell = fake_cell(truth=None)
     record = next(csv.DictReader(io.StringIO(tables.render(cell, "csv"))))

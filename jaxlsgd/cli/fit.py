@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jaxlsgd.cli._common import Verbs, add_verb, in_options
 from jaxlsgd.core import renamed
 from jaxlsgd.core.display import p_value, plural
-from jaxlsgd.core.storage import check_output
+from jaxlsgd.core.storage import check_output, replacing
 
 if TYPE_CHECKING:
     from jaxlsgd.regression.result import TableFit
@@ -149,7 +149,8 @@ def fit(arguments: argparse.Namespace) -> int:
         with in_options(named):
             sys.stdout.write(_more(result, arguments))
     if new is not None:
-        result.predict(new).to_csv(arguments.predict[1], index=False)
+        with replacing(arguments.predict[1], force=True) as temporary:
+            result.predict(new).to_csv(temporary, index=False)
     if arguments.plot is not None:
         result.plot(arguments.plot)
     return 0

@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import html
 import io
+import itertools
 import math
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TextIO
+
+from jaxlsgd.core.storage import replacing
 
 WIDTH = 100  # of a table as text
 LATEX_LINES = 40  # that fit on a page below a caption
@@ -42,9 +46,14 @@ def fraction(value: Any) -> Any:
     return value
 
 
-def printable(text: str) -> str:
-    """Return text from a file with control characters escaped, except line breaks."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+def printable(text: str, breaks: str = "\n") -> str:
+    """Return text from a file or another machine with control characters escaped, except those in `breaks`.
+
+    Example:
+      >>> printable("red: \\x1b[31m"), printable("two\\nlines", breaks="")
+      ('red: \\\\x1b[31m', 'two\\\\nlines')
+    """
+    return "".join(c if c.isprintable() or c in breaks else repr(c)[1:-1] for c in text)
 
 
 def plural(count: int, noun: str) -> str:
@@ -124,7 +133,11 @@ def colour_numbers(methods: Sequence[str]) -> list[int]:
 
 
 def align(lines: Sequence[Sequence[str]], left: Collection[int] = ()) -> str:
-    """Return lines as aligned columns, with a rule under the header; those in `left` are left-aligned."""
+    """Return lines as aligned columns, with a rule under the header; those in `left` are left-aligned.
+
+    Control characters in cells are escaped.
+    """
+    lines = [[printable(cell, breaks="") for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ["  ".join(_padded(line, widths, left)).rstrip() for line in lines]
     return "\n".join([padded[0], "  ".join("-" * width for width in widths), *padded[1:]])
@@ -170,7 +183,8 @@ class Table(NamedTuple):
     def text(self) -> str:
         """Return aligned columns under the title, with the notes below."""
         title, *notes = (
-            textwrap.fill(part, WIDTH, subsequent_indent="  ") for part in (self.title, *self.notes)
+            textwrap.fill(printable(part), WIDTH, subsequent_indent="  ")
+            for part in (self.title, *self.notes)
         )
         parts = ([title, ""] if title else []) + [align([self.header, *self.lines], self.left)]
         return "\n".join(parts + (["", *notes] if notes else [])) + "\n"
@@ -300,6 +314,18 @@ def frame(columns: Iterable[tuple[str, Any]]) -> Any:
     return pandas.DataFrame(dict(columns))
 
 
+def save_figure(figure: Any, path: Path, **options: Any) -> None:
+    """Write a Matplotlib figure whole or not at all, without dates: the same figure gives the same bytes.
+
+    It is drawn before the file is opened, as Matplotlib does not tell of a disk that is full.
+    """
+    kind, stream = path.suffix.removeprefix(".") or "png", io.BytesIO()
+    dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    figure.savefig(stream, format=kind, metadata=dates.get(kind), **options)
+    with replacing(path, force=True) as temporary:
+        temporary.write_bytes(stream.getvalue())
+
+
 def self_shown(figure: Any) -> Any:
     """Return a Matplotlib figure that a notebook shows though pyplot, which registers figures, is not used."""
 
@@ -313,19 +339,29 @@ def self_shown(figure: Any) -> Any:
 
 
 def write_csv(file: TextIO, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
-    """Write CSV to an open file; put a quote before text that a spreadsheet would run as a formula."""
+    """Write CSV to an open file; put a quote before text that a spreadsheet would run as a formula.
+
+    Control characters but line breaks are escaped: some end a line, and others tell a terminal what to do.
+    """
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_inert(value) for value in line] for line in lines)
+    writer.writerows([_inert(value) for value in line] for line in itertools.chain([header], lines))
+
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 def _inert(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
+    if not isinstance(value, str):
+        return value
+    safe = _CONTROL.sub(lambda found: repr(found[0])[1:-1], value)
+    return f"'{safe}" if value[:1] in tuple("=+-@\t\r\n") else safe
 
 
 def escape_markdown(text: str) -> str:
-    """Return text that Markdown, which may contain HTML, prints unchanged."""
-    safe = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Return text that Markdown, which may contain HTML, prints unchanged; line breaks and such are escaped."""
+    safe = (
+        printable(text, breaks="").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
     return re.sub(r"([|*])", r"\\\1", safe)
 
 
@@ -352,11 +388,14 @@ _LATEX = {
 def escape_latex(text: str) -> str:
     """Return text that LaTeX prints unchanged; a leading minus becomes a mathematical one.
 
+    Line breaks and control characters are escaped, so that text stays in its cell or comment.
+
     Example:
       >>> escape_latex("plug_in at 95 %")
       'plug\\\\_in at 95 \\\\%'
     """
-    escaped = "".join(_LATEX.get(character, character) for character in text)
+    safe = printable(text, breaks="")
+    escaped = "".join(_LATEX.get(character, character) for character in safe)
     # A row that begins with "[" would be read as an optional argument of \\.
     escaped = "{[}" + escaped[1:] if escaped.startswith("[") else escaped
     return re.sub(r"^-(?=[\d.])", "$-$", escaped)

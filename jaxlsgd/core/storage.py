@@ -38,38 +38,76 @@ def read_regular(path: Path, most: int) -> bytes:
         os.close(handle)
 
 
+# What helps if a file cannot be written.
+HINTS = {
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "; choose a directory that you may write to"
+    ),
+    errno.ENOSPC: "; free some space and run the same command again",
+    errno.EDQUOT: "; free some of your quota and run the same command again",
+    errno.EFBIG: "; raise the limit on file sizes and run the same command again",
+}
+_KINDS = (
+    (stat.S_ISDIR, errno.EISDIR, "a directory"),
+    (stat.S_ISFIFO, errno.EEXIST, "a pipe"),
+    (stat.S_ISSOCK, errno.EEXIST, "a socket"),
+    (lambda mode: True, errno.EEXIST, "a device"),
+)
+
+
+def check_replaceable(path: Path, hint: str = "") -> None:
+    """Refuse a path unless it is free or a regular file: directories, links, pipes and devices are never replaced."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        text = f"it is a link to {os.readlink(path)}, which is not replaced{hint}"
+        raise FileExistsError(errno.EEXIST, text, str(path))
+    if not stat.S_ISREG(mode):
+        number, kind = next((number, kind) for test, number, kind in _KINDS if test(mode))
+        raise OSError(number, f"it is {kind}{hint}", str(path))
+
+
 def check_output(path: Path) -> None:
-    """Refuse a path that cannot be written: its directory is missing, or it is a directory itself."""
+    """Refuse a path that cannot be written: no directory is there, or something else than a regular file."""
     folder = path.parent
     if not folder.is_dir():
         words = "it is not a directory" if os.path.lexists(folder) else "there is no such directory"
         raise NotADirectoryError(
             errno.ENOTDIR, f"{words}; make it, or choose another place", str(folder)
         )
-    if path.is_dir():
-        raise IsADirectoryError(
-            errno.EISDIR, "it is a directory; give the name of a file", str(path)
-        )
+    check_replaceable(path, "; give the name of a file")
 
 
 @contextlib.contextmanager
 def replacing(path: Path, force: bool = False) -> Iterator[Path]:
-    """Yield a temporary path, which replaces `path` once it is written; an existing file needs `force`."""
+    """Yield a temporary path, which replaces `path` once it is written; an existing file needs `force`.
+
+    Errors of the operating system name `path`, and what helps.
+    """
     check_output(path)
     if not force and os.path.lexists(path):
         raise FileExistsError(
             errno.EEXIST, "it exists already; another name, or --force", str(path)
         )
-    # In a new directory, so that there cannot be a link.
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    folder = None
     try:
+        # In a new directory, so that there cannot be a link.
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         temporary = folder / path.name
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        text = f"{os.strerror(error.errno)}{HINTS.get(error.errno, '')}"
+        raise OSError(error.errno, text, str(path)) from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 _SEAL = "sha256"

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.display import COLOURS, MARKERS, colour_numbers, self_shown
+from jaxlsgd.core.display import COLOURS, MARKERS, colour_numbers, save_figure, self_shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def _figure(width: float, height: float) -> Figure:
 
 def _saved(figure: Figure, path: Any) -> Figure:
     if path is not None:
-        figure.savefig(Path(path), dpi=200)
+        save_figure(figure, Path(path), dpi=200)
     return figure
 
 

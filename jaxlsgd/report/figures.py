@@ -22,7 +22,7 @@ from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core import checks
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.display import plural
+from jaxlsgd.core.display import plural, save_figure
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import style
 from jaxlsgd.report.tables import Selection, cells_of
@@ -664,10 +664,7 @@ def save_for_print(
     path = Path(directory) / f"{'_'.join([figure, width, *given])}.{format}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with style.matplotlib().rc_context(style.PRINT):
-        # No dates, so that the same rows give the same bytes.
-        dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
-        drawn = _draw_for_print(known, figure, width, _failed(last))
-        drawn.savefig(path, metadata=dates[format])
+        save_figure(_draw_for_print(known, figure, width, _failed(last)), path)
     return path
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from jaxlsgd.core.display import COLOURS, MARKERS, colour_numbers, self_shown
+from jaxlsgd.core.display import COLOURS, MARKERS, colour_numbers, save_figure, self_shown
 from jaxlsgd.schedules import PAPER_SCHEDULES
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
     with matplotlib().rc_context(SCREEN):
-        figure.savefig(paths[0])
+        save_figure(figure, paths[0])
         figure.set_layout_engine("none")  # places are kept: finding them takes as long as drawing
-        figure.savefig(paths[1], metadata={"CreationDate": None})
+        save_figure(figure, paths[1])
     return paths

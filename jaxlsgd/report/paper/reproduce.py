@@ -125,10 +125,7 @@ def write(target: str, cells: Sequence[CellRows], warmup: int, directory: Path) 
         figure = figures.error_along_rounds(rows, lambda problem: warmup)
     else:
         figure = figures.along_rounds(rows, warmup)
-    try:
-        style.save(figure, directory / target)
-    except OSError as error:
-        raise cannot("write", directory / target, error) from error
+    style.save(figure, directory / target)
     write_csv(directory / f"{target}.csv", rows, COLUMNS)
     runs, rounds = rows[0]["replications"], rows[0]["num_rounds"]
     size = f"{runs:,} runs of T = {rounds:,} rounds, E = 1 for the first {warmup:,} of them."

@@ -44,6 +44,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     try:
+        storage.check_replaceable(path)
         temporary.unlink(missing_ok=True)
         with temporary.open("xb") as file:  # never through a link
             file.write(content)
@@ -84,13 +85,9 @@ _NOT_A_FILE = (errno.EISDIR, errno.EINVAL)  # what `read_regular` refuses
 _IN_THE_WAY = (
     "; something else is in the way: move it, or choose another place, and run the command again"
 )
-_NOT_ALLOWED = "; choose a directory that you may write to"
 _HINTS = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _NOT_ALLOWED),
+    **storage.HINTS,
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY), _IN_THE_WAY),
-    errno.ENOSPC: "; free some space and run the same command again",
-    errno.EDQUOT: "; free some of your quota and run the same command again",
-    errno.EFBIG: "; raise the limit on file sizes and run the same command again",
     errno.ENOENT: "; it was moved or deleted during the run: put it back, or run the same command again",
 }
 

@@ -12,8 +12,8 @@ function csvText(rows) {
   const names = unique(rows.flatMap(Object.keys));
   const field = (x) => {
     if (x === undefined || x === null || Number.isNaN(x)) return "";
-    const text = typeof x === "string" && /^[=+\-@\t\r]/.test(x) ? `'${x}` : String(x); // no formula for a spreadsheet
-    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    const text = typeof x === "string" && /^[=+\-@\t\r\n]/.test(x) ? `'${x}` : String(x); // no formula for a spreadsheet
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   return [names, ...rows.map((row) => names.map((name) => row[name]))].map((line) => `${line.map(field).join(",")}\n`).join("");
 }
