@@ -8,7 +8,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from engine_helpers import momenta, paper_plan
 
 import jaxlsgd
 from jaxlsgd import Algorithm, Problem, one_step, plug_in, problems, random_scaling
+from jaxlsgd.core import checks
 from jaxlsgd.core.estimator import Estimator, Horizon
 from jaxlsgd.engine import statistics
 from jaxlsgd.engine.block import run_block, start_tile
@@ -180,6 +181,50 @@ def test_every_module_is_importable_and_says_what_it_is():
         if not module.endswith("__main__"):
             found = importlib.import_module(f"jaxlsgd.{module}" if module else "jaxlsgd")
             assert found.__doc__ or not path.read_text(encoding="utf-8").strip(), module
+
+
+# A name of the package that makes a refusal, as in `refusal(..., code="choice")` or `SpecError(text, where, "missing")`.
+REFUSING = ("refusal", "Refusal", "SpecError", "ClusterError", "StoreError", "Damaged", "Missing")
+# Plain errors that a caller's mistake raises all the same.
+PLAIN = {
+    # As Python refuses a keyword that a function does not have.
+    "regression.fit_table": "TypeError",
+}
+
+
+def _calls(node: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else None
+            yield name or getattr(call.func, "id", ""), call
+
+
+def _codes(module: str) -> Iterator[str]:
+    """The codes of a module's refusals, as they are written."""
+    for name, call in _calls(ast.parse(files()[module].read_text(encoding="utf-8"))):
+        if name in REFUSING:
+            third = [] if name == "refusal" else call.args[2:3]  # of `refusal` it is the value
+            for code in [word.value for word in call.keywords if word.arg == "code"] + third:
+                yield from (x.value for x in ast.walk(code) if isinstance(x, ast.Constant))
+
+
+def test_every_code_of_a_refusal_is_raised():
+    """No code is left over from a refusal that is gone."""
+    raised = {code for module in files() for code in _codes(module)} | {"value"}
+    assert raised >= set(get_args(checks.Code))
+
+
+def test_every_refusal_has_its_argument_and_a_code():
+    """A plain error would have neither."""
+    plain = {
+        module: name
+        for module, path in files().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise) and node.exc is not None
+        for name, _ in _calls(node.exc)
+        if name in ("ValueError", "TypeError")
+    }
+    assert plain == PLAIN
 
 
 # Programs for accelerators that are not here: exported as text and read.

@@ -32,7 +32,9 @@ def local_optimizer(
     """
 
     if not isinstance(transform, optax.GradientTransformation):
-        raise refusal("transform", "be an optax transformation such as optax.sgd(1.0)", transform)
+        raise refusal(
+            "transform", "be an optax transformation such as optax.sgd(1.0)", transform, code="type"
+        )
 
     def begin(memory: Any, round: Round) -> Any:
         del memory

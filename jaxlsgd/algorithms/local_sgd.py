@@ -196,5 +196,5 @@ def _steps(observations: Observation, num_clients: int) -> int:
     shapes = [jnp.shape(leaf)[:2] for leaf in jax.tree.leaves(observations)]
     if not shapes or any(shape != (shapes[0][0], num_clients) for shape in shapes):
         rule = f"have leaves (E_m, {num_clients}, ...), steps first and then clients"
-        raise refusal("observations", rule, shapes)
+        raise refusal("observations", rule, shapes, code="shape")
     return shapes[0][0]

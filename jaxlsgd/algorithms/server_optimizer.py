@@ -33,7 +33,9 @@ def server_optimizer(
     """
 
     if not isinstance(optimizer, optax.GradientTransformation):
-        raise refusal("optimizer", "be an optax optimiser such as optax.adam(0.01)", optimizer)
+        raise refusal(
+            "optimizer", "be an optax optimiser such as optax.adam(0.01)", optimizer, code="type"
+        )
 
     def receive(moved: Array, message: Any, round: Round) -> tuple[Any, Any]:
         del message

@@ -41,7 +41,9 @@ def wrong(cell: CellRows, method: str | None = None) -> BoolArray:
 def _truth(cell: CellRows, method: str) -> FloatArray:
     truth = cell.truth[method]
     if truth is None:
-        raise refusal("cell", "have a known truth", f"{cell.problem}, which declares none")
+        raise refusal(
+            "cell", "have a known truth", f"{cell.problem}, which declares none", code="missing"
+        )
     return np.asarray(truth)
 
 
@@ -118,7 +120,9 @@ def stops(
 def _rule(cell: CellRows, until: float | Until | None) -> Until:
     given = cell.until if until is None else until
     if given is None:
-        raise refusal("until", "be given for rows of a simulation without a rule", until)
+        raise refusal(
+            "until", "be given for rows of a simulation without a rule", until, code="unwanted"
+        )
     return Until.of(given)
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
-from jaxlsgd.core import renamed
+from jaxlsgd.core import checks, renamed
 
 USAGE = 2  # exit code
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -109,6 +109,11 @@ def load_imports(arguments: argparse.Namespace) -> None:
             imports.load(path)
 
 
+def conflict(option: str, rule: str) -> checks.Refusal:
+    """Return the error for an option that does not go with the others."""
+    return checks.Refusal(f"{option}: must {rule}", option, "conflict")
+
+
 @contextlib.contextmanager
 def in_options(options: Mapping[str, str]) -> Iterator[None]:
     """Name options in refusals, in place of arguments of a Python function.
@@ -122,7 +127,10 @@ def in_options(options: Mapping[str, str]) -> Iterator[None]:
     except ValueError as error:
         argument, colon, rest = str(error).partition(": ")
         rest = given.sub(lambda found: f"{options[found[1]]} {found[3]}", rest)
-        raise ValueError(options.get(argument, argument) + colon + rest) from error
+        name = options.get(argument, argument)
+        raise checks.Refusal(
+            name + colon + rest, name, checks.argument_and_code(error)[1]
+        ) from error
 
 
 def seconds(text: str) -> float:

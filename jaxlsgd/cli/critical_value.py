@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jaxlsgd.cli._common import Verbs, add_several, add_verb, positive, share
+from jaxlsgd.cli._common import Verbs, add_several, add_verb, conflict, positive, share
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import fraction
@@ -39,7 +39,7 @@ def critical_value(arguments: argparse.Namespace) -> int:
     """Print one value per level."""
     levels = arguments.levels or [0.95]
     if arguments.schedule is None and arguments.num_steps is not None:
-        raise ValueError("--num-steps: must be given only with --schedule")
+        raise conflict("--num-steps", "be given only with --schedule")
     if arguments.schedule is None and arguments.beta is None:
         shown = " ".join(f"{level:g}" for level in levels)
         sys.stderr.write(f"jaxlsgd: for --beta 0 (constant E_m), --levels {shown}\n")
@@ -55,7 +55,7 @@ def _value(arguments: argparse.Namespace, level: float) -> float:
     if arguments.schedule is None:
         return critical_values.critical_value(level, beta=_beta(arguments.beta or "0"))
     if arguments.num_steps is None:
-        raise ValueError("--num-steps: must be given with --schedule")
+        raise conflict("--num-steps", "be given with --schedule")
     from jaxlsgd import schedules
 
     checks.count("--num-steps", arguments.num_steps, 1, _MOST_STEPS)

@@ -15,6 +15,7 @@ from jaxlsgd.cli._common import (
     add_import,
     add_several,
     add_verb,
+    conflict,
     in_options,
     load_imports,
     positive,
@@ -111,7 +112,9 @@ def looks(arguments: argparse.Namespace) -> int:
         rule = None if width is None and null is None else Until(half_width=width, excludes=null)
     cells = [cell for cell in Results(arguments.directory).read_all() if cell is not None]
     if not cells:
-        raise refusal("directory", "have finished replications", arguments.directory)
+        raise refusal(
+            "directory", "have finished replications", arguments.directory, code="missing"
+        )
     if arguments.format == "text":
         print(looks_table(cells, rule, all=arguments.all))
         return 0
@@ -168,11 +171,11 @@ def table(arguments: argparse.Namespace) -> int:
     from jaxlsgd.report.tables import Selection
 
     if arguments.differences and arguments.measures:
-        raise ValueError("--measures: must not be given with --differences")
+        raise conflict("--measures", "not be given with --differences")
     if arguments.across and (arguments.differences or arguments.format in ("csv", "json")):
-        raise ValueError("--across: must not be given with --differences, csv or json")
+        raise conflict("--across", "not be given with --differences, csv or json")
     if arguments.descending and arguments.sort is None:
-        raise ValueError("--descending: must be given with --sort")
+        raise conflict("--descending", "be given with --sort")
     rows = read_rows(arguments.directory)
     how: dict[str, Any] = {
         "selection": Selection(
@@ -293,7 +296,7 @@ def read_rows(directory: str, part: str | None = None) -> list[CellRows]:
     found = (results.read(cell) for cell in _chosen(results, part))
     rows = [cell for cell in found if cell is not None]
     if not rows:
-        raise StoreError(f"{directory} has no finished tiles yet")
+        raise StoreError(f"{directory} has no finished tiles yet", directory, "missing")
     short = [count for count in results.counts().values() if count.replications < count.wanted]
     if short:
         fewest = min(count.replications for count in short)
@@ -309,7 +312,9 @@ def _chosen(results: Results, part: str | None) -> list[str]:
     chosen = [cell for cell in results.cells() if (part or "") in cell]
     if not chosen:
         cells = ", ".join(results.cells()[:10])
-        raise refusal("--cell", "be part of a cell's id", part, f"; the cells are {cells}")
+        raise refusal(
+            "--cell", "be part of a cell's id", part, f"; the cells are {cells}", code="unknown"
+        )
     return chosen
 
 
@@ -343,9 +348,7 @@ def plot(arguments: argparse.Namespace) -> int:
     """Draw all cells."""
     for option in ("format", "width"):
         if getattr(arguments, option) and not arguments.figure:
-            raise ValueError(
-                f"--{option}: must be given with --figure; all figures are PNG and PDF"
-            )
+            raise conflict(f"--{option}", "be given with --figure; all figures are PNG and PDF")
     rows = read_rows(arguments.directory, arguments.cell)
     try:
         import matplotlib  # noqa: F401
@@ -358,7 +361,7 @@ def plot(arguments: argparse.Namespace) -> int:
     if not arguments.out:
         refuse_link(out)
     if out.exists() and not out.is_dir():
-        raise refusal("--out", "be a directory", str(out))
+        raise refusal("--out", "be a directory", str(out), code="exists")
     if arguments.figure:
         names = ("format", "width", "level", "coordinate")
         look = {name: value for name in names if (value := getattr(arguments, name)) is not None}
@@ -490,7 +493,7 @@ def _find(results: Results, part: str) -> str:
     if len(matching) != 1:
         which = ", ".join((matching or known)[:10])
         many = "it matches" if matching else "the cells are"
-        raise refusal("--cell", "match exactly one cell", part, f"; {many} {which}")
+        raise refusal("--cell", "match exactly one cell", part, f"; {many} {which}", code="unknown")
     return matching[0]
 
 

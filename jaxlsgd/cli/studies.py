@@ -24,13 +24,14 @@ from jaxlsgd.cli._common import (
     add_other_code,
     add_verb,
     command,
+    conflict,
     integer,
     load_imports,
     positive,
     seconds,
     share,
 )
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import Refusal, argument_and_code, refusal
 from jaxlsgd.core.display import plural
 from jaxlsgd.core.storage import check_output
 from jaxlsgd.report.paper.printed import HORIZONS, TARGETS
@@ -91,7 +92,8 @@ def init(arguments: argparse.Namespace) -> int:
         with path.open("x", encoding="utf-8") as file:
             file.write(content)
     except FileExistsError:
-        raise ValueError(f"{path} already exists; choose another name") from None
+        text = f"{path} already exists; choose another name"
+        raise Refusal(text, str(path), "exists") from None
     print(f"wrote {path}; next: {command()} plan {path}")
     return 0
 
@@ -185,7 +187,7 @@ def _naming(path: str) -> Iterator[None]:
     except ClusterError:
         raise
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise Refusal(f"{path}: {error}", *argument_and_code(error)) from error
 
 
 def _plan_lines(
@@ -390,7 +392,7 @@ def _start_jax(arguments: argparse.Namespace) -> None:
 
     if arguments.dask is not None:
         if arguments.distributed:
-            raise ValueError("--distributed: must not be given with --dask")
+            raise conflict("--distributed", "not be given with --dask")
         if not os.environ.get("JAX_PLATFORMS"):
             jax.config.update("jax_platforms", "cpu")  # leave a GPU's memory to the workers
         return

@@ -146,7 +146,9 @@ class Algorithm:
 def an_algorithm(value: Any) -> Algorithm:
     """Return an algorithm; refuse anything else."""
     if not isinstance(value, Algorithm):
-        raise refusal("algorithm", "be an algorithm such as algorithms.fedprox(mu=0.1)", value)
+        raise refusal(
+            "algorithm", "be an algorithm such as algorithms.fedprox(mu=0.1)", value, code="type"
+        )
     return value
 
 
@@ -171,7 +173,7 @@ def check_algorithm(algorithm: Any, dim: int, dtype: Any, num_clients: int) -> N
         where = f"algorithm ({algorithm.name}).{part}"
         found = _made(algorithm, part, *arguments)
         if not isinstance(found, tuple) or len(found) != 2:
-            raise refusal(where, "return a pair", found)
+            raise refusal(where, "return a pair", found, code="type")
         return where, *found
 
     message = None
@@ -205,10 +207,15 @@ def _check_clients(algorithm: Algorithm, num_clients: int) -> None:
         least = max(least, how.clients)
     if num_clients < least:
         rule = f"have at least {least} clients for {algorithm.name}"
-        raise refusal("problem", rule, num_clients)
+        raise refusal("problem", rule, num_clients, code="unsupported")
     if how is not None and algorithm.init_client is not None:
         rule = "be None if only some clients take part in a round"
-        raise refusal(f"algorithm ({algorithm.name}).init_client", rule, algorithm.init_client)
+        raise refusal(
+            f"algorithm ({algorithm.name}).init_client",
+            rule,
+            algorithm.init_client,
+            code="unwanted",
+        )
 
 
 def _abstract(
@@ -242,13 +249,14 @@ def check_same(where: str, what: str, before: Any, after: Any) -> None:
     """
     structures = jax.tree.structure(before), jax.tree.structure(after)
     if structures[0] != structures[1]:
-        raise ValueError(f"{where}: must return {what}, got {structures[1]} for {structures[0]}")
+        got = f"got {structures[1]} for {structures[0]}"
+        raise checks.Refusal(f"{where}: must return {what}, {got}", where, "shape")
     pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
     for (path, old), new in pairs:
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             place = f" at {jax.tree_util.keystr(path)}" if path else ""
             got = f"{new.dtype}{list(new.shape)} for {old.dtype}{list(old.shape)}{place}"
-            raise ValueError(f"{where}: must return {what}, got {got}")
+            raise checks.Refusal(f"{where}: must return {what}, got {got}", where, "shape")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -257,7 +265,7 @@ def check_measure(method: Estimator, dim: int, dtype: str) -> None:
     if method.most_parameters is not None and dim > method.most_parameters:
         rule = f"be for at most {method.most_parameters} parameters if {method.name} is among them"
         hint = "; its memory grows with their square and its time with their cube: random_scaling(mode='diagonal') needs neither"
-        raise refusal("methods", rule, dim, hint)
+        raise refusal("methods", rule, dim, hint, code="unsupported")
     count = len(method.contrasts) or dim
     length = 64  # rounds of the shortest `Horizon`
 
@@ -269,7 +277,7 @@ def check_measure(method: Estimator, dim: int, dtype: str) -> None:
             found = method.measure(states, horizon(*plan))
         where = f"methods ({method.name}).measure"
         if not isinstance(found, Measurement):
-            raise refusal(where, "return a jaxlsgd.Measurement", found)
+            raise refusal(where, "return a jaxlsgd.Measurement", found, code="type")
         _check_result(where, "an estimate", found.estimate, (count,))
         _check_result(where, "a scale", found.scale, (count,))
         _check_result(where, "`floored`", found.floored, (), truth=True)
@@ -302,9 +310,9 @@ def _check_result(
     if shape == () and isinstance(found, (bool, int, float)):
         return
     if not hasattr(found, "shape") or not hasattr(found, "dtype"):
-        raise refusal(where, f"return {what} that is an array of shape {shape}", found)
+        raise refusal(where, f"return {what} that is an array of shape {shape}", found, code="type")
     if found.shape != shape:
-        raise refusal(where, f"return {what} of shape {shape}", found.shape)
+        raise refusal(where, f"return {what} of shape {shape}", found.shape, code="shape")
     kinds = (jnp.floating, jnp.integer, *([jnp.bool_] if truth else []))
     if not any(jnp.issubdtype(found.dtype, kind) for kind in kinds):
-        raise refusal(where, f"return {what} of real numbers", str(found.dtype))
+        raise refusal(where, f"return {what} of real numbers", str(found.dtype), code="type")

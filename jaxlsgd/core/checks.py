@@ -45,9 +45,11 @@ Code = Literal[
     "data",  # what these data do not allow
     "disclosure",  # would reveal single rows
     "untrusted",  # a message that does not answer what was asked, or cannot be right
-    "exists",  # a file or folder that would be replaced
+    "exists",  # a file or folder in the way, or that would be replaced
     "damaged",  # a file that is not what it should be
     "memory",  # more than there is
+    "busy",  # in use by another run
+    "unavailable",  # what this machine, its disk or a cluster does not give
 ]
 
 
@@ -61,7 +63,8 @@ class Refusal(ValueError):
 
     def __init__(self, message: str, argument: str = "", code: Code = "value") -> None:
         super().__init__(message)
-        self.argument, self.code = argument, code
+        self.argument = argument
+        self.code: Code = code
 
 
 def refusal(
@@ -103,7 +106,11 @@ def number(
         found = float(value) if real else math.nan
     except OverflowError:  # an integer beyond all floats
         found = math.inf
-    if not (math.isfinite(found) and found > above):
+    if not real:
+        raise refusal(argument, rule, value, code="type")
+    if not math.isfinite(found):
+        raise refusal(argument, rule, value, code="not_finite")
+    if not found > above:
         raise refusal(argument, rule, value)
     return found
 
@@ -126,7 +133,7 @@ def count(argument: str, value: Any, least: int = 1, most: int = LARGEST_COUNT) 
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or not least <= int(value) <= most:
         bounds = f"of at least {least}" if most == LARGEST_COUNT else f"from {least} to {most}"
-        raise refusal(argument, f"be an integer {bounds}", value)
+        raise refusal(argument, f"be an integer {bounds}", value, code="value" if whole else "type")
     return int(value)
 
 
@@ -147,13 +154,15 @@ def fixed_time(valid: Any, method: str) -> None:
             "no sum over the observations, as that of one_step is, so that no law bounds it at all looks together; "
             'one_step(valid="always", best_at=...) has such intervals'
         )
-        raise refusal("valid", rule, valid)
+        raise refusal("valid", rule, valid, code="unsupported")
 
 
 def choice(argument: str, value: Any, known: Collection[str]) -> str:
     """Return one of the known names."""
     if not isinstance(value, str) or value not in known:
-        raise refusal(argument, f"be one of {', '.join(known)}", value, nearest(value, known))
+        raise refusal(
+            argument, f"be one of {', '.join(known)}", value, nearest(value, known), code="choice"
+        )
     return value
 
 
@@ -171,7 +180,7 @@ def distinct(argument: str, names: Iterable[Any], named: bool = False) -> None:
     for i, name in enumerate(names):
         if name in seen:
             rule = "differ from the others" + ("; give it a name of its own" if named else "")
-            raise refusal(f"{argument}[{i}]", rule, name)
+            raise refusal(f"{argument}[{i}]", rule, name, code="duplicate")
         seen.add(name)
 
 
@@ -184,20 +193,20 @@ def known_keys(
             meant = sorted({*known, *read} - {key})
             hint = nearest(key, meant) or f"; known keys: {', '.join(meant)}"
             place = f"{argument}.{key}" if argument else str(key)
-            raise ValueError(f"{shown(place)[1:-1]}: unknown key{hint}")
+            raise Refusal(f"{shown(place)[1:-1]}: unknown key{hint}", place, "unknown")
 
 
 def table(argument: str, value: Any, what: str) -> dict[str, Any]:
     """Return a table with string keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise refusal(argument, f"be {what}", value)
+        raise refusal(argument, f"be {what}", value, code="type")
     return dict(value)
 
 
 def sequence(argument: str, value: Any, what: str) -> list[Any]:
     """Return a list or tuple that has from 1 to `MOST_ENTRIES` entries."""
     if not isinstance(value, (list, tuple)) or not value:
-        raise refusal(argument, f"be a list of at least one {what}", value)
+        raise refusal(argument, f"be a list of at least one {what}", value, code="type")
     if len(value) > MOST_ENTRIES:
         raise refusal(argument, f"have at most {MOST_ENTRIES} entries", len(value))
     return list(value)
@@ -208,7 +217,8 @@ def numeric(argument: str, value: Any, depth: int = 0) -> Any:
     if not isinstance(value, (list, tuple)):
         return value if type(value) is int else number(argument, value)
     if depth == _DEEPEST or not value:
-        raise refusal(argument, "be a number, or lists of numbers that are not empty", value)
+        rule = "be a number, or lists of numbers that are not empty"
+        raise refusal(argument, rule, value, code="type")
     return tuple(numeric(f"{argument}[{i}]", part, depth + 1) for i, part in enumerate(value))
 
 
@@ -217,9 +227,11 @@ def array(argument: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float
     try:
         found = np.array(value, np.float64)
     except (TypeError, ValueError) as error:
-        raise refusal(argument, f"hold real numbers of shape {shape}", value) from error
+        raise refusal(
+            argument, f"hold real numbers of shape {shape}", value, code="type"
+        ) from error
     if found.shape != shape:
-        raise refusal(argument, f"have shape {shape}", found.shape)
+        raise refusal(argument, f"have shape {shape}", found.shape, code="shape")
     finite(argument, found)
     return found
 
@@ -231,7 +243,7 @@ def finite(argument: str, value: Any) -> None:
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         place = f"{argument}[{', '.join(map(str, at))}]" if at else argument
-        raise refusal(place, "be finite", float(found[at]))
+        raise refusal(place, "be finite", float(found[at]), code="not_finite")
 
 
 def weights(value: Any, num_clients: int) -> NDArray[np.float64]:
@@ -251,11 +263,13 @@ def positive_array(argument: str, values: ArrayLike) -> NDArray[Any]:
     """Return a non-empty vector of finite numbers greater than 0, of any dtype."""
     found = np.asarray(values)
     if found.ndim != 1 or found.size == 0:
-        raise refusal(argument, "be a sequence that is not empty", values)
+        raise refusal(argument, "be a sequence that is not empty", values, code="shape")
     # NumPy reads [2, True] as [2, 1].
     has_bool = isinstance(values, (list, tuple)) and any(isinstance(v, bool) for v in values)
     if has_bool or found.dtype.kind not in "iuf":
-        raise refusal(argument, "hold numbers only", "bool" if has_bool else str(found.dtype))
+        raise refusal(
+            argument, "hold numbers only", "bool" if has_bool else str(found.dtype), code="type"
+        )
     good = np.isfinite(found) & (found > 0)
     if not good.all():
         first = int(good.argmin())
@@ -279,13 +293,12 @@ def contrasts(value: ArrayLike) -> tuple[tuple[float, ...], ...]:
     """Return a finite matrix of full row rank, (number, d), as rows."""
     matrix = np.asarray(value, np.float64)
     if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"contrasts: must be a matrix (number, d), got shape {matrix.shape}")
+        raise refusal("contrasts", "be a matrix (number, d)", matrix.shape, code="shape")
     finite("contrasts", matrix)
     rank = int(np.linalg.matrix_rank(matrix))
     if rank < matrix.shape[0]:
-        raise ValueError(
-            f"contrasts: rows must be linearly independent, got {matrix.shape[0]} of rank {rank}"
-        )
+        got = f"{matrix.shape[0]} of rank {rank}"
+        raise refusal("contrasts", "have linearly independent rows", got)
     return tuple(map(tuple, matrix.tolist()))
 
 
@@ -322,7 +335,16 @@ def _is_users(function: Any) -> bool:
 
 def refuses(error: BaseException, arguments: Collection[str]) -> bool:
     """Return whether an error refuses one of these arguments, or an entry of it."""
-    return isinstance(error, Refusal) and error.argument.partition("[")[0] in arguments
+    refused = isinstance(error, (ValueError, OverflowError))
+    return refused and argument_and_code(error)[0].partition("[")[0] in arguments
+
+
+def argument_and_code(error: BaseException) -> tuple[str, Code]:
+    """Return what an error refuses and why; an error of a user's function has them in its text alone."""
+    if isinstance(error, Refusal):
+        return error.argument, error.code
+    named = re.match(r"(\w+(?:\[[^\]]*\])?): ", str(error))
+    return (named[1] if named else ""), "value"
 
 
 def user_code_note(error: BaseException) -> str:

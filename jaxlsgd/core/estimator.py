@@ -331,7 +331,9 @@ class Estimator:
         for part, own in zip(self.accumulators, state, strict=True):
             if part.anchor is not None:
                 return part.anchor.places(own)
-        raise refusal("estimator", "have an anchor, as one_step() does", self.name)
+        raise refusal(
+            "estimator", "have an anchor, as one_step() does", self.name, code="unsupported"
+        )
 
     def at_looks(self, clocks: Sequence[int]) -> Estimator:
         """Return the method with the law of looks at these numbers of observations; itself unless it needs them."""
@@ -377,7 +379,9 @@ class Estimator:
         """Refuse a missing plan if the method needs one, and a plan that has too few rounds or no critical values."""
         levels = levels if isinstance(levels, Iterable) else (levels,)
         if self.needs_plan and plan is None:
-            raise refusal("plan", f"be given: {self.name} needs the plan that was run", plan)
+            raise refusal(
+                "plan", f"be given: {self.name} needs the plan that was run", plan, code="missing"
+            )
         if plan is not None and plan.num_rounds < self.least_rounds:
             rule = f"have at least {self.least_rounds} rounds for {self.name}"
             raise refusal("plan", rule, plan.num_rounds)

@@ -118,7 +118,7 @@ class Problem(Tabular):
         check_finite("init", self.init)
         put("init", jax.tree.map(_as_float, self.init))
         if self.dim == 0:
-            raise ValueError("init: must have at least one parameter, got none")
+            raise refusal("init", "have at least one parameter", "none", code="shape")
         if self.truth is not None:
             check_finite("truth", self.truth)
             _check_parameters("truth", "be", self.init, _listed(self.truth, self.init))
@@ -314,7 +314,7 @@ def _refused(argument: str, rule: str, got: Any) -> Iterator[None]:
     try:
         yield
     except AssertionError as error:
-        raise refusal(argument, rule, jax.tree.map(np.shape, got)) from error
+        raise refusal(argument, rule, jax.tree.map(np.shape, got), code="shape") from error
 
 
 def _abstract(tree: Any) -> Any:
@@ -358,7 +358,7 @@ def _check_truth_covariance(covariance: Any, truth: Any) -> None:
     if covariance is None:
         return
     if truth is None:
-        raise refusal("truth_covariance", "be None if truth is None", "a matrix")
+        raise refusal("truth_covariance", "be None if truth is None", "a matrix", code="unwanted")
     least = np.min(np.diagonal(covariance), initial=0.0) if np.ndim(covariance) == 2 else 0.0
     if least < 0:
         raise refusal("truth_covariance", "have no negative variance", least)
@@ -375,11 +375,10 @@ def _check_source(problem: Problem) -> None:
     """Refuse a problem whose observations have no source, two sources, or shapes that vary."""
     easy, fast = problem.sample is not None, problem.observe is not None
     if easy == fast:
-        given = "both" if easy else "neither"
-        raise ValueError(f"sample: give either sample or draws with observe, got {given}")
+        text = f"sample: give either sample or draws with observe, got {'both' if easy else 'neither'}"
+        raise checks.Refusal(text, "sample", "conflict" if easy else "missing")
     if fast and not isinstance(problem.draws, Draws):
-        shown = checks.shown(problem.draws)
-        raise ValueError(f"draws: observe needs a declaration Draws(...), got {shown}")
+        raise refusal("draws", "be declared as Draws(...) for observe", problem.draws, code="type")
     if fast:
         checks.count("draws.normal", problem.draws.normal, 0)  # type: ignore[union-attr]
         checks.count("draws.uniform", problem.draws.uniform, 0)  # type: ignore[union-attr]
@@ -393,10 +392,12 @@ def _check_source(problem: Problem) -> None:
             got = [
                 jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (first, found)
             ]
-            raise ValueError(
-                f"{'sample' if easy else 'observe'}: must make observations of the same shape for every client, "
+            argument = "sample" if easy else "observe"
+            text = (
+                f"{argument}: must make observations of the same shape for every client, "
                 f"got {got[0]} for client 0 and {got[1]} for client {k}"
-            ) from error
+            )
+            raise checks.Refusal(text, argument, "shape") from error
 
 
 def abstract_source(problem: Problem) -> tuple[Callable[..., Any], Any]:
@@ -429,10 +430,11 @@ def _source_shape(source: Callable[..., Any], *arguments: Any) -> Any:
         # JAX raises a plain TypeError for a traced number as a shape.
         if not isinstance(error, jax.errors.JAXTypeError) and "concrete" not in str(error):
             raise
-        raise ValueError(
+        text = (
             "sample: must work for a traced client, so that all clients run at once; "
             f"its shapes or branches may not depend on the client's value ({type(error).__name__})"
-        ) from error
+        )
+        raise checks.Refusal(text, "sample") from error
 
 
 def _check_loss(problem: Problem) -> None:

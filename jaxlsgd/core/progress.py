@@ -220,7 +220,9 @@ def in_notebook() -> bool:
 def check(progress: object) -> None:
     """Refuse what is not a `Progress`."""
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise refusal("progress", "be None, True, False or a function of the share", progress)
+        raise refusal(
+            "progress", "be None, True, False or a function of the share", progress, code="type"
+        )
 
 
 def display_if_wanted(progress: Progress, stream: TextIO | None) -> Lines | None:

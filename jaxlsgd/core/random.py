@@ -47,14 +47,14 @@ def threefry2x32(keys: StreamKeys, high: Array, low: Array) -> tuple[Array, Arra
 def check_key(key: Any) -> jax.Array:
     """Refuse anything but one typed threefry2x32 key."""
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise refusal("key", "be a typed key such as jax.random.key(0)", key)
+        raise refusal("key", "be a typed key such as jax.random.key(0)", key, code="type")
     if key.shape != ():
-        raise ValueError(f"key: must be one key, got an array of keys of shape {key.shape}")
+        raise refusal("key", "be one key", f"an array of keys of shape {key.shape}", code="shape")
     if str(jax.random.key_impl(key)) != "threefry2x32":
-        raise ValueError(
-            "key: must be of the threefry2x32 implementation, whose streams do not depend on "
-            f"tiles or devices; got {jax.random.key_impl(key)}"
+        rule = (
+            "be of the threefry2x32 implementation, whose streams do not depend on tiles or devices"
         )
+        raise refusal("key", rule, str(jax.random.key_impl(key)), code="type")
     return key
 
 

@@ -87,14 +87,14 @@ def register(
     def add(build: Builder) -> Builder:
         kind = Kind(role, checks.label("name", name or build.__name__), build, brief)
         if brief and brief not in kind.parameters:
-            raise refusal("brief", f"be an argument of {kind.name}", brief)
+            raise refusal("brief", f"be an argument of {kind.name}", brief, code="unknown")
         if brief and brief != next(iter(kind.parameters)):
             raise refusal("brief", f"be the first argument of {kind.name}", brief)
         known = _KINDS[role].get(kind.name)
         # The same module may be loaded again.
         if known is not None and (not kind.own or known.build.__module__ != build.__module__):
-            there = f"which is a {role} of {known.build.__module__}"
-            raise ValueError(f"name: must be new, got {kind.name!r}, {there}")
+            there = f", which is a {role} of {known.build.__module__}"
+            raise refusal("name", "be new", kind.name, there, code="duplicate")
         if kind.fixed_time:
             kind = dataclasses.replace(kind, build=_at_fixed_time(build, kind.name))
         _KINDS[role][kind.name] = kind

@@ -76,7 +76,12 @@ def value_of(role: str, kind: str, argument: str, value: Any, stacklevel: int = 
 
 def _check_single(old: str, new: str, given: Mapping[str, Any]) -> None:
     if new in given:
-        raise refusal(old, f"be left out if {new} is given, which is its new name", given[old])
+        raise refusal(
+            old,
+            f"be left out if {new} is given, which is its new name",
+            given[old],
+            code="duplicate",
+        )
 
 
 def accepts_old_names(role: str) -> Callable[[Builder], Builder]:

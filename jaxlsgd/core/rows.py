@@ -102,13 +102,15 @@ class Until:
 
     def __post_init__(self) -> None:
         if self.half_width is None and self.excludes is None:
-            raise refusal("until", "have a half_width or a null that it excludes", "neither")
+            raise refusal(
+                "until", "have a half_width or a null that it excludes", "neither", code="missing"
+            )
         if self.half_width is not None:
             checks.positive("half_width", self.half_width)
         if self.excludes is not None:
             checks.number("excludes", self.excludes)
         if isinstance(self.coordinates, str):
-            raise refusal("until.coordinates", "be a list of names", self.coordinates)
+            raise refusal("until.coordinates", "be a list of names", self.coordinates, code="type")
         if self.level is not None:
             checks.level(self.level, "until.level")
         object.__setattr__(self, "method", renamed.method(self.method))
@@ -139,14 +141,14 @@ class Until:
         name = methods[0].name if self.method is None else self.method
         checks.choice("until.method", name, [method.name for method in methods])
         if self.level is not None and self.level not in levels:
-            raise refusal("until.level", f"be one of {tuple(levels)}", self.level)
+            raise refusal("until.level", f"be one of {tuple(levels)}", self.level, code="choice")
         method = next(method for method in methods if method.name == name)
         if self.excludes is not None and method.valid == "fixed":
             rule = (
                 f"have no null for {name}, whose intervals hold at one time only: looked at often enough, they "
                 'exclude the truth; one_step(valid="always", best_at=...) may be looked at'
             )
-            raise refusal("until", rule, self.excludes)
+            raise refusal("until", rule, self.excludes, code="unsupported")
         return method
 
     def places(self, names: Sequence[str]) -> list[int]:
@@ -218,7 +220,9 @@ class CellRows(Tabular):
         if level is None:
             return 0
         if level not in self.levels:
-            raise refusal("level", f"be one of {', '.join(map(str, self.levels))}", level)
+            raise refusal(
+                "level", f"be one of {', '.join(map(str, self.levels))}", level, code="choice"
+            )
         return self.levels.index(level)
 
     def coordinate_place(self, method: str, coordinate: str | int | None) -> int:

@@ -190,7 +190,7 @@ def _array(raw: bytes) -> np.ndarray:
     shape, by_column, dtype = _array_header(raw[:length])
     data = memoryview(raw)[length:]
     if by_column or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
-        raise ValueError("an array whose header does not fit its data")
+        raise Broken("an array whose header does not fit its data")
     return np.frombuffer(data, dtype).reshape(shape)
 
 
@@ -198,5 +198,5 @@ def _array(raw: bytes) -> np.ndarray:
 def _array_header(raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     file = io.BytesIO(raw)
     if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("an array in another format")
+        raise Broken("an array in another format")
     return np.lib.format.read_array_header_1_0(file)

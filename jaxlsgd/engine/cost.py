@@ -189,10 +189,9 @@ def largest_tile(
     each = replication_bytes(problem, methods, dtype, **how)
     fits = min(widest, budget_bytes // each)
     if fits < 1:
-        raise ValueError(
-            f"budget_bytes: one replication of {problem.name} needs about {each} bytes, "
-            f"got {budget_bytes}; fewer clients, or random_scaling(mode='diagonal') instead of matrices"
-        )
+        rule = f"be at least {each}, which one replication of {problem.name} needs"
+        hint = "; fewer clients, or random_scaling(mode='diagonal') instead of matrices, need less"
+        raise checks.refusal("budget_bytes", rule, budget_bytes, hint, code="memory")
     return _rounded(fits)
 
 

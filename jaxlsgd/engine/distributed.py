@@ -55,10 +55,11 @@ def start(timeout: int = 300, heartbeat: int = 100) -> None:
     try:
         _within(timeout, initialize)
     except ValueError as error:
-        raise ValueError(
+        text = (
             "distributed: the environment has no settings of SLURM, Open MPI, Cloud TPU or Kubernetes; "
             f"set {ADDRESS}=host:port, {COUNT} and {NUMBER} ({error})"
-        ) from error
+        )
+        raise checks.Refusal(text, "distributed", "missing") from error
     except TimeoutError as error:
         who = {name: os.environ[name] for name in (ADDRESS, COUNT, NUMBER) if name in os.environ}
         raise RuntimeError(
@@ -92,14 +93,14 @@ def _from_environment() -> dict[str, Any]:
     if COUNT not in found and NUMBER not in found:
         return {}  # an address alone is combined with the settings of a scheduler
     if missing := [name for name in (ADDRESS, COUNT, NUMBER) if name not in found]:
-        raise ValueError(f"distributed: {' and '.join(missing)} must be set as well, got {found}")
+        raise checks.refusal(" and ".join(missing), "be set as well", found, code="missing")
     if not found[COUNT].isdecimal() or not found[NUMBER].isdecimal():
-        raise ValueError(f"distributed: {COUNT} and {NUMBER} must be integers, got {found}")
+        raise checks.refusal(f"{COUNT} and {NUMBER}", "be integers", found, code="type")
     count, number = int(found[COUNT]), int(found[NUMBER])
     if not number < count:
-        raise ValueError(f"distributed: {NUMBER} must be in 0..{count - 1}, got {number}")
+        raise checks.refusal(NUMBER, f"be in 0..{count - 1}", number)
     if ":" not in found[ADDRESS]:
-        raise ValueError(f"distributed: {ADDRESS} must be host:port, got {found[ADDRESS]!r}")
+        raise checks.refusal(ADDRESS, "be host:port", found[ADDRESS])
     # Otherwise JAX would look for a scheduler's settings as well.
     method = {"cluster_detection_method": "deactivate"}
     return {
@@ -132,10 +133,8 @@ def spans(devices: Sequence[Any]) -> bool:
     if found == {here}:
         return False
     if len(found) < jax.process_count():
-        raise ValueError(
-            "mesh: must have devices of this process alone or of every process, "
-            f"got those of processes {sorted(found)} of {jax.process_count()} in process {here}"
-        )
+        got = f"those of processes {sorted(found)} of {jax.process_count()} in process {here}"
+        raise checks.refusal("mesh", "have devices of this process alone or of every process", got)
     return True
 
 
@@ -145,10 +144,11 @@ def agree(what: str, content: Sequence[Any]) -> None:
     all_digests = _gathered(np.frombuffer(digest, np.uint8))
     differing = [i for i, other in enumerate(all_digests) if other.tobytes() != digest]
     if differing:
-        raise ValueError(
+        text = (
             f"{what}: every process must make the same call; process {jax.process_index()} differs "
             f"from processes {differing}"
         )
+        raise checks.Refusal(text, what, "conflict")
 
 
 def share(mine: dict[int, bytes], owners: Sequence[int]) -> list[bytes]:

@@ -99,10 +99,10 @@ def chosen(devices: Any = None) -> list[Any]:
             raise checks.refusal("devices", few, devices, hint)
         return found[:devices]
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
-        raise checks.refusal("devices", rule, devices)
+        raise checks.refusal("devices", rule, devices, code="type")
     given = list(devices)
     if not given or not all(hasattr(device, "platform") for device in given):
-        raise checks.refusal("devices", rule, devices)
+        raise checks.refusal("devices", rule, devices, code="type")
     return given
 
 

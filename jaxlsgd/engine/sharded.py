@@ -35,19 +35,20 @@ REPLICATIONS = "replications"
 def check_mesh(mesh: Any, num_clients: int, algorithm: Algorithm | None = None) -> Mesh:
     """Return a mesh with both axes; refuse a mesh that a simulation cannot use."""
     if not isinstance(mesh, Mesh):
-        raise refusal("mesh", "be a jax.sharding.Mesh", mesh)
+        raise refusal("mesh", "be a jax.sharding.Mesh", mesh, code="type")
     names = mesh.axis_names
     if not names or not set(names) <= {REPLICATIONS, CLIENTS}:
-        raise ValueError(f"mesh: axes must be named {REPLICATIONS!r} or {CLIENTS!r}, got {names}")
+        raise refusal(
+            "mesh", f"have axes named {REPLICATIONS!r} or {CLIENTS!r}", names, code="unknown"
+        )
     shards = mesh.shape.get(CLIENTS, 1)
     if shards > num_clients:
-        raise ValueError(
-            f"mesh: must have at most as many client shards as clients ({num_clients}), got {shards}"
-        )
+        rule = f"have at most as many client shards as clients ({num_clients})"
+        raise refusal("mesh", rule, shards, code="conflict")
     if shards > 1 and algorithm and algorithm.among(num_clients).participation is not None:
         # It would gain nothing: each replication steps few clients, and replications fill the devices.
         rule = f"spread replications, not clients, if only some take part ({algorithm.name})"
-        raise refusal("mesh", rule, dict(mesh.shape))
+        raise refusal("mesh", rule, dict(mesh.shape), code="unsupported")
     devices = mesh.devices if names[0] == REPLICATIONS else mesh.devices.T
     return Mesh(devices.reshape(-1, shards), (REPLICATIONS, CLIENTS))
 

@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 from jaxlsgd.core import tracing
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import Scaled
 from jaxlsgd.core.problem import Array
 from jaxlsgd.core.tracing import Derived, core, p
@@ -102,7 +103,7 @@ def innermost(
         made = jax.tree.unflatten(jax.tree.structure(shape), found)
         spread = _by_axis(lambda x: _spread(x, count), out_axes, made, _varies)
         if any(map(_varies, _leaves(spread))):
-            raise ValueError("out_axes: must be -1 for what differs between replications, got None")
+            raise refusal("out_axes", "be -1 for what differs between replications", None)
         return spread
 
     return run

@@ -104,7 +104,9 @@ def client_weights(examples: Mapping[str, int], weights: Mapping[str, float] | N
     if weights is not None:
         for name in examples:
             if name not in weights:
-                raise refusal("weights", f"have a weight of client {name!r}", sorted(weights))
+                raise refusal(
+                    "weights", f"have a weight of client {name!r}", sorted(weights), code="missing"
+                )
     chosen = [examples[name] if weights is None else weights[name] for name in examples]
     found = np.array(
         [checks.positive(f"weights[{name!r}]", w) for name, w in zip(examples, chosen, strict=True)]
@@ -181,7 +183,7 @@ def agree(
     """
     checks.level(level)
     if len(messages) < 2:
-        raise refusal("messages", "be of at least 2 clients", len(messages))
+        raise refusal("messages", "be of at least 2 clients", len(messages), code="data")
     data = stack(messages, weights)
     at = np.zeros(data.score.shape[1]) if estimate is None else np.asarray(estimate, np.float64)
     step = -np.linalg.solve(data.G, data.mean_score)
@@ -343,7 +345,9 @@ def jackknife(data: Stacked) -> FloatArray:
     for k, name in enumerate(data.names):
         if np.linalg.eigvalsh(rest[k])[0] <= 1e-9 * np.trace(G) / len(G):
             rule = 'be "given" unless two clients or more inform every coefficient'
-            raise refusal("clients", rule, f"'sampled', and some that {name} alone informs")
+            raise refusal(
+                "clients", rule, f"'sampled', and some that {name} alone informs", code="data"
+            )
     moves = np.linalg.solve(rest, (data.p[:, None] * data.score)[..., None])[..., 0]
     return (K - 1) / K * moves.T @ moves
 

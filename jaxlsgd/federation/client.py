@@ -184,17 +184,19 @@ def _count(rows: Rows) -> int:
     """Return the number of rows; refuse none, and arrays of different lengths."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(rows)}
     if len(sizes) != 1 or sizes == {()}:
-        raise refusal("rows", "be arrays with one first axis of rows", sorted(sizes))
+        raise refusal("rows", "be arrays with one first axis of rows", sorted(sizes), code="shape")
     (count,) = next(iter(sizes))
     if count == 0:
-        raise refusal("rows", "be at least 1", count)
+        raise refusal("rows", "be at least 1", count, code="data")
     return int(count)
 
 
 def _refuse_few(argument: str, count: int, dim: int, allowed: bool) -> None:
     if count <= dim and not allowed:
         rule = f"be more than the {dim} parameters, or a Hessian would give them away"
-        raise refusal(argument, rule, count, "; few_rows=True sends it all the same")
+        raise refusal(
+            argument, rule, count, "; few_rows=True sends it all the same", code="disclosure"
+        )
 
 
 class Linear(NamedTuple):
@@ -245,7 +247,12 @@ class _AnyLoss(NamedTuple):
             return np.asarray(_jax_hessian(self.loss, self.params, self.rows), np.float64)
 
     def free(self, all_rows: FloatArray) -> FloatArray:
-        raise refusal("all_rows", "be left out unless the loss is a family's name", all_rows.shape)
+        raise refusal(
+            "all_rows",
+            "be left out unless the loss is a family's name",
+            all_rows.shape,
+            code="unwanted",
+        )
 
 
 def _derivatives(
@@ -261,19 +268,24 @@ def linear(loss: str, rows: Rows, params: Params, numbers: Sequence[float] = ())
     checks.choice("loss", loss, tuple(losses.FAMILIES))
     wanted = losses.NUMBERS.get(loss, ())
     if len(numbers) != len(wanted):
-        raise refusal("numbers", f"be ({', '.join(wanted)}) for {loss}", tuple(numbers))
+        raise refusal(
+            "numbers", f"be ({', '.join(wanted)}) for {loss}", tuple(numbers), code="shape"
+        )
     if not (isinstance(rows, (tuple, list)) and 2 <= len(rows) <= 4):
         raise refusal(
-            "rows", "be (A, y) or (A, y, weights, offsets) for a family", type(rows).__name__
+            "rows",
+            "be (A, y) or (A, y, weights, offsets) for a family",
+            type(rows).__name__,
+            code="type",
         )
     x = flatten(params)
     A, y = (np.asarray(one, np.float64) for one in rows[:2])
     if A.ndim != 2 or A.shape[1] != len(x):
-        raise refusal("rows[0]", f"have shape (rows, {len(x)})", A.shape)
+        raise refusal("rows[0]", f"have shape (rows, {len(x)})", A.shape, code="shape")
     more = [None if one is None else np.asarray(one, np.float64) for one in rows[2:]]
     for i, one in enumerate((y, *more), 1):
         if one is not None and one.shape != A.shape[:1]:
-            raise refusal(f"rows[{i}]", f"have shape {A.shape[:1]}", one.shape)
+            raise refusal(f"rows[{i}]", f"have shape {A.shape[:1]}", one.shape, code="shape")
     weight, offset = (*more, None, None)[:2]
     z, part = along(A, x), losses.FAMILIES[loss]
     z = z if offset is None else z + offset

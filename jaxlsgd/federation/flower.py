@@ -105,7 +105,7 @@ class InferenceMod:
         if not callable(loss):
             checks.choice("loss", loss, tuple(losses.FAMILIES))
         if not callable(rows):
-            raise refusal("rows", "be a function of the context", rows)
+            raise refusal("rows", "be a function of the context", rows, code="type")
         self.loss, self.rows = loss, rows
         self.options: dict[str, Any] = {"numbers": tuple(numbers), "few_rows": few_rows}
 
@@ -141,10 +141,14 @@ class InferenceMod:
 
     def _sums(self, steps: list[client.Rows], anchors: list[Arrays], hessians: bool) -> ArrayRecord:
         if not steps:
-            raise refusal("train", "call observed(rows) in each local step", "no call")
+            raise refusal(
+                "train", "call observed(rows) in each local step", "no call", code="missing"
+            )
         sizes = {np.shape(jax.tree.leaves(rows)[0])[0] for rows in steps}
         if len(sizes) > 1:
-            raise refusal("observed", "have equally many rows in each step", sorted(sizes))
+            raise refusal(
+                "observed", "have equally many rows in each step", sorted(sizes), code="shape"
+            )
         rows = jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
         made = client.round_message(
             self.loss,
@@ -255,7 +259,9 @@ class InferenceStrategy(Strategy):
         weighted_by_key: str | None = None,
     ) -> None:
         if not isinstance(strategy, Strategy):
-            raise refusal("strategy", "be a Strategy of flwr.serverapp.strategy", strategy)
+            raise refusal(
+                "strategy", "be a Strategy of flwr.serverapp.strategy", strategy, code="type"
+            )
         if not callable(E):
             checks.count("E", E)
         if not callable(eta):
@@ -451,7 +457,7 @@ class InferenceStrategy(Strategy):
 
     def _begun(self) -> server.ServerState:
         if self.state is None:
-            raise refusal("strategy", "have had a round", "none")
+            raise refusal("strategy", "have had a round", "none", code="missing")
         return self.state
 
     def _read(self, reply: Message, state: server.ServerState) -> RoundMessage:
@@ -459,12 +465,14 @@ class InferenceStrategy(Strategy):
         content = reply.content
         records = {key: one for key, one in content.items() if key != SENT}
         if SENT not in content.array_records:
-            raise refusal("reply", "have the sums that InferenceMod adds", "none")
+            raise refusal("reply", "have the sums that InferenceMod adds", "none", code="untrusted")
         sums = {key: one.numpy() for key, one in content.array_records[SENT].items()}
         reply.content = RecordDict(records)
         models = list(reply.content.array_records.values())
         if len(models) != 1:
-            raise refusal("reply", "have one ArrayRecord with the model", len(models))
+            raise refusal(
+                "reply", "have one ArrayRecord with the model", len(models), code="untrusted"
+            )
         _check_model(_params(models[0]), state.params)
         weight = _weight(reply, self.weighted_by_key)
         shapes = {"gradient_sum": 1, "hessian": 2, "hessian_before": 2}
@@ -525,16 +533,21 @@ def _asking(
 def _check_model(found: Arrays, like: Arrays) -> None:
     shapes = {key: np.shape(value) for key, value in like.items()}
     if (got := {key: value.shape for key, value in found.items()}) != shapes:
-        raise refusal("model", f"have arrays {shapes}", got)
+        raise refusal("model", f"have arrays {shapes}", got, code="untrusted")
     if not np.isfinite(client.flatten(found)).all():
-        raise refusal("model", "be finite", "NaN or infinity")
+        raise refusal("model", "be finite", "NaN or infinity", code="not_finite")
 
 
 def _weight(reply: Message, key: str) -> int:
     """Return the weight of a client, which its one MetricRecord has."""
     records = list(reply.content.metric_records.values())
     if len(records) != 1 or key not in records[0]:
-        raise refusal("reply", f"have one MetricRecord with {key!r}", [sorted(r) for r in records])
+        raise refusal(
+            "reply",
+            f"have one MetricRecord with {key!r}",
+            [sorted(r) for r in records],
+            code="untrusted",
+        )
     value = records[0][key]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -543,12 +556,12 @@ def _weight(reply: Message, key: str) -> int:
 
 def _part(sums: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
     if name not in sums:
-        raise refusal("reply", f"have {name}, which was asked for", sorted(sums))
+        raise refusal("reply", f"have {name}, which was asked for", sorted(sums), code="untrusted")
     found = np.asarray(sums[name], np.float64)
     if found.shape != shape:
-        raise refusal(name, f"have shape {shape}", found.shape)
+        raise refusal(name, f"have shape {shape}", found.shape, code="shape")
     if not np.isfinite(found).all():
-        raise refusal(name, "be finite", "NaN or infinity")
+        raise refusal(name, "be finite", "NaN or infinity", code="not_finite")
     return found
 
 
@@ -559,9 +572,11 @@ def _whole(sums: Mapping[str, np.ndarray], name: str) -> int:
 
 def _read_final(reply: Message, dim: int) -> FinalMessage:
     if reply.has_error():
-        raise ValueError(f"it failed: {reply.error.reason}")
+        raise checks.Refusal(f"it failed: {reply.error.reason}", "reply", "missing")
     if SENT not in reply.content.array_records:
-        raise refusal("reply", "have the final message that InferenceMod sends", "none")
+        raise refusal(
+            "reply", "have the final message that InferenceMod sends", "none", code="untrusted"
+        )
     sums = {key: one.numpy() for key, one in reply.content.array_records[SENT].items()}
     shapes = {"score": 1, "covariance": 2, "hessian": 2}
     parts = {name: _part(sums, name, (dim,) * shapes[name]) for name in _FINAL}

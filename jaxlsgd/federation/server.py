@@ -93,7 +93,9 @@ def begin(
     """
     chosen = one_step() if method is None else method
     if chosen.anchor is None:
-        raise refusal("method", "have an anchor, as one_step() does", chosen.name)
+        raise refusal(
+            "method", "have an anchor, as one_step() does", chosen.name, code="unsupported"
+        )
     tracker = track(chosen, params, rows=rows)
     return ServerState(tracker, tracker.init(params), params)
 
@@ -211,7 +213,7 @@ def finish(
     checks.choice("variance", variance, VARIANCES)
     if (variance == "CR1") != (clients == "sampled") and variance != "clients":
         rule = "be clients or CR1 if clients are sampled, and clients, HC0, HC1 or HC3 if they are given"
-        raise refusal("variance", rule, variance)
+        raise refusal("variance", rule, variance, code="conflict")
     state = at if isinstance(at, ServerState) else None
     params = at if state is None else estimate(state)
     labels = _names(params, names)
@@ -223,9 +225,16 @@ def finish(
     absent = [name for name in expected if name not in messages]
     left_out += [f"client {name} sent no final message, and is left out" for name in absent]
     if not good:
-        raise refusal("messages", "have a usable one; " + "; ".join(left_out or ["none came"]), {})
+        raise refusal(
+            "messages",
+            "have a usable one; " + "; ".join(left_out or ["none came"]),
+            {},
+            code="missing",
+        )
     if clients == "sampled" and len(good) < 2:
-        raise refusal("messages", 'be of at least 2 clients for clients="sampled"', len(good))
+        raise refusal(
+            "messages", 'be of at least 2 clients for clients="sampled"', len(good), code="data"
+        )
     x, sent = flatten(params), stack(good, weights)
     data = sent.penalised(np.broadcast_to(np.asarray(ridge, np.float64), x.shape), x)
     inverse = _inverse(data.G)
@@ -336,7 +345,9 @@ class FederationFit:
     def agreement(self, level: float | None = None) -> Agreement:
         """Return whether the clients agree, see `agree`."""
         if not self.messages:
-            raise refusal("messages", "have been given to finish, to compare clients", None)
+            raise refusal(
+                "messages", "have been given to finish, to compare clients", None, code="missing"
+            )
         return agree(
             self.messages,
             estimate=self.estimate,
@@ -349,7 +360,12 @@ class FederationFit:
     def sampling(self) -> FloatArray:
         """The covariance of the minimiser of the rows over samples of rows, for `Tracker.interval(..., sampling=...)`."""
         if self.own_sampling is None:
-            raise refusal("messages", "have been given to finish, for the sampling variance", None)
+            raise refusal(
+                "messages",
+                "have been given to finish, for the sampling variance",
+                None,
+                code="missing",
+            )
         return self.own_sampling
 
     @property
@@ -419,18 +435,18 @@ def _from_rounds(
     assert state is not None
     if clients == "sampled":
         rule = 'be "given" for what the rounds alone say; sampled clients need final messages of reused rows'
-        raise refusal("clients", rule, clients)
+        raise refusal("clients", rule, clients, code="conflict")
     if state.tracker.rows == "reused" and about == "population":
         rule = (
             "be final messages of clients, for intervals about the population: rows were reused, and "
             "the rounds alone say nothing of how these rows came about"
         )
-        raise refusal("messages", rule, messages, '; about="rows" needs none')
+        raise refusal("messages", rule, messages, '; about="rows" needs none', code="missing")
     if state.tracker.rows == "fresh" and about == "rows":
-        raise refusal("about", 'be "population" if rows are fresh', about)
+        raise refusal("about", 'be "population" if rows are fresh', about, code="conflict")
     if state.tracker.rows == "fresh" and messages:
         rule = "be None if rows are fresh, since the rounds are about the population already"
-        raise refusal("messages", rule, sorted(messages))
+        raise refusal("messages", rule, sorted(messages), code="unwanted")
     params = estimate(state)
     return FederationFit(
         names, flatten(params), V, df, about, clients, level, {}, {}, params, 0.0, tuple(remarks)
@@ -441,11 +457,11 @@ def _run(state: ServerState | None, argument: str) -> tuple[FloatArray, float]:
     """Return the covariance of the run's estimate and its degrees of freedom."""
     if state is None:
         rule = "be of a server's state, whose rounds have a variance of their own"
-        raise refusal(argument, rule, "parameters alone")
+        raise refusal(argument, rule, "parameters alone", code="missing")
     V, df = state.tracker.covariance(state.tracked)
     if not np.isfinite(V).all():
         notes = "; ".join(state.tracker.notes(state.tracked)) or "too few rounds"
-        raise refusal("at", "have rounds that give a covariance", notes)
+        raise refusal("at", "have rounds that give a covariance", notes, code="data")
     return V, df
 
 
@@ -488,7 +504,12 @@ def _inverse(G: FloatArray) -> FloatArray:
     least = float(np.linalg.eigvalsh((G + G.T) / 2 / np.outer(scale, scale))[0])
     if least < 1e-12:
         rule = "have a positive definite mean Hessian (no collinear columns, and a minimum)"
-        raise refusal("messages", rule, f"a smallest eigenvalue of {least:.2g} of its correlations")
+        raise refusal(
+            "messages",
+            rule,
+            f"a smallest eigenvalue of {least:.2g} of its correlations",
+            code="data",
+        )
     return np.linalg.inv(G)
 
 
@@ -500,7 +521,9 @@ def _usable(
     for name, one in messages.items():
         parts: dict[str, tuple[Any, tuple[int, ...]]] = {"gradient sum": (one.gradient_sum, (d,))}
         if need_params and one.params is None:
-            raise refusal(f"messages[{name!r}].params", "be given if `params` is not", None)
+            raise refusal(
+                f"messages[{name!r}].params", "be given if `params` is not", None, code="missing"
+            )
         if one.params is not None:
             parts["parameters"] = (flatten(one.params), (d,))
         if one.hessian is not None:
@@ -580,7 +603,7 @@ def _names(params: Params, names: Sequence[str] | None) -> tuple[str, ...]:
     if names is None:
         return own
     if len(names) != len(own):
-        raise refusal("names", f"be {len(own)}, one per parameter", len(names))
+        raise refusal("names", f"be {len(own)}, one per parameter", len(names), code="shape")
     return tuple(names)
 
 

@@ -122,7 +122,9 @@ def _update(state: AnchoredState, sync: Sync) -> AnchoredState:
 def _add(state: AnchoredState, sync: Sync) -> AnchoredState:
     given, clock, now = sync.anchored, state.clock, state.now
     if given is None:
-        raise refusal("sync", "have the sum of the gradients at the anchor (anchored)", None)
+        raise refusal(
+            "sync", "have the sum of the gradients at the anchor (anchored)", None, code="missing"
+        )
     x, h = widened(flatten(sync.params)), widened(flatten(given.gradient_sum))
     E, steps = jnp.asarray(sync.E, x.dtype), jnp.asarray(sync.E, jnp.int32)
     late = clock.t < clock.start

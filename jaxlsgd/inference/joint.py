@@ -72,7 +72,7 @@ class Ellipsoid(NamedTuple):
         """Return whether points (..., q) are in the set: a bool, or an array of them."""
         checks.finite("x", x)
         if np.shape(x)[-1:] != self.center.shape:
-            raise refusal("x", f"have shape (..., {len(self.center)})", np.shape(x))
+            raise refusal("x", f"have shape (..., {len(self.center)})", np.shape(x), code="shape")
         gap = np.asarray(x, np.float64) - self.center
         inside = np.sum(gap * np.linalg.solve(self.matrix, gap[..., None])[..., 0], axis=-1)
         return inside <= self.radius**2 if gap.ndim > 1 else bool(inside <= self.radius**2)
@@ -100,15 +100,19 @@ def joint(method: Estimator, states: tuple[Any, ...], plan: Plan | None = None) 
     method.check_plan(plan)
     if method.matrix is None:
         hint = "; random_scaling in mode 'diagonal' has none, in mode 'full' it has"
-        raise refusal("method", "have a matrix for joint inference", method.name, hint)
+        raise refusal(
+            "method", "have a matrix for joint inference", method.name, hint, code="unsupported"
+        )
     precision = _precision(states)
     measured, matrix = measure_in_float64(method, states, plan)
     if bool(measured.floored):
         what = "one in which a numerical floor acted, as for a singular Ĝ"
-        raise ValueError(f"state: must be regular for {method.name}, got {what}")
+        raise refusal("state", f"be regular for {method.name}", what, code="data")
     estimate, matrix = np.asarray(measured.estimate, np.float64), _symmetric(matrix)
     if not (np.isfinite(estimate).all() and np.isfinite(matrix).all()):
-        raise ValueError("state: must be finite, got a run that diverged or has no rounds yet")
+        raise refusal(
+            "state", "be finite", "a run that diverged or has no rounds yet", code="not_finite"
+        )
     return Joint(
         estimate=estimate,
         matrix=matrix,
@@ -182,7 +186,7 @@ def joint_test(
     checks.finite("null", null)
     r = np.asarray(null, np.float64)
     if r.ndim > 1 or (r.ndim == 1 and r.size != q):
-        raise refusal("null", f"be a number or have shape ({q},)", r.shape)
+        raise refusal("null", f"be a number or have shape ({q},)", r.shape, code="shape")
     gap = view.center - r
     statistic = float(gap @ np.linalg.solve(view.matrix, gap))
     threshold = critical(found, q, level, contrasts)
@@ -224,7 +228,7 @@ def simultaneous(
     checks.choice("how", how, SIMULTANEOUS)
     if how == "sup_t" and not (found.law is not None and found.law.normal):
         rule = "be bonferroni or sidak unless the estimate is jointly normal, as plug_in's is"
-        raise refusal("how", rule, how)
+        raise refusal("how", rule, how, code="unsupported")
     view = _view(found, contrasts, invertible=False)
     q, scale = len(view.center), np.sqrt(np.diagonal(view.matrix))
     each = 1 - (1 - level) / q if how == "bonferroni" else level ** (1 / q)
@@ -232,7 +236,7 @@ def simultaneous(
     if contrasts is not None and multiplier.ndim:
         rule = "be None for critical values of each coordinate, as at a finite horizon"
         hint = "; use random_scaling(contrasts=...) for the run"
-        raise refusal("contrasts", rule, contrasts, hint)
+        raise refusal("contrasts", rule, contrasts, hint, code="unsupported")
     if how == "sup_t":
         found_t = _sup_t(view.matrix / np.outer(scale, scale), level, seed)
         # Šidák's inequality bounds it from above, one coordinate alone from below.
@@ -291,10 +295,11 @@ def critical(
 
 def _known(found: Joint, contrasts: ArrayLike | None) -> JointLaw:
     if found.law is None:
-        raise ValueError(
-            "method: must have a joint law, got one without; one_step(), plug_in('finite') and "
-            "random_scaling() have one, and simultaneous intervals need none"
+        hint = (
+            "; one_step(), plug_in('finite') and random_scaling() have one, and simultaneous "
+            "intervals need none"
         )
+        raise refusal("method", "have a joint law", "one without", hint, code="unsupported")
     of = found.law.of
     return found.law if contrasts is None or of is None else of(np.asarray(contrasts, np.float64))
 
@@ -305,7 +310,9 @@ def _view(found: Joint, contrasts: ArrayLike | None, invertible: bool = True) ->
     if contrasts is not None:
         rows = np.asarray(checks.contrasts(contrasts), np.float64)
     if rows.shape[1] != len(found.estimate):
-        raise refusal("contrasts", f"have {len(found.estimate)} columns", rows.shape[1])
+        raise refusal(
+            "contrasts", f"have {len(found.estimate)} columns", rows.shape[1], code="shape"
+        )
     matrix = rows @ found.matrix @ rows.T
     variances = np.diagonal(matrix)
     if not np.all(variances > 0):
@@ -314,10 +321,10 @@ def _view(found: Joint, contrasts: ArrayLike | None, invertible: bool = True) ->
     smallest = float(np.linalg.eigvalsh(correlation)[0])
     # An eigenvalue of the size of rounding errors would make the statistic noise.
     if invertible and smallest < 10 * len(rows) * found.precision:
-        raise ValueError(
-            "matrix: must be positive definite for these contrasts, got a smallest eigenvalue of "
-            f"{smallest:.3g} of its correlations; V̂ of m rounds has rank m − 1 at most"
-        )
+        rule = "be positive definite for these contrasts"
+        got = f"a smallest eigenvalue of {smallest:.3g} of its correlations"
+        hint = "; V̂ of m rounds has rank m − 1 at most"
+        raise refusal("matrix", rule, got, hint, code="data")
     return Ellipsoid(rows @ found.estimate, matrix, 0.0)
 
 

@@ -149,7 +149,7 @@ def one_step(
             rule = (
                 'be left out, as anchors have few Hessians anyway; it is for gradients="increments"'
             )
-            raise refusal("hessians", rule, hessians)
+            raise refusal("hessians", rule, hessians, code="unwanted")
         return _anchored(efficient, when, name)
     given = ["increments"] if efficient else ["increments", center]
     given += when.words
@@ -408,20 +408,20 @@ def _when(
     checks.choice("valid", valid, VALID)
     checks.choice("shape", shape, sequential.SHAPES)
     if valid != "always" and best_at is not None:
-        raise refusal("best_at", 'be left out unless valid="always"', best_at)
+        raise refusal("best_at", 'be left out unless valid="always"', best_at, code="unwanted")
     if valid != "looks" and looks is not None:
-        raise refusal("looks", 'be left out unless valid="looks"', looks)
+        raise refusal("looks", 'be left out unless valid="looks"', looks, code="unwanted")
     if valid != "looks" and shape != "pocock":
-        raise refusal("shape", 'be left out unless valid="looks"', shape)
+        raise refusal("shape", 'be left out unless valid="looks"', shape, code="unwanted")
     if valid == "fixed":
         return _When(valid, LAW)
     if not efficient:
         rule = "be fixed around the average, whose error is no sum over time as that of x̂ is"
-        raise refusal("valid", rule, valid)
+        raise refusal("valid", rule, valid, code="unsupported")
     if valid == "always":
         if best_at is None:
             rule = "be given for valid='always': the observations per client at which intervals are shortest"
-            raise refusal("best_at", rule, best_at)
+            raise refusal("best_at", rule, best_at, code="missing")
         best = checks.positive("best_at", best_at)
         return _When(
             valid, always_law(best), None, (f"always, best at {best:g}",), ", always valid"
@@ -526,7 +526,7 @@ def _no_looks() -> Law:
     def refuse(*given: Any) -> Any:
         del given
         rule = 'be given in a loop of your own, as one_step(valid="looks", looks=...) in observations per client'
-        raise refusal("looks", rule, None)
+        raise refusal("looks", rule, None, code="missing")
 
     return Law(refuse, refuse, one_sided=refuse)
 

@@ -40,7 +40,7 @@ def oracle(
     checks.choice("horizon", horizon, HORIZONS)
     G, S = _symmetric("G", G), _symmetric("S", S)
     if G.shape != S.shape:
-        raise refusal("S", f"have the shape {G.shape} of G", S.shape)
+        raise refusal("S", f"have the shape {G.shape} of G", S.shape, code="shape")
     if not np.all(np.linalg.eigvalsh(G) > 0):
         raise refusal("G", "be positive definite", G.tolist())
     finite = horizon == "finite"
@@ -69,7 +69,7 @@ def of(problem: Problem, horizon: str = "asymptotic", name: str | None = None) -
     if missing:
         what = " and ".join(missing)
         rule = f"declare {what}, which an oracle interval is made of"
-        raise refusal("problem", rule, problem.name or "one without")
+        raise refusal("problem", rule, problem.name or "one without", code="missing")
     return oracle(problem.G, problem.S, horizon=horizon, name=name)
 
 

@@ -54,7 +54,7 @@ def curvature() -> Accumulator:
     def update(state: PlugInState, sync: Sync) -> PlugInState:
         if sync.gradient is None or sync.hessian is None:
             rule = "have gradient and hessian at the average, which plug_in needs"
-            raise refusal("sync", rule, None)
+            raise refusal("sync", rule, None, code="missing")
         x, g = widened(flatten(sync.params)), widened(flatten(sync.gradient))
         m = state.m + 1
         share = jnp.asarray(1, x.dtype) / m.astype(x.dtype)

@@ -84,7 +84,7 @@ def path_scale(
         if mode != "contrasts":
             return vector
         if matrix.shape[1:] != vector.shape:
-            raise refusal("contrasts", f"have {vector.size} columns", matrix.shape)
+            raise refusal("contrasts", f"have {vector.size} columns", matrix.shape, code="shape")
         rows = jnp.asarray(matrix, vector.dtype)
         return jnp.sum(rows * vector[None, :], axis=1)
 
@@ -169,7 +169,9 @@ def random_scaling(
     if contrasts is not None and mode == "full":
         mode = "contrasts"
     if (contrasts is not None) != (mode == "contrasts"):
-        raise refusal("mode", "be 'contrasts' if and only if contrasts are given", mode)
+        raise refusal(
+            "mode", "be 'contrasts' if and only if contrasts are given", mode, code="conflict"
+        )
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
     checks.choice("average", average, _AVERAGES)
@@ -178,10 +180,10 @@ def random_scaling(
     if observations and finite:
         rule = "be another with average='observations': its finite laws are known for rounds only"
         hint = "; one_step() is as efficient and allows for the horizon"
-        raise refusal("critical", rule, critical, hint)
+        raise refusal("critical", rule, critical, hint, code="conflict")
     if observations and beta is not None:
         rule = "be None with average='observations', whose law does not depend on how E_m grows"
-        raise refusal("beta", rule, beta)
+        raise refusal("beta", rule, beta, code="unwanted")
     given, label = "" if critical == "asymptotic" else critical, _LABELS[critical]
     law = FINITE_HORIZON if finite else limit_law(critical, beta)
     if observations:

@@ -155,7 +155,7 @@ class Tracker:
     def covariance(self, state: Tracked, *, plan: Plan | None = None) -> tuple[np.ndarray, float]:
         """The covariance of the estimate, (d, d), NaN if withheld, and its least degrees of freedom."""
         if self.estimator.matrix is None or not self.estimator.standard_error:
-            raise refusal("estimator", "have a covariance", self.estimator.name)
+            raise refusal("estimator", "have a covariance", self.estimator.name, code="unsupported")
         _refuse_few(state)
         found, matrix = joint.measure_in_float64(self.estimator, state.states, plan)
         df = getattr(found.detail, "df", np.inf)
@@ -207,7 +207,7 @@ class Tracker:
             return None
         if self.rows == "fresh":
             rule = "be None if rows are fresh, since the run is about the population already"
-            raise refusal("sampling", rule, np.shape(given))
+            raise refusal("sampling", rule, np.shape(given), code="unwanted")
         return np.diagonal(checks.array("sampling", given, (len(self.names),) * 2))
 
     def _measured(
@@ -242,9 +242,11 @@ class Tracker:
         """
         checks.level(level)
         if not isinstance(state, Tracked):
-            raise refusal("state", "be what `init` or `update` of a tracker returned", state)
+            raise refusal(
+                "state", "be what `init` or `update` of a tracker returned", state, code="type"
+            )
         if half_width is None and excludes is None:
-            raise refusal("half_width", "be given, or excludes", None)
+            raise refusal("half_width", "be given, or excludes", None, code="missing")
         if half_width is not None:
             checks.positive("half_width", half_width)
         if excludes is not None:
@@ -252,10 +254,10 @@ class Tracker:
         estimator = self.estimator
         if excludes is not None and estimator.valid == "fixed":
             rule = f"be left out for {estimator.name}, whose intervals hold at one time only"
-            raise refusal("excludes", rule, excludes)
+            raise refusal("excludes", rule, excludes, code="unsupported")
         if estimator.law_at is not None:
             rule = 'be given its looks in a loop of your own, as one_step(valid="looks", looks=...)'
-            raise refusal("estimator", rule, estimator.name)
+            raise refusal("estimator", rule, estimator.name, code="missing")
         estimator.check_plan(None)
         found = _measured(estimator.measure, state.states)
         shape = jax.ShapeDtypeStruct(found.scale.shape, found.scale.dtype)
@@ -300,7 +302,7 @@ class Tracker:
         if self._sampling(sampling) is not None:
             if not self.estimator.standard_error:
                 rule = "be None unless the method has standard errors"
-                raise refusal("sampling", rule, self.estimator.name)
+                raise refusal("sampling", rule, self.estimator.name, code="unsupported")
             found = found._replace(matrix=found.matrix + np.asarray(sampling, np.float64))
         return joint.function(found, lambda x: g(self._shaped(x)), level, side)
 
@@ -332,12 +334,12 @@ class Tracker:
     def _check(self, argument: str, tree: Params) -> None:
         if _shapes(tree) != _shapes(self.like):
             rule = f"have the shape that the tracker was made for, {_shapes_text(self.like)}"
-            raise refusal(argument, rule, _shapes_text(tree))
+            raise refusal(argument, rule, _shapes_text(tree), code="shape")
 
     def _check_square(self, argument: str, matrix: Any) -> None:
         shape = (len(self.names),) * 2
         if np.shape(matrix) != shape:
-            raise refusal(argument, f"have shape {shape}", np.shape(matrix))
+            raise refusal(argument, f"have shape {shape}", np.shape(matrix), code="shape")
         _check_finite(argument, matrix)
 
 
@@ -364,7 +366,9 @@ def track(estimator: Estimator, params: Params, *, rows: str) -> Tracker:
         print(tracker.table(state))
     """
     if not isinstance(estimator, Estimator):
-        raise refusal("estimator", "be an estimator such as random_scaling()", estimator)
+        raise refusal(
+            "estimator", "be an estimator such as random_scaling()", estimator, code="type"
+        )
     checks.choice("rows", rows, ROWS)
     if not jax.tree.leaves(params):
         raise refusal("params", "have at least one array", params)
@@ -372,7 +376,7 @@ def track(estimator: Estimator, params: Params, *, rows: str) -> Tracker:
         if not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
             rule = "be of floating numbers"
             place = "params" + jax.tree_util.keystr(path)
-            raise refusal(place, rule, str(jnp.asarray(leaf).dtype))
+            raise refusal(place, rule, str(jnp.asarray(leaf).dtype), code="type")
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), params)
     flat = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], like)
     check_measure(estimator, flat.size, str(flat.dtype))
@@ -415,7 +419,9 @@ def _check_finite(argument: str, tree: Any) -> None:
 
 def _refuse_few(state: Tracked) -> None:
     if not _traced(state.rounds) and np.max(np.asarray(state.rounds)) < 2:
-        raise refusal("state", "have at least 2 updates for an interval", int(state.rounds))
+        raise refusal(
+            "state", "have at least 2 updates for an interval", int(state.rounds), code="data"
+        )
 
 
 def _widened(half: Any, sampling: np.ndarray | None, level: float, side: str) -> Any:

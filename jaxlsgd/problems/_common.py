@@ -50,7 +50,7 @@ def population(
     truth_seed = checks.count("truth_seed", truth_seed, 0)
     if client_truths is not None:
         if center is not None:
-            raise refusal("center", "be None when client_truths is given", center)
+            raise refusal("center", "be None when client_truths is given", center, code="conflict")
         truths = checks.array("client_truths", client_truths, (num_clients, dim))
     else:
         middle = default_center if center is None else checks.array("center", center, (dim,))
@@ -79,11 +79,10 @@ def _cholesky(covariance: Any, dim: int) -> np.ndarray | None:
     matrix = checks.array("covariance", covariance, (dim, dim))
     largest = np.abs(matrix).max()
     if np.abs(matrix - matrix.T).max() > 1e-10 * largest:
-        raise ValueError(f"covariance: must be symmetric, got {matrix}")
+        raise refusal("covariance", "be symmetric", matrix.tolist())
     matrix = (matrix + matrix.T) / 2
     smallest = np.linalg.eigvalsh(matrix)[0]
     if smallest <= dim * np.finfo(np.float64).eps * largest:
-        raise ValueError(
-            f"covariance: must be positive definite, got a smallest eigenvalue of {smallest:.6g}"
-        )
+        got = f"a smallest eigenvalue of {smallest:.6g}"
+        raise refusal("covariance", "be positive definite", got)
     return None if np.array_equal(matrix, np.eye(dim)) else np.linalg.cholesky(matrix)

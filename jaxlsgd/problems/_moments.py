@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit
 
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import Refusal, refusal
 from jaxlsgd.problems.losses import LOGISTIC, Conditional, Loss
 from jaxlsgd.problems.solution import newton
 
@@ -247,14 +247,14 @@ def solve_logistic(features: Rows, targets: Rows, weights: np.ndarray) -> np.nda
     def step_from(found: tuple[np.ndarray, float]) -> np.ndarray:
         z, _ = found
         if np.all(signs * z > 0):
-            raise ValueError(f"{_SEPARABLE}; got all {len(b)} labels right")
+            raise Refusal(f"{_SEPARABLE}; got all {len(b)} labels right", "targets", "data")
         # Not σ(z) − b, which is 0 from |z| = 37 on: separable data would seem to converge.
         gradient = -A.T @ (row_weights * signs * expit(-signs * z))
         H = A.T @ ((row_weights * LOGISTIC.second(np, z, b))[:, None] * A)
         try:
             return np.linalg.solve(H, gradient)
         except np.linalg.LinAlgError as error:
-            raise ValueError(f"{_SEPARABLE}; got a singular Hessian") from error
+            raise Refusal(f"{_SEPARABLE}; got a singular Hessian", "targets", "data") from error
 
     def better(new: tuple[np.ndarray, float], old: tuple[np.ndarray, float]) -> bool:
         return new[1] <= old[1] + 1e-14
@@ -267,7 +267,8 @@ def solve_logistic(features: Rows, targets: Rows, weights: np.ndarray) -> np.nda
         if moved <= 1e-12 * (1.0 + np.abs(z).max()) or 0.5 * previous < moved < 1e-7:
             return x - step
         previous = moved
-    raise ValueError(f"{_SEPARABLE} or leaves some undecided; got ‖x‖ = {np.linalg.norm(x):.6g}")
+    text = f"{_SEPARABLE} or leaves some undecided; got ‖x‖ = {np.linalg.norm(x):.6g}"
+    raise Refusal(text, "targets", "data")
 
 
 def _stack(
@@ -282,10 +283,8 @@ def _stack(
     )
     rank = int(np.linalg.matrix_rank(A))
     if rank < A.shape[1]:
-        raise ValueError(
-            f"features: the {A.shape[1]} columns must be linearly independent over the "
-            f"{len(A)} rows with positive weight, got rank {rank}"
-        )
+        rule = f"have {A.shape[1]} columns that are linearly independent over the {len(A)} rows with positive weight"
+        raise refusal("features", rule, f"rank {rank}", code="data")
     return A, b, row_weights
 
 

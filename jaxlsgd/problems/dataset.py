@@ -26,20 +26,18 @@ MAX_ROWS = 2**23  # a float32 uniform has 23 random bits
 def read_rows(name: str, clients: Any) -> list[Any]:
     """Return the clients' rows as pytrees of arrays; a list within a client is an array."""
     if not isinstance(clients, (list, tuple, np.ndarray, jax.Array)) or len(clients) == 0:
-        raise refusal(name, "be a sequence with one entry per client", clients)
+        raise refusal(name, "be a sequence with one entry per client", clients, code="type")
     found = [jax.tree.map(_as_rows, c, is_leaf=lambda x: isinstance(x, list)) for c in clients]
     for k, client in enumerate(found):
         shapes = [leaf.shape for leaf in jax.tree.leaves(client)]
         if not shapes or any(shape[:1] != shapes[0][:1] or not shape for shape in shapes):
-            raise ValueError(f"{name}: client {k} must have arrays of n_k rows, got {shapes}")
+            raise refusal(f"{name}[{k}]", "have arrays of n_k rows", shapes, code="shape")
         kinds = [str(leaf.dtype) for leaf in jax.tree.leaves(client)]
         if any(leaf.dtype.kind not in "fiub" for leaf in jax.tree.leaves(client)):
-            raise ValueError(f"{name}: client {k} must hold real numbers, got {kinds}")
+            raise refusal(f"{name}[{k}]", "hold real numbers", kinds, code="type")
         if _row_shape(client) != _row_shape(found[0]):
-            raise ValueError(
-                f"{name}: a row of client {k} must have the shape of client 0's, "
-                f"{_row_shape(found[0])}, got {_row_shape(client)}"
-            )
+            rule = f"have rows of the shape of client 0's, {_row_shape(found[0])}"
+            raise refusal(f"{name}[{k}]", rule, _row_shape(client), code="shape")
     return found
 
 
@@ -57,17 +55,15 @@ def _row_shape(client: Any) -> Any:
 def check_sizes(features: list[Any], targets: list[Any]) -> np.ndarray:
     """Return the n_k; refuse clients that are empty or too long, and data that is not finite."""
     if len(features) != len(targets):
-        raise ValueError(
-            f"targets: must have one entry for each of the {len(features)} clients, "
-            f"got {len(targets)}"
-        )
+        rule = f"have one entry for each of the {len(features)} clients"
+        raise refusal("targets", rule, len(targets), code="shape")
     counts = [len(jax.tree.leaves(client)[0]) for client in features]
     for k, n in enumerate(counts):
         other = len(jax.tree.leaves(targets[k])[0])
         if n != other:
-            raise ValueError(f"targets: client {k} must have {n} rows as in features, got {other}")
+            raise refusal(f"targets[{k}]", f"have {n} rows as in features", other, code="shape")
         if not 1 <= n <= MAX_ROWS:
-            raise ValueError(f"features: client {k} must have 1 to {MAX_ROWS} rows, got {n}")
+            raise refusal(f"features[{k}]", f"have 1 to {MAX_ROWS} rows", n)
     check_finite("features", features)
     check_finite("targets", targets)
     return np.array(counts, np.int32)
@@ -186,7 +182,7 @@ def dataset(
     given = {"gradient": gradient, "hessian": hessian, "truth": truth}
     if callable(loss):
         if init is None:
-            raise ValueError("init: must be given with a loss without a name, got None")
+            raise refusal("init", "be given with a loss without a name", None, code="missing")
         known: dict[str, Any] = {"init": init, "loss": loss, **given}
     else:
         features, targets = _check_regression(features, targets, loss)
@@ -210,7 +206,7 @@ def _closed_form(
     """Return the fields of a problem with a named loss."""
     for argument, value in given.items():
         if value is not None:
-            raise checks.refusal(argument, f"be None with loss={loss!r}", value)
+            raise checks.refusal(argument, f"be None with loss={loss!r}", value, code="unwanted")
     dim, closed = features[0].shape[1], _CLOSED[loss]
     truth = closed.solve(features, targets, weights)
     G, S = None, None
@@ -230,17 +226,19 @@ def _closed_form(
 def _check_regression(features: list[Any], targets: list[Any], loss: Any) -> tuple[Any, Any]:
     """Return float64 rows (n_k, d) and targets (n_k,); refuse other shapes and labels."""
     if not isinstance(loss, str) or loss not in _CLOSED:
-        raise checks.refusal("loss", f"be a function or one of {sorted(_CLOSED)}", loss)
+        raise checks.refusal(
+            "loss", f"be a function or one of {sorted(_CLOSED)}", loss, code="choice"
+        )
     for argument, data, ndim in (("features", features, 2), ("targets", targets, 1)):
         if not isinstance(data[0], np.ndarray) or data[0].ndim != ndim:
             shape = "(n_k, d)" if ndim == 2 else "(n_k,)"
             found = jax.tree.map(np.shape, data[0])
-            raise ValueError(f"{argument}: loss={loss!r} needs arrays {shape}, got {found}")
+            raise refusal(argument, f"be arrays {shape} for loss={loss!r}", found, code="shape")
     if features[0].shape[1] == 0:
-        raise ValueError(f"features: must have at least one column, got {features[0].shape}")
+        raise refusal("features", "have at least one column", features[0].shape, code="shape")
     if loss == "logistic":
         for k, labels in enumerate(targets):
             if not np.isin(labels, (0, 1)).all():
-                raise ValueError(f"targets: client {k} must have labels 0 and 1, got {labels}")
+                raise refusal(f"targets[{k}]", "have labels 0 and 1", labels)
     rows, numbers = ([np.asarray(x, np.float64) for x in data] for data in (features, targets))
     return rows, numbers

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
 from jaxlsgd.core.registry import register
@@ -163,10 +164,9 @@ def _optimum(people: Population) -> tuple[np.ndarray, np.ndarray | None, np.ndar
     truths, L = people.whiten(people.truths), people.factor
     largest = float(np.linalg.norm(truths, axis=1).max())
     if largest > _moments.MAX_NORM:
-        raise ValueError(
-            "client_truths: the logits aᵀx*_k must have a standard deviation of at most "
-            f"{_moments.MAX_NORM:g}, got {largest:.6g}; lower heterogeneity, center or covariance"
-        )
+        rule = f"make logits aᵀx*_k of a standard deviation of at most {_moments.MAX_NORM:g}"
+        hint = "; lower heterogeneity, center or covariance"
+        raise refusal("client_truths", rule, float(f"{largest:.6g}"), hint)
     same = np.all(people.truths == people.truths[0])
     y = _moments.logistic_optimum(truths, people.weights)
     truth = people.truths[0] if same else y if L is None else np.linalg.solve(L.T, y)

@@ -35,7 +35,7 @@ def minibatch(problem: Problem, size: int) -> Problem:
         # study.toml:  problems = [{kind = "minibatch", problem = "paper-logistic", size = 8}]
     """
     if not isinstance(problem, Problem):
-        raise refusal("problem", "be a jaxlsgd.Problem", problem)
+        raise refusal("problem", "be a jaxlsgd.Problem", problem, code="type")
     size = checks.count("size", size, 1, 10**6)
     functions = _functions(problem.structure(), size)
     draws = problem.draws and Draws(size * problem.draws.normal, size * problem.draws.uniform)

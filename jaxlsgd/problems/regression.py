@@ -166,7 +166,12 @@ def _noise(family: str, noise: float, degrees: float | None) -> Noise:
     if degrees is None:
         return Noise(scale, None)
     if family in ("logistic", "poisson"):
-        raise refusal("degrees", f"be None for {family}, which has no noise of its own", degrees)
+        raise refusal(
+            "degrees",
+            f"be None for {family}, which has no noise of its own",
+            degrees,
+            code="unwanted",
+        )
     least = 2.0 if family == "gaussian" else 0.0
     rule = f"be a number greater than {least:g} for {family}"
     return Noise(scale, checks.number("degrees", degrees, rule, least))

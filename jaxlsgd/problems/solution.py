@@ -106,7 +106,9 @@ def solve(
         jaxlsgd.simulate(jax.random.key(0), found.problem, plan)
     """
     if problem.drifts:
-        raise refusal("problem", "not drift, as a sample has no time", problem.name)
+        raise refusal(
+            "problem", "not drift, as a sample has no time", problem.name, code="unsupported"
+        )
     wanted = _wanted(problem, observations, num_steps)
     checks.count("seed", seed, 0)
     what = f"truth of {problem.name or 'the problem'}"
@@ -126,7 +128,7 @@ def solve(
 def _wanted(problem: Problem, observations: int | None, num_steps: int | None) -> int:
     """Return the least number of observations per client."""
     if observations is not None and num_steps is not None:
-        raise refusal("num_steps", "be None if observations are given", num_steps)
+        raise refusal("num_steps", "be None if observations are given", num_steps, code="unwanted")
     if observations is not None:
         return checks.count("observations", observations, 2)
     if num_steps is not None:
@@ -168,7 +170,7 @@ def _check_definite(G: np.ndarray) -> None:
     values = np.linalg.eigvalsh(G)
     if not values[0] > 1e-10 * values[-1]:
         rule = "have a positive definite mean Hessian at its solution"
-        raise refusal("problem", rule, f"a smallest eigenvalue of {values[0]:.3g}")
+        raise refusal("problem", rule, f"a smallest eigenvalue of {values[0]:.3g}", code="data")
 
 
 def newton(
@@ -219,7 +221,7 @@ def _solve_on(sample: _Sample, calls: int, x: np.ndarray) -> tuple[np.ndarray, _
         if residual < _SOLVED:
             return x, found
     rule = "have a mean gradient that vanishes where Newton's method ends"
-    raise refusal("problem", rule, f"one of {residual:.3g} standard errors")
+    raise refusal("problem", rule, f"one of {residual:.3g} standard errors", code="data")
 
 
 _CALLS = re.compile(r"custom_call @\"?([\w.$]+)")

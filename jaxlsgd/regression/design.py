@@ -141,7 +141,12 @@ class Design:
                 raise refusal(f"exposure {self.exposure!r}", rule, float(exposure[bad][0]))
         if offset is not None and not np.isfinite(offset).all():
             rule = "be finite in every row"
-            raise refusal(f"offset {self.offset!r}", rule, float(offset[~np.isfinite(offset)][0]))
+            raise refusal(
+                f"offset {self.offset!r}",
+                rule,
+                float(offset[~np.isfinite(offset)][0]),
+                code="not_finite",
+            )
         if exposure is None:
             return None if offset is None else np.asarray(offset, np.float64)
         logged = np.log(np.asarray(exposure, np.float64))
@@ -161,7 +166,9 @@ def as_frame(table: Any) -> Any:
         return extra("pyarrow").table(table).to_pandas()
     if isinstance(table, Mapping):
         return pandas.DataFrame({name: np.asarray(column) for name, column in table.items()})
-    raise refusal("frame", "be a table with named columns, such as a pandas DataFrame", table)
+    raise refusal(
+        "frame", "be a table with named columns, such as a pandas DataFrame", table, code="type"
+    )
 
 
 def extra(module: str) -> Any:
@@ -178,27 +185,32 @@ def design(frame: Any, model: Model) -> Design:
     response, client, features = model.response, model.client, model.features
     if not len(frame.columns) or not len(frame):
         what = f"{len(frame)} rows of {plural(len(frame.columns), 'column')}"
-        raise refusal("frame", "have rows and columns", what)
+        raise refusal("frame", "have rows and columns", what, code="data")
     if len(set(frame.columns)) < len(frame.columns):
         twice = [name for name in frame.columns if list(frame.columns).count(name) > 1]
-        raise refusal("frame", "have columns with names of their own", twice[0])
+        raise refusal("frame", "have columns with names of their own", twice[0], code="duplicate")
     client = None if client is None else _known(frame, "client", client)
     if model.formula is not None:
         if features is not None:
-            raise refusal("features", "be left out with a formula", features)
+            raise refusal("features", "be left out with a formula", features, code="unwanted")
         return _from_formula(frame, response, client, model)
     response = _known(frame, "response", response)
     if response == client:
-        raise refusal("response", "be another column than client", response)
+        raise refusal("response", "be another column than client", response, code="conflict")
     others = _others(frame, model, response)
     chosen = [name for name in frame.columns if name not in (response, client, *others)]
     if features is not None:
         chosen = [_known(frame, "features", name) for name in features]
         checks.distinct("features", chosen)
         if response in chosen:
-            raise refusal("features", f"not have the response {response!r} among them", features)
+            raise refusal(
+                "features",
+                f"not have the response {response!r} among them",
+                features,
+                code="conflict",
+            )
     if not chosen and not model.intercept:
-        raise refusal("features", "have a column, or an intercept", chosen)
+        raise refusal("features", "have a column, or an intercept", chosen, code="missing")
     for name in chosen:
         _check_numeric(frame[name])
     names = ((INTERCEPT,) if model.intercept else ()) + tuple(str(name) for name in chosen)
@@ -217,7 +229,9 @@ def _others(frame: Any, model: Model, response: str) -> list[str]:
         if name is None:
             continue
         if _known(frame, argument, name) in (response, model.client):
-            raise refusal(argument, "be another column than response and client", name)
+            raise refusal(
+                argument, "be another column than response and client", name, code="conflict"
+            )
         _check_numeric(frame[name])
         found.append(name)
     return found
@@ -228,7 +242,7 @@ def _known(frame: Any, argument: str, name: Any) -> str:
     known = [str(column) for column in frame.columns]
     if not isinstance(name, str) or name not in known:
         hint = checks.nearest(name, known) or f"; its columns: {checks.shown(', '.join(known))}"
-        raise refusal(argument, "be a column of the table", name, hint)
+        raise refusal(argument, "be a column of the table", name, hint, code="unknown")
     return name
 
 
@@ -240,7 +254,9 @@ def _check_numeric(column: Any) -> None:
         column.dropna().astype(np.float64)
         return
     levels = column.dropna().unique()
-    raise refusal(f"column {column.name!r}", "be numbers", *_not_numbers(column, levels))
+    raise refusal(
+        f"column {column.name!r}", "be numbers", *_not_numbers(column, levels), code="type"
+    )
 
 
 def _not_numbers(column: Any, levels: Any) -> tuple[str, str]:
@@ -280,7 +296,7 @@ def _numbers(column: Any, what: str) -> FloatArray:
         shown, hint = _not_numbers(column, levels)
         if len(levels) == 2:
             hint = f"; recode it, as in frame[{column.name!r}] == {max(map(str, levels))!r}"
-        raise refusal(what, "be numbers", shown, hint) from error
+        raise refusal(what, "be numbers", shown, hint, code="type") from error
 
 
 def _some(levels: Any) -> str:
@@ -300,7 +316,7 @@ def _complete(frame: Any, missing: str, first_row: int) -> tuple[Any, int]:
     found = ", ".join(f"{count:,} of {name!r}" for name, count in counts.items() if count)
     first = first_row + int(rows.argmax())
     hint = f", the first in row {first}; missing='drop' leaves such rows out"
-    raise refusal("frame", "have no missing values", found, hint)
+    raise refusal("frame", "have no missing values", found, hint, code="data")
 
 
 def _finite(design: Design, X: FloatArray, y: FloatArray) -> FloatArray:
@@ -309,7 +325,12 @@ def _finite(design: Design, X: FloatArray, y: FloatArray) -> FloatArray:
     for name, values in ((design.response, y), *zip(design.names, X.T, strict=True)):
         bad = ~np.isfinite(values)
         if bad.any():
-            raise refusal(f"column {name!r}", "be finite in every row", float(values[bad][0]))
+            raise refusal(
+                f"column {name!r}",
+                "be finite in every row",
+                float(values[bad][0]),
+                code="not_finite",
+            )
     return y
 
 
@@ -321,7 +342,7 @@ def _from_formula(frame: Any, response: str | None, client: str | None, model: M
         parsed = formulaic.Formula(formula)
     if not hasattr(parsed, "lhs"):
         hint = f"; did you mean '{response} ~ {formula}'?" if response else ""
-        raise refusal("formula", "have a response, as in 'y ~ x'", formula, hint)
+        raise refusal("formula", "have a response, as in 'y ~ x'", formula, hint, code="missing")
     for name in needed:
         _known(frame, "formula", name)
     columns = (*needed, *([client] if client is not None and client not in needed else []))
@@ -337,10 +358,17 @@ def _from_formula(frame: Any, response: str | None, client: str | None, model: M
         rule = "have one column as its response; text is recoded beforehand"
         raise refusal("formula", rule, ", ".join(left))
     if response is not None and response != left[0]:
-        raise refusal("response", f"be that of the formula, {left[0]!r}, or be left out", response)
+        raise refusal(
+            "response",
+            f"be that of the formula, {left[0]!r}, or be left out",
+            response,
+            code="conflict",
+        )
     names = tuple(spec.rhs.column_names)
     if left[0] in names:
-        raise refusal("formula", f"not have the response {left[0]!r} on its right", formula)
+        raise refusal(
+            "formula", f"not have the response {left[0]!r} on its right", formula, code="conflict"
+        )
     more = (model.row_weights, model.offset, model.exposure)
     return Design(left[0], client, names, columns, missing, spec, INTERCEPT in names, *more)
 
@@ -367,12 +395,11 @@ def _formula_errors(formula: str) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:
-        if str(error).startswith("formula: "):
+        if checks.argument_and_code(error)[0] == "formula":
             raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise ValueError(
-            f"formula: cannot be used, got {checks.shown(formula)} ({first})"
-        ) from error
+        text = f"formula: cannot be used, got {checks.shown(formula)} ({first})"
+        raise checks.Refusal(text, "formula") from error
 
 
 class Columns(NamedTuple):

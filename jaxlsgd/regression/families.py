@@ -53,7 +53,7 @@ class Family(NamedTuple):
         """Refuse responses outside the range of the family."""
         outside = (y < self.least) | (y > self.most)
         if outside.any():
-            raise refusal(f"response {name!r}", self.rule, float(y[outside][0]))
+            raise refusal(f"response {name!r}", self.rule, float(y[outside][0]), code="data")
 
 
 _PLAIN = {

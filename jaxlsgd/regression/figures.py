@@ -104,7 +104,7 @@ def along(fit: TableFit, name: str, path: Any = None) -> Figure:
     """
     checks.choice("name", name, fit.names)
     if not fit.along:
-        raise refusal("methods", "have one for a path along rounds", ())
+        raise refusal("methods", "have one for a path along rounds", (), code="missing")
     j, found = fit.names.index(name), fit.coefficients()
     rounds = np.array([one.round for one in fit.along])
     estimate = np.array([one.estimate[j] for one in fit.along])

@@ -37,12 +37,14 @@ class Dialect(NamedTuple):
                 codecs.lookup(encoding)
             except (LookupError, TypeError):
                 hint = "; known are utf-8, latin-1, cp1252, utf-16 and all others of Python"
-                raise refusal("encoding", "be one that Python has", encoding, hint) from None
+                raise refusal(
+                    "encoding", "be one that Python has", encoding, hint, code="choice"
+                ) from None
         if separator is not None and not (isinstance(separator, str) and len(separator) == 1):
             raise refusal("separator", "be one character", separator)
         checks.choice("decimal", decimal, (".", ","))
         if separator == decimal:
-            raise refusal("decimal", "differ from the separator", decimal)
+            raise refusal("decimal", "differ from the separator", decimal, code="conflict")
         return cls(encoding, separator, decimal)
 
     def options(self, csv: Any, path: Path, block: int | None = None) -> dict[str, Any]:
@@ -52,7 +54,9 @@ class Dialect(NamedTuple):
         separator = self.separator or _separator_of(start.decode(encoding, "replace"), path)
         if separator == self.decimal:
             hint = "; give separator=';' or what it is"
-            raise refusal("decimal", "differ from the separator", self.decimal, hint)
+            raise refusal(
+                "decimal", "differ from the separator", self.decimal, hint, code="conflict"
+            )
         reading = csv.ReadOptions(encoding=encoding, **({"block_size": block} if block else {}))
         return {
             "read_options": reading,
@@ -133,16 +137,16 @@ def _checked(path: str | Path, dialect: Dialect | None = None) -> Path:
     """Refuse what cannot be a table before it is parsed."""
     path = Path(path)
     if path.is_dir():
-        raise refusal("file", f"be {_KINDS}", f"the directory {path}")
+        raise refusal("file", f"be {_KINDS}", f"the directory {path}", code="type")
     with path.open("rb") as file:
         start = file.read(4096)
     if not start:
-        raise refusal("file", "hold a table", f"{path.name}, which is empty")
+        raise refusal("file", "hold a table", f"{path.name}, which is empty", code="data")
     zipped = path.suffix.lower() in (".gz", ".bz2")
     encoding = (dialect and dialect.encoding) or _encoding_of(start)
     wide = encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32"))
     if not _is_parquet(path) and not zipped and not wide and b"\0" in start:
-        raise refusal("file", f"be {_KINDS}", f"{path.name}, which is binary")
+        raise refusal("file", f"be {_KINDS}", f"{path.name}, which is binary", code="type")
     return path
 
 
@@ -155,10 +159,12 @@ def _parsing(path: Path, dialect: Dialect) -> Iterator[None]:
     except (UnicodeDecodeError, arrow.ArrowInvalid) as error:
         text = str(error).strip().splitlines()[0]
         if not isinstance(error, UnicodeDecodeError) and not re.search("utf-?8|codec", text, re.I):
-            raise refusal("file", f"be {_KINDS}", path.name, f" ({text})") from error
+            raise refusal(
+                "file", f"be {_KINDS}", path.name, f" ({text})", code="damaged"
+            ) from error
         hint = f" ({text}); is it encoding='latin-1', 'cp1252' or 'utf-16'?"
         written = dialect.encoding or "UTF-8"
         raise refusal("file", f"be written in {written}", path.name, hint) from error
     except arrow.ArrowTypeError as error:
         first = str(error).strip().splitlines()[0]
-        raise refusal("file", f"be {_KINDS}", path.name, f" ({first})") from error
+        raise refusal("file", f"be {_KINDS}", path.name, f" ({first})", code="damaged") from error

@@ -142,10 +142,10 @@ def fit_table(
                 return fit_stream(frame, model, options, report, dialect)
         frame = files.read_all(frame, dialect)
     elif stream:
-        raise refusal("stream", "be left out for a table in memory", stream)
+        raise refusal("stream", "be left out for a table in memory", stream, code="unwanted")
     if options.until is not None:
         rule = "be left out for a table in memory, whose rows are met again and again; it needs stream=True"
-        raise refusal("until", rule, until)
+        raise refusal("until", rule, until, code="unwanted")
     frame = as_frame(frame)
     plan = design(frame, model)
     with shown(progress, f"{family} regression", after=1.0) as report:

@@ -43,7 +43,7 @@ def columns_of(formula: Any) -> list[str]:
     from formulaic.parser.algos.tokenize import tokenize  # splits text, and evaluates nothing
 
     if not isinstance(formula, str):
-        raise refusal("formula", "be text such as 'y ~ x'", formula)
+        raise refusal("formula", "be text such as 'y ~ x'", formula, code="type")
     if len(formula) > _MOST_CHARACTERS:
         raise refusal("formula", f"have at most {_MOST_CHARACTERS:,} characters", len(formula))
     found: set[str] = set()

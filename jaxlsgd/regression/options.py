@@ -79,17 +79,19 @@ def check_options(given: Mapping[str, Any]) -> Options:
         checks.count("local_steps", given["local_steps"], 1, STEPS)
     if given["rows"] == "fresh" and given["target"] == "sample":
         rule = "be reused for the sample: one pass over fresh rows estimates the population, not the minimiser of these rows"
-        raise refusal("rows", rule, given["rows"])
+        raise refusal("rows", rule, given["rows"], code="conflict")
     if given["rows"] == "fresh" and given["variance"] != "clients":
         rule = "be clients for fresh rows, whose spread is the run's own"
-        raise refusal("variance", rule, given["variance"])
+        raise refusal("variance", rule, given["variance"], code="conflict")
     if given["clients"] == "sampled":
         _check_sampled(given)
     elif given["variance"] == "CR1":
-        raise refusal("variance", "be another than CR1 without clients='sampled'", "CR1")
+        raise refusal(
+            "variance", "be another than CR1 without clients='sampled'", "CR1", code="conflict"
+        )
     if given["exposure"] is not None and given["family"] not in ("poisson", "negative_binomial"):
         rule = "be left out unless the family is poisson or negative_binomial"
-        raise refusal("exposure", rule, given["exposure"])
+        raise refusal("exposure", rule, given["exposure"], code="unwanted")
     by_default = given["methods"] is None
     listed = ["one_step"] if by_default else list(given["methods"])
     if listed:
@@ -98,7 +100,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
         rule = (
             "have one for these rows alone, or for one pass: Newton's steps have no error of a run"
         )
-        raise refusal("methods", rule, listed)
+        raise refusal("methods", rule, listed, code="missing")
     methods = tuple(_method(one) for one in listed)
     checks.distinct("methods", [method.name for method in methods], named=True)
     family = family_of(
@@ -124,7 +126,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
                 "give a standard error for the population: this one sees the run alone, and not the "
                 "chance in which rows were sampled, unless each is met once (rows='fresh')"
             )
-            raise refusal("methods", rule, method.name)
+            raise refusal("methods", rule, method.name, code="unsupported")
     return found
 
 
@@ -132,15 +134,15 @@ def _check_sampled(given: Mapping[str, Any]) -> None:
     """Refuse what has no meaning if the clients are a sample of others."""
     if given["target"] == "sample":
         rule = "be given for the sample: its minimiser is that of these clients"
-        raise refusal("clients", rule, "sampled")
+        raise refusal("clients", rule, "sampled", code="conflict")
     if given["rows"] == "fresh":
         rule = "be given for fresh rows, in one pass, which does not come back to a client's rows"
-        raise refusal("clients", rule, "sampled")
+        raise refusal("clients", rule, "sampled", code="conflict")
     if given["variance"] not in ("clients", "CR1"):
         rule = "be clients or CR1 with clients='sampled', whose variance is between clients"
-        raise refusal("variance", rule, given["variance"])
+        raise refusal("variance", rule, given["variance"], code="conflict")
     if given["client"] is None:
-        raise refusal("client", "be a column with clients='sampled'", None)
+        raise refusal("client", "be a column with clients='sampled'", None, code="missing")
 
 
 def _method(given: str | Estimator) -> Estimator:
@@ -154,10 +156,10 @@ def check_methods(methods: Sequence[Estimator], dim: int) -> None:
     for method in methods:
         if method.matrix is None:
             rule = "have a matrix, to go back to the scale of the table"
-            raise refusal("methods", rule, method.name)
+            raise refusal("methods", rule, method.name, code="unsupported")
         if method.contrasts:
             rule = "be for the coefficients and not for contrasts; see TableFit.function"
-            raise refusal("methods", rule, method.name)
+            raise refusal("methods", rule, method.name, code="unsupported")
         check_measure(method, dim, "float32")
 
 
@@ -174,13 +176,13 @@ def check_columns(rows: int, dim: int, clients: int, options: Options) -> None:
         what = f"{dim:,} with methods {', '.join(one.name for one in options.methods)}"
         hint = "; methods=() stops at Newton's steps, which allow 10,000, or choose columns"
         rule = f"be at most {MOST_COLUMNS:,} for a run, which needs rounds in proportion"
-        raise refusal("columns", rule, what, hint)
+        raise refusal("columns", rule, what, hint, code="data")
     if dim > MOST_FOR_NEWTON:
         rule = f"be at most {MOST_FOR_NEWTON:,}: Hessians of d² numbers are inverted"
-        raise refusal("columns", rule, dim, "; choose columns")
+        raise refusal("columns", rule, dim, "; choose columns", code="data")
     # Messages of all clients have two matrices, which are kept and stacked; beside them a dozen more.
     need, room = 8 * dim * (dim * (5 * clients + 12) + 4 * rows), memory()
     if room is not None and dim > MANY_COLUMNS and need > room:
         rule = f"be so few that their matrices and rows fit in the {room / 2**30:.2g} GiB of memory"
         what = f"{dim:,} columns of {clients:,} clients, about {need / 2**30:.2g} GiB"
-        raise refusal("columns", rule, what, "; choose columns, or larger clients")
+        raise refusal("columns", rule, what, "; choose columns, or larger clients", code="memory")

@@ -312,6 +312,7 @@ def _check_separated(
         "not separate the responses: no finite coefficients are best",
         " and ".join(involved or names[:1]),
         "; leave them out, or give a ridge",
+        code="data",
     )
 
 

@@ -108,7 +108,7 @@ def predict(
         rule = (
             "be mean unless the family is gaussian: no other has a spread of rows about their mean"
         )
-        raise refusal("interval", rule, interval)
+        raise refusal("interval", rule, interval, code="unsupported")
     frame = as_frame(rows)
     X, found = fit.plan.features(frame), fit.coefficients(method)
     offset = _offset_of_new(fit.plan, frame)
@@ -135,7 +135,7 @@ def _offset_of_new(plan: Design, frame: Any) -> FloatArray | float:
         name = getattr(plan, argument)
         if name is not None and name not in frame.columns:
             hint = "; it was in the fit, and the mean of a row depends on it"
-            raise refusal("rows", f"have the column of the {argument}", name, hint)
+            raise refusal("rows", f"have the column of the {argument}", name, hint, code="missing")
     found = plan.offset_of(frame)
     return 0.0 if found is None else found
 
@@ -160,7 +160,7 @@ def ratios(fit: TableFit, method: str | None, level: float | None) -> Any:
     """Return exp of coefficients and of the ends of their intervals; see `TableFit.ratios`."""
     if fit.family.link not in RATIOS:
         rule = "be logistic, poisson or negative_binomial for odds and rate ratios"
-        raise refusal("family", rule, fit.family.name)
+        raise refusal("family", rule, fit.family.name, code="unsupported")
     estimate, lower, upper = (np.exp(part) for part in fit.interval(method, level))
     name = RATIOS[fit.family.link].replace(" ", "_")
     shown = [j for j, one in enumerate(fit.names) if one != "Intercept"]
@@ -201,14 +201,16 @@ def wald_test(
     listed = [hypotheses] if isinstance(hypotheses, (str, Mapping)) else list(hypotheses)
     contrasts = [line for one in listed for line in _contrasts(fit.names, one)]
     if not contrasts:
-        raise refusal("hypotheses", "be a list of at least one name", hypotheses)
+        raise refusal("hypotheses", "be a list of at least one name", hypotheses, code="type")
     one = fit.coefficients(method)
     law = student(one.freedom).joint
     given: tuple[Any, Any] = (None, None)
     if one.from_run and one.reading is not None:
         law, given = one.reading.method.law.joint, (one.reading.plan, one.reading.detail)
     if law is None:
-        raise refusal("method", "have a law of several coefficients", one.method)
+        raise refusal(
+            "method", "have a law of several coefficients", one.method, code="unsupported"
+        )
     estimate, matrix = (np.asarray(part, np.float64) for part in (one.estimate, one.covariance))
     found = joint.Joint(estimate, matrix, one.multiplier, law(*given))
     level = fit.level if level is None else level
@@ -238,4 +240,4 @@ class Named(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         hint = checks.nearest(name, self) or f"; the names: {', '.join(self)}"
-        raise refusal("g", "use names of coefficients", name, hint)
+        raise refusal("g", "use names of coefficients", name, hint, code="unknown")

@@ -75,7 +75,9 @@ def coordinates(
     largest = np.maximum(X.max(axis=0), -X.min(axis=0))
     for j in np.flatnonzero(slopes & (spread <= _CONSTANT * largest)):
         hint = "; the intercept does that already" if intercept is not None else ""
-        raise refusal(f"column {names[j]!r}", "vary", f"{X[0, j]:g} in every row", hint)
+        raise refusal(
+            f"column {names[j]!r}", "vary", f"{X[0, j]:g} in every row", hint, code="data"
+        )
     scale = np.where(slopes, spread, 1.0)
     y_center = float(y.mean()) if scaled and intercept is not None else 0.0
     y_scale = float(np.sqrt(np.mean((y - y_center) ** 2))) if scaled else 1.0
@@ -86,7 +88,7 @@ def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse columns that are combinations of one another, and name them; return remarks on those that almost are."""
     if len(X_s) <= X_s.shape[1]:
         what = f"{len(X_s):,} rows for {X_s.shape[1]} coefficients"
-        raise refusal("frame", "have more rows than coefficients", what)
+        raise refusal("frame", "have more rows than coefficients", what, code="data")
     share, involved = _least_eigenvalue(X_s, names)
     if share > _NEARLY:
         return ()
@@ -97,7 +99,7 @@ def _check_rank(X_s: FloatArray, names: tuple[str, ...]) -> tuple[str, ...]:
         )
         return (told,)
     hint = "; leave one of them out, or give a ridge"
-    raise refusal("columns", "not determine one another", " and ".join(involved), hint)
+    raise refusal("columns", "not determine one another", " and ".join(involved), hint, code="data")
 
 
 def _least_eigenvalue(X_s: FloatArray, names: tuple[str, ...]) -> tuple[float, list[str]]:
@@ -144,7 +146,7 @@ class Rows(NamedTuple):
 def by_client(plan: Design, block: Block, options: Options) -> Rows:
     """Sort and standardise rows; refuse those that cannot be fitted."""
     if not len(block.y):
-        raise refusal("frame", "have rows in which nothing is missing", "none")
+        raise refusal("frame", "have rows in which nothing is missing", "none", code="data")
     options.family.check_range(plan.response, block.y)
     block = _weighted(block, plan)
     if options.family.scaled and block.offset is not None:
@@ -152,7 +154,7 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
         block = block._replace(y=block.y - block.offset, offset=None)
     if block.y.min() == block.y.max():
         what = f"{block.y[0]:g} in all {len(block.y):,} rows"
-        raise refusal(f"response {plan.response!r}", "vary", what)
+        raise refusal(f"response {plan.response!r}", "vary", what, code="data")
     labels, client = np.unique(comparable(block.client), return_inverse=True)
     # Sorting integers of 16 bits is by counting.
     few = np.uint16 if len(labels) < 1 << 16 else np.int64
@@ -161,7 +163,9 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
     sums = sizes if block.weight is None else np.bincount(client, block.weight)
     p = sums / sums.sum() if options.weights == "size" else np.full(len(sizes), 1 / len(sizes))
     if options.clients == "sampled" and len(sizes) < 2:
-        raise refusal("client", "have two values or more with clients='sampled'", labels[0])
+        raise refusal(
+            "client", "have two values or more with clients='sampled'", labels[0], code="data"
+        )
     where = plan.names.index(INTERCEPT) if plan.intercept else None
     frame = coordinates(block.X, block.y, plan.names, where, options.family.scaled)
     X = frame.features(block.X[order])
@@ -191,7 +195,7 @@ def _weighted(block: Block, plan: Design) -> Block:
         return block
     kept = block.weight > 0
     if not kept.any():
-        raise refusal(f"row_weights {plan.row_weights!r}", "not all be 0", 0.0)
+        raise refusal(f"row_weights {plan.row_weights!r}", "not all be 0", 0.0, code="data")
     offset = None if block.offset is None else block.offset[kept]
     return block._replace(
         X=block.X[kept],
@@ -208,7 +212,9 @@ def check_one_pass(rows: Rows, options: Options) -> None:
     if options.fresh and least < STEPS:
         rule = f"be reused unless every client has {STEPS} rows"
         name = rows.labels[int(rows.sizes.argmin())]
-        raise refusal("rows", rule, f"{options.rows!r}, and {least} of client {name!r}")
+        raise refusal(
+            "rows", rule, f"{options.rows!r}, and {least} of client {name!r}", code="data"
+        )
 
 
 def comparable(labels: NDArray[Any]) -> NDArray[Any]:

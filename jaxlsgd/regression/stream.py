@@ -74,13 +74,17 @@ def fit_stream(
       dialect: of a CSV file.
     """
     if options.target == "sample":
-        raise refusal("target", "be population for a file that is read once", options.target)
+        raise refusal(
+            "target", "be population for a file that is read once", options.target, code="conflict"
+        )
     for name, plain in (("variance", "clients"), ("clients", "given")):
         if getattr(options, name) != plain:
             rule = f"be {plain} for a file that is read once"
-            raise refusal(name, rule, getattr(options, name), "; or give stream=False")
+            raise refusal(
+                name, rule, getattr(options, name), "; or give stream=False", code="unsupported"
+            )
     if not options.methods:
-        raise refusal("methods", "have one for a file that is read once", ())
+        raise refusal("methods", "have one for a file that is read once", (), code="missing")
     options = dataclasses.replace(options, rows="fresh")
     path = Path(path)
     source = _ahead(files.blocks(path, dialect), _BLOCKS_AHEAD)
@@ -145,7 +149,7 @@ def _pilot_blocks(source: Iterator[Any]) -> list[Any]:
         if count >= PILOT_ROWS:
             break
     if not taken:
-        raise refusal("file", "have rows", "none")
+        raise refusal("file", "have rows", "none", code="data")
     return taken
 
 
@@ -369,7 +373,7 @@ class _Chunks:
         if (table < 0).any() and (places < 0).any():
             strange = columns.labels[columns.codes[np.argmax(places < 0)]]
             rule = f"be in random order: client {strange!r} is not among the first rows"
-            raise refusal("file", rule, f"{self.seen:,} rows without", _SHUFFLE)
+            raise refusal("file", rule, f"{self.seen:,} rows without", _SHUFFLE, code="data")
         return places
 
     def _chunk(self, filled: _Filled) -> _Chunk:
@@ -414,7 +418,7 @@ class _Chunks:
             name = self.space.rows.labels[k]
             what = f"{100 * found[k]:.2g} % after row {self.seen:,}"
             rule = f"be in random order: {100 * self.share[k]:.2g} % of the first rows are of client {name!r}"
-            raise refusal("file", rule, what, _SHUFFLE)
+            raise refusal("file", rule, what, _SHUFFLE, code="data")
 
 
 class _Filled:

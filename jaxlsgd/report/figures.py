@@ -109,7 +109,7 @@ def plot(
     checks.choice("measure", measure, ("coverage", "length"))
     cells = cells_of(source)
     if not cells:
-        raise refusal("source", "have rows", "none")
+        raise refusal("source", "have rows", "none", code="missing")
     level = cells[0].levels[0] if level is None else level
     rows = [
         row
@@ -120,7 +120,7 @@ def plot(
     known = [row for row in rows if row[measure] is not None]
     if not known:
         why = f"a {measure} at level {level:g} of coordinate {coordinate or 0}"
-        raise refusal("source", f"have {why}", "no row with one")
+        raise refusal("source", f"have {why}", "no row with one", code="missing")
     return by_schedule(known, measure, rows)
 
 
@@ -143,7 +143,7 @@ def intervals(fit: Fit, level: float | None = None) -> Figure:
     """
     methods = [method for method in fit.cell.methods if method.name not in fit.failures]
     if not methods:
-        raise refusal("fit", "have an interval to draw", "none")
+        raise refusal("fit", "have an interval to draw", "none", code="missing")
     names = list(dict.fromkeys(x for m in methods for x in m.coordinates(fit.cell.problem)))
     shown = {name: -i for i, name in enumerate(names[:_MOST_INTERVALS])}
     figure, axes = style.grid(1, 1, wide=1.3)
@@ -658,7 +658,7 @@ def save_for_print(
     last = [row for row in last if row["level"] == last[0]["level"]]
     known = [row for row in last if all(row[name] is not None for name in needed)]
     if not known:
-        raise checks.refusal("figure", "be one that the rows can draw", figure)
+        raise checks.refusal("figure", "be one that the rows can draw", figure, code="unsupported")
     given = [] if level is None else [f"{100 * level:g}"]
     given += [] if coordinate is None else [_safe(coordinate)]
     path = Path(directory) / f"{'_'.join([figure, width, *given])}.{format}"

@@ -83,7 +83,9 @@ class Selection:
         levels = _unique(level for cell in cells for level in cell.levels)
         for level in self.levels:
             if level not in levels:
-                raise refusal("level", f"be one of {', '.join(map(str, levels))}", level)
+                raise refusal(
+                    "level", f"be one of {', '.join(map(str, levels))}", level, code="choice"
+                )
         if self.coordinate not in (None, ALL):
             names = (name for cell in cells for c in cell.coordinates.values() for name in c)
             checks.choice("coordinate", self.coordinate, _unique(names))
@@ -194,7 +196,7 @@ def cells_of(source: Any) -> list[CellRows]:
     found = source.read_all() if hasattr(source, "read_all") else source
     cells = [cell for cell in found if cell is not None]
     if not all(isinstance(cell, CellRows) for cell in cells):
-        raise refusal("cells", "be CellRows or the results of a study", source)
+        raise refusal("cells", "be CellRows or the results of a study", source, code="type")
     return cells
 
 

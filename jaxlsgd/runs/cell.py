@@ -81,14 +81,14 @@ def _multiplier(method: Estimator, level: float, plan: Plan, found: Measurement)
     try:
         made = np.asarray(value, np.float64)
     except (TypeError, ValueError) as error:
-        raise refusal(where, "return numbers", value) from error
+        raise refusal(where, "return numbers", value, code="type") from error
     if made.ndim > len(scale) or any(
         a not in (1, b) for a, b in zip(made.shape[::-1], scale[::-1], strict=False)
     ):
         rule = (
             f"return a number, or numbers that broadcast to (replications, coordinates) = {scale}"
         )
-        raise refusal(where, rule, made.shape)
+        raise refusal(where, rule, made.shape, code="shape")
     return made
 
 
@@ -165,25 +165,25 @@ class Cell:
 
     def __post_init__(self) -> None:
         if not isinstance(self.problem, Problem):
-            raise refusal("problem", "be a jaxlsgd.Problem", self.problem)
+            raise refusal("problem", "be a jaxlsgd.Problem", self.problem, code="type")
         if not isinstance(self.plan, Plan):
-            raise refusal("plan", "be made by schedule.plan(...)", self.plan)
+            raise refusal("plan", "be made by schedule.plan(...)", self.plan, code="type")
         checks.choice("dtype", self.dtype, DTYPES)
         facts = self.problem.dim, self.problem.num_clients, self.dtype
         _check_functions(an_algorithm(self.algorithm), *facts)
         if self.problem.copies % self.algorithm.copies:
             rule = f"hold {self.algorithm.copies} copies for {self.algorithm.name}, as split_clients makes them"
-            raise refusal("problem", rule, self.problem.copies)
+            raise refusal("problem", rule, self.problem.copies, code="unsupported")
         object.__setattr__(self, "methods", check_methods(self.methods, self.problem, self.dtype))
         for method in self.methods:
             if method.within_theory and not self.algorithm.within_theory:
                 rule = (
                     f"be within the paper's theory for {method.name}, whose law follows Local SGD"
                 )
-                raise refusal("algorithm", rule, self.algorithm.name)
+                raise refusal("algorithm", rule, self.algorithm.name, code="unsupported")
         levels = as_tuple(self.levels)
         if not levels:
-            raise refusal("levels", "have at least one level in (0, 1)", levels)
+            raise refusal("levels", "have at least one level in (0, 1)", levels, code="missing")
         object.__setattr__(self, "levels", tuple(checks.level(level) for level in levels))
         object.__setattr__(self, "layout", lay_out(self.plan, self.save_at, self._rooms))
         object.__setattr__(self, "save_at", self.layout.save_at)
@@ -320,15 +320,17 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
     """Refuse anything but estimators with distinct names that suit the problem."""
     methods = (methods,) if isinstance(methods, Estimator) else tuple(methods)
     if not methods or not all(isinstance(method, Estimator) for method in methods):
-        raise refusal("methods", "be estimators such as plug_in()", methods)
+        raise refusal("methods", "be estimators such as plug_in()", methods, code="type")
     methods = tuple(method.for_problem(problem) for method in methods)
     names = [method.name for method in methods]
     if len(set(names)) < len(names):
-        raise refusal("methods", "have distinct names", names, "; give one a name=...")
+        raise refusal(
+            "methods", "have distinct names", names, "; give one a name=...", code="duplicate"
+        )
     for method in methods:
         if (method.needs_hessian or method.anchor) and not has_curvature(problem):
             rule = "need no second derivative, which this loss does not have (random_scaling() needs none)"
-            raise refusal("methods", rule, method.name)
+            raise refusal("methods", rule, method.name, code="unsupported")
         for part in method.accumulators:
             needs = method.needs_gradient, method.needs_hessian, method.needs_gradient_sum
             _check_statistic(method.name, part, problem.dim, dtype, *needs)
@@ -381,7 +383,7 @@ def _check_shared(where: str, part: Accumulator, state: Any, x: Any, sync: Sync)
     fields = getattr(state, "_fields", ())
     if unknown := [name for name in part.shared if name not in fields]:
         rule = "name fields of the state, which must be a NamedTuple"
-        raise refusal(where, rule, unknown[0])
+        raise refusal(where, rule, unknown[0], code="unknown")
 
     def run(sync: Sync) -> Any:
         return update_all(part, x, start_all(part, x, sync.params), sync)

@@ -97,7 +97,9 @@ def fclt_check(
     Reference: Li, Liang, Chang, Zhang, Theorem 3.2.
     """
     if problem.truth is None or problem.G is None or problem.S is None:
-        raise checks.refusal("problem", "declare its truth, G and S", problem.name or "one without")
+        raise checks.refusal(
+            "problem", "declare its truth, G and S", problem.name or "one without", code="missing"
+        )
     checks.count("replications", replications, 2)
     whitening = _whitening(problem, plan)
     clock = np.cumsum(1 / plan.E)
@@ -117,7 +119,8 @@ def fclt_check(
     estimate = cell.methods[method.name].estimate[chosen]
     ok = np.isfinite(estimate).all(axis=(0, 2))
     if ok.sum() < 2:
-        raise ValueError("plan: nearly every replication diverged; try a smaller step size")
+        text = "plan: nearly every replication diverged; try a smaller step size"
+        raise checks.Refusal(text, "plan", "data")
     error = estimate[:, ok] - np.asarray(problem.true_vector)
     sums = error * rounds[:, None, None] * np.sqrt(plan.num_steps) / plan.num_rounds
     return _judge(clock[rounds - 1], sums @ whitening, int((~ok).sum()))
@@ -137,13 +140,11 @@ def _whitening(problem: Problem, plan: Plan) -> FloatArray:
     try:
         limit = plan.nu_hat * np.linalg.solve(G, np.linalg.solve(G, S).T)
     except np.linalg.LinAlgError as error:
-        raise ValueError(f"problem: G must be invertible, got a singular one ({error})") from error
+        raise checks.refusal("problem.G", "be invertible", "a singular one") from error
     values, vectors = np.linalg.eigh((limit + limit.T) / 2)
     if not values[0] > 1e-12 * values[-1]:
-        raise ValueError(
-            "problem: G⁻¹SG⁻ᵀ must be positive definite, got eigenvalues from "
-            f"{values[0]:.3g} to {values[-1]:.3g}"
-        )
+        got = f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}"
+        raise checks.refusal("problem", "have a positive definite G⁻¹SG⁻ᵀ", got)
     return (vectors / np.sqrt(values)) @ vectors.T
 
 

@@ -92,9 +92,8 @@ class Fit:
         for method in self.cell.methods:
             if not method.contrasts:
                 return self.estimate_of(method.name)
-        raise ValueError(
-            "methods: must have one without contrasts for an estimate, got only contrasts"
-        )
+        rule = "have one without contrasts for an estimate"
+        raise refusal("methods", rule, "only contrasts", code="missing")
 
     def estimate_of(self, method: str | None = None) -> Params:
         """Return the centre of a method's intervals after the last round, in the shape of the parameters.
@@ -104,7 +103,9 @@ class Fit:
         """
         name = self._known(method)
         if self._method(name).contrasts:
-            raise refusal("method", "be for the parameters and not for contrasts", name)
+            raise refusal(
+                "method", "be for the parameters and not for contrasts", name, code="unsupported"
+            )
         return unravel(self.rows[name].estimate[-1, 0], self.cell.problem.init)
 
     def interval(
@@ -128,12 +129,14 @@ class Fit:
         if side != "both":
             return Interval.around(center, self._one_sided(name, level, save, side), side)
         if level not in self.cell.levels:
-            raise refusal("level", f"be one of {self.cell.levels}", level)
+            raise refusal("level", f"be one of {self.cell.levels}", level, code="choice")
         return Interval.around(center, rows.half_width[save, self.cell.levels.index(level), 0])
 
     def _one_sided(self, method: str, level: float, save: int, side: str) -> Any:
         if save not in (-1, len(self.save_at) - 1):
-            raise refusal("save", "be the last for an interval with one bound", save)
+            raise refusal(
+                "save", "be the last for an interval with one bound", save, code="unsupported"
+            )
         half = self._method(method).law.half(level, side, self.cell.plan, self.details[method])
         return half * self.rows[method].scale[-1, 0]
 
@@ -158,7 +161,9 @@ class Fit:
         """
         chosen, level = self._known(method), self._level(level)
         if self._method(chosen).contrasts:
-            raise refusal("method", "be for the parameters and not for contrasts", chosen)
+            raise refusal(
+                "method", "be for the parameters and not for contrasts", chosen, code="unsupported"
+            )
         like = self.cell.problem.init
 
         return joint.function(self.joint(chosen), lambda x: g(unravel(x, like)), level, side)
@@ -184,7 +189,9 @@ class Fit:
         name = estimator.name
         if name in self.failures:
             why = self.failures[name].text
-            raise ValueError(f"method: must have an interval to test, got {name} without ({why})")
+            raise refusal(
+                "method", "have an interval to test", name, f" without ({why})", code="data"
+            )
         return joint.joint(estimator, self.states[name], self.cell.plan)
 
     def joint_test(
@@ -209,7 +216,7 @@ class Fit:
         """
         if len(self.failures) == len(self.rows):
             why = _reasons(self, self.failures)
-            raise ValueError(f"methods: must have an interval to judge, got none ({why})")
+            raise refusal("methods", "have an interval to judge", "none", f" ({why})", code="data")
         notes = {
             method.name: method.notes(self.details[method.name])
             for method in self.cell.methods
@@ -230,7 +237,7 @@ class Fit:
         """Return the name of a method of the run; of the first if None."""
         name = self.cell.methods[0].name if method is None else renamed.method(method)
         if name not in self.rows:
-            raise refusal("method", f"be one of {', '.join(self.rows)}", name)
+            raise refusal("method", f"be one of {', '.join(self.rows)}", name, code="choice")
         return name
 
     def _level(self, level: float | None) -> float:

@@ -185,15 +185,14 @@ def only(method: Estimator, vector: Any, states: tuple[Any, ...]) -> tuple[Any, 
 def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
     """Return what all cells have in common; refuse cells that differ in it."""
     if not cells:
-        raise ValueError("cells: must be one or more, got none")
+        raise checks.refusal("cells", "be one or more", "none", code="missing")
     names = ("problem", "methods", "algorithm", "dtype")
     for i, cell in enumerate(cells):
         pairs = zip(names, cell.shared, cells[0].shared, strict=True)
         if differing := [name for name, here, first in pairs if here != first]:
             what = " and ".join(differing)
-            raise ValueError(
-                f"cells[{i}]: must have the same {', '.join(names)} as the first, got another {what}"
-            )
+            rule = f"have the same {', '.join(names)} as the first"
+            raise checks.refusal(f"cells[{i}]", rule, f"another {what}", code="conflict")
     return cells[0].shared
 
 
@@ -333,7 +332,9 @@ def simulate(
     checks.count("replications", replications, 1, checks.MOST_REPLICATIONS)
     _check_rows(cell, replications)
     if mesh is not None and devices is not None:
-        raise ValueError("devices: must be None if a mesh is given, which has its own")
+        raise checks.refusal(
+            "devices", "be None if a mesh is given, which has its own", devices, code="unwanted"
+        )
     places, shards = machine.chosen(devices), 1
     if mesh is not None:
         mesh = sharded.check_mesh(mesh, problem.num_clients, algorithm)
@@ -367,7 +368,7 @@ def _check_rows(cell: Cell, replications: int) -> None:
             f", which need {need / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are available; use fewer "
             "replications, methods, levels or saved rounds, or run a Study, which keeps rows on the disk"
         )
-        raise checks.refusal("replications", rule, replications, hint)
+        raise checks.refusal("replications", rule, replications, hint, code="memory")
 
 
 def _run_tiles(

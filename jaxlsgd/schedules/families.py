@@ -138,10 +138,12 @@ class Schedule:
         [1, 2, 2, 2, 3, 2]
         """
         if not isinstance(step_size, StepSize):
-            raise refusal("step_size", "be a StepSize, as power_decay(0.5)", step_size)
+            raise refusal("step_size", "be a StepSize, as power_decay(0.5)", step_size, code="type")
         if (num_steps is None) == (num_rounds is None):
             given = {"num_steps": num_steps, "num_rounds": num_rounds}
-            raise refusal("num_steps", "be given, or num_rounds, but not both", given)
+            raise refusal(
+                "num_steps", "be given, or num_rounds, but not both", given, code="conflict"
+            )
         from jaxlsgd.schedules.plan import Plan
 
         if num_rounds is None:

@@ -38,7 +38,9 @@ class Plan(Tabular):
         E = checks.interval_array("E", self.E)
         eta = checks.positive_array("eta", self.eta).astype(np.float64)
         if len(E) != len(eta):
-            raise refusal("eta", f"have the {len(E)} rounds of E", f"{len(eta)} rounds")
+            raise refusal(
+                "eta", f"have the {len(E)} rounds of E", f"{len(eta)} rounds", code="shape"
+            )
         object.__setattr__(self, "E", _read_only(E))
         object.__setattr__(self, "eta", _read_only(eta))
 

@@ -148,7 +148,7 @@ def read_rules(study: Study, key: str, keys: tuple[str, ...]) -> tuple[Any, ...]
     """Check the tables of `exclude` or `extra`, and return them as sorted pairs."""
     values = getattr(study, key)
     if not isinstance(values, (list, tuple)):
-        raise checks.refusal(key, "be a list of tables", values)
+        raise checks.refusal(key, "be a list of tables", values, code="type")
     return tuple(_rule(study, f"{key}[{i}]", value, keys) for i, value in enumerate(values))
 
 
@@ -167,14 +167,13 @@ def _rule(study: Study, where: str, rule: Any, keys: tuple[str, ...]) -> tuple[A
         chosen = (checks.choice(f"{where}.methods", renamed.method(x), known) for x in listed)
         rule["methods"] = tuple(chosen)
     if "methods" in keys and not {"problem", "schedule"} <= rule.keys():
-        raise SpecError(
-            f"{where}: an extra cell needs problem, schedule and num_steps or num_rounds"
-        )
+        text = f"{where}: an extra cell needs problem, schedule and num_steps or num_rounds"
+        raise SpecError(text, where, "missing")
     lengths = {unit: rule[unit] for unit in ("num_steps", "num_rounds") if unit in rule}
     if "methods" in keys or lengths:
         Extent.of(lengths, where)
     if not rule:
-        raise SpecError(f"{where}: is empty and would exclude everything")
+        raise SpecError(f"{where}: is empty and would exclude everything", where)
     return tuple(sorted(rule.items()))
 
 

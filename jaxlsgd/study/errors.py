@@ -35,7 +35,8 @@ def refusing(
     except Exception as error:
         if checks.user_code_note(error):
             brief = checks.describe(error).strip().partition("\n")[0]
-            raise OwnError(f"{brief}; it was called for {where}" if where else brief) from error
+            text = f"{brief}; it was called for {where}" if where else brief
+            raise OwnError(text, where) from error
         refused = isinstance(error, (ValueError, OverflowError))
         if own and not refused:
             brief = str(error).strip().partition("\n")[0]
@@ -44,11 +45,11 @@ def refusing(
             text = str(error)
         else:
             raise
-        inside = getattr(error, "argument", "")
+        inside, code = checks.argument_and_code(error)
         named = inside.partition("[")[0] in arguments
         text = f"{where}{'.' if named else ': '}{text}" if where else text
         argument = ".".join(part for part in (where, inside if named or not where else "") if part)
-        raise SpecError(text, argument, getattr(error, "code", "value")) from error
+        raise SpecError(text, argument, code) from error
 
 
 def _place(error: BaseException) -> str:

@@ -224,7 +224,8 @@ def refuse_too_large(study: Study, devices: Sequence[Device]) -> None:
     need = memory(study, len(devices), platform)
     if lack := room.lacks(need, slack=FORECAST_ERROR):
         advice = what_fits(study, room, len(devices), platform)
-        raise SpecError(f"the study does not fit in memory: it {lack} ({need}); {advice}")
+        text = f"the study does not fit in memory: it {lack} ({need}); {advice}"
+        raise SpecError(text, "study", "memory")
 
 
 def what_fits(study: Study, room: Room, devices: int, platform: str = "cpu") -> str:

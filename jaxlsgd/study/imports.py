@@ -50,7 +50,7 @@ def find(role: str, name: Any, where: str) -> Kind:
     found = registry.kinds(role)
     if not isinstance(name, str) or name not in found:
         hint = checks.nearest(name, found) + "; kinds of your own come from --import FILE"
-        raise checks.refusal(where, f"be one of {', '.join(found)}", name, hint)
+        raise checks.refusal(where, f"be one of {', '.join(found)}", name, hint, code="choice")
     return found[name]
 
 
@@ -63,9 +63,8 @@ def make(kind: Kind, arguments: dict[str, Any], where: str) -> Any:
     checks.known_keys(where, arguments, tuple(kind.parameters), read)
     for name in kind.required:
         if name not in arguments:
-            raise SpecError(
-                f"{where}.{name}: is missing; {kind.name} needs {', '.join(kind.required)}"
-            )
+            text = f"{where}.{name}: is missing; {kind.name} needs {', '.join(kind.required)}"
+            raise SpecError(text, f"{where}.{name}", "missing")
     blamed = blaming(kind.build, f"builder of {kind.role} {kind.name!r}", kind.parameters)
     with refusing(where, kind.parameters, own=kind.own), blamed:
         return kind.build(**arguments)
@@ -78,12 +77,15 @@ def load(path: str | os.PathLike[str]) -> None:
         source = read_regular(path, _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise SpecError(f"--import {path}: cannot be read: {cause}") from error
+        text = f"--import {path}: cannot be read: {cause}"
+        raise SpecError(text, f"--import {path}", "unavailable") from error
     if len(source) > _MOST_BYTES:
-        raise SpecError(f"--import {path}: must have at most {_MOST_BYTES} bytes")
+        text = f"--import {path}: must have at most {_MOST_BYTES} bytes"
+        raise SpecError(text, f"--import {path}")
     if _places.setdefault(path.name, path.resolve()) != path.resolve():
         other = _places[path.name]
-        raise SpecError(f"--import {path}: must have another name than {other}, got {path.name}")
+        text = f"--import {path}: must have another name than {other}, got {path.name}"
+        raise SpecError(text, f"--import {path}", "duplicate")
     load_source(path.name, source)
 
 
@@ -105,7 +107,8 @@ def load_source(name: str, source: str) -> None:
         line = line_of(error, place)
         at = f", line {line}" if line else ""
         text = error.msg if isinstance(error, SyntaxError) else error
-        raise SpecError(f"--import {name}{at}: {type(error).__name__}: {text}") from error
+        text = f"--import {name}{at}: {type(error).__name__}: {text}"
+        raise SpecError(text, f"--import {name}", "damaged") from error
     _sources[name] = source
 
 

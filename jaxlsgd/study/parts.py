@@ -53,7 +53,7 @@ class Part:
         """Return the part that `plain` describes, without the object."""
         texts = {key: plain[key] for key in ("kind", "name", "identity")}
         if not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError(f"{role}: its kind, name or identity is not a text")
+            raise refusal(role, "have texts as kind, name and identity", texts, code="type")
         checks.label(f"{role}.name", texts["name"])
         facts = {key: checks.count(f"{role}.{key}", n, 0) for key, n in plain["facts"].items()}
         arguments = frozen(plain["arguments"])
@@ -76,17 +76,19 @@ class Part:
 
         where = f"{self.role} {self.name}"
         if not self.kind:
-            raise SpecError(f"{where}: was given as an object in Python; give the study as well")
+            text = f"{where}: was given as an object in Python; give the study as well"
+            raise SpecError(text, where, "missing")
         if not imports.known(self.role, self.kind):
-            raise SpecError(
+            text = (
                 f"{where}: its kind {checks.shown(self.kind)} is not registered here; import the file "
                 "that registers it, as for the run (--import FILE)"
             )
+            raise SpecError(text, where, "unknown")
         table = {"kind": self.kind, "name": self.name} | {k: thawed(v) for k, v in self.arguments}
         with refusing(where):
             rebuilt = _of_kind(self.role, _Given(table), where)
         if rebuilt.identity != self.identity:
-            raise SpecError(changed(self, rebuilt))
+            raise SpecError(changed(self, rebuilt), where, "conflict")
         return dataclasses.replace(self, made=rebuilt.made)
 
 
@@ -150,10 +152,11 @@ def problems(value: Any, where: str) -> list[ProblemPart]:
 def _steps(where: str, value: Any, default: float | None, name: str) -> list[float]:
     value = default if value is None else value
     if value is None:
-        raise SpecError(
+        text = (
             f"{where}: is missing; the step size is gamma0 / m^alpha: give gamma0 in the table of {name}, "
             "or Problem(gamma0=...)"
         )
+        raise SpecError(text, where, "missing")
     listed = (
         checks.sequence(where, value, "number") if isinstance(value, (list, tuple)) else [value]
     )
@@ -212,10 +215,11 @@ def _of_object(role: str, table: dict[str, Any], where: str) -> Part:
     checks.known_keys(where, table, (role, "name"))
     made = table[role]
     if not _is_object(role, made):
-        raise refusal(f"{where}.{role}", f"be a jaxlsgd.{_OBJECTS[role]}", made)
+        raise refusal(f"{where}.{role}", f"be a jaxlsgd.{_OBJECTS[role]}", made, code="type")
     name = table.get("name", made.name)
     if not name:
-        raise SpecError(f"{where}: needs a name in a study; give {_OBJECTS[role]}(..., name=...)")
+        text = f"{where}: needs a name in a study; give {_OBJECTS[role]}(..., name=...)"
+        raise SpecError(text, where, "missing")
     return _finished(role, made, name, "", (), where, own=True)
 
 
@@ -227,7 +231,7 @@ def _of_kind(role: str, given: _Given, where: str) -> Part:
     if given.option is not None:
         if not kind.brief:
             text = f"{where}: {kind.name} takes no brackets, got [{given.option}]"
-            raise SpecError(f"{text}; {_in_a_table(kind)}")
+            raise SpecError(f"{text}; {_in_a_table(kind)}", where, "unwanted")
         table[kind.brief] = _number(given.option)
     table = renamed.arguments(role, kind.name, table)
     name = table.pop("name", None)
@@ -242,15 +246,16 @@ def _of_kind(role: str, given: _Given, where: str) -> Part:
     try:
         made = imports.make(kind, plain | {key: part.made for key, part in inner.items()}, where)
     except SpecError as error:
-        if given.option is None or not str(error).startswith(f"{where}.{kind.brief}: "):
+        if given.option is None or error.argument != f"{where}.{kind.brief}":
             raise
-        raise SpecError(
-            f"{error}; brackets give {kind.brief}; other {_in_a_table(kind)}"
-        ) from error
+        text = f"{error}; brackets give {kind.brief}; other {_in_a_table(kind)}"
+        raise SpecError(text, error.argument, error.code) from error
     data |= {key: _nested(part) for key, part in inner.items()}
     if not _is_object(role, made):
         hint = "; return its .problem" if _is_object(role, getattr(made, "problem", None)) else ""
-        raise refusal(where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made, hint)
+        raise refusal(
+            where, f"be built as a jaxlsgd.{_OBJECTS[role]} by {kind.name}", made, hint, code="type"
+        )
     arguments = tuple(sorted(data.items()))
     name = name or made.name or kind.name
     own = kind.own or any(part.identity for part in inner.values())
@@ -268,11 +273,15 @@ class Nested(tuple[tuple[str, Any], ...]):
 def _wrapped(value: Any, where: str) -> Part:
     """Read a problem that is an argument of another: a kind's name, or a table with `kind`."""
     if where.count(".") > _DEEPEST:
-        raise SpecError(f"{where}: problems must not wrap one another more than {_DEEPEST} times")
+        text = f"{where}: problems must not wrap one another more than {_DEEPEST} times"
+        raise SpecError(text, where)
     given = _given("problem", value, where)
     if "kind" not in given.table:
         raise refusal(
-            where, "be a kind's name or a table with `kind`; wrap objects in Python", value
+            where,
+            "be a kind's name or a table with `kind`; wrap objects in Python",
+            value,
+            code="type",
         )
     return _of_kind("problem", given, where)
 
@@ -380,7 +389,7 @@ def schedule(value: Any, where: str, warmup: float = 0.0) -> Schedule:
         if value not in known:
             table = '{family = "power", beta = 0.25}'
             rule = f"be one of {', '.join(known)}, or a table such as {table}"
-            raise refusal(where, rule, value, checks.nearest(value, known))
+            raise refusal(where, rule, value, checks.nearest(value, known), code="choice")
         return schedules.paper(value).with_warmup(warmup)
     from jaxlsgd.study import imports
 
@@ -390,7 +399,7 @@ def schedule(value: Any, where: str, warmup: float = 0.0) -> Schedule:
     numbers = {key: fraction(part) for key, part in given.items()}
     made = imports.make(family, numbers, where)
     if not isinstance(made, Schedule):
-        raise refusal(where, f"be built as a Schedule by {family.name}", made)
+        raise refusal(where, f"be built as a Schedule by {family.name}", made, code="type")
     if (
         made.sequence
         and family.name != made.family
@@ -437,7 +446,9 @@ class Extent:
         given = value if isinstance(value, dict) else {"num_steps": value}
         checks.known_keys(where, given, ("num_steps", "num_rounds"))
         if len(given) != 1:
-            raise refusal(where, "give exactly one of num_steps and num_rounds", value)
+            raise refusal(
+                where, "give exactly one of num_steps and num_rounds", value, code="conflict"
+            )
         unit, count = next(iter(given.items()))
         place = f"{where}.{unit}" if isinstance(value, dict) else where
         return cls(unit, checks.count(place, count, 1, MOST_STEPS))

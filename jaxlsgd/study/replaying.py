@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxlsgd.core import checks
 from jaxlsgd.core.rows import CellRows
 from jaxlsgd.runs.simulate import Finished, run_cells
 from jaxlsgd.study import jobs
@@ -44,8 +45,7 @@ def replay(
       study: the study, if parts of it were given as objects; all others are built again.
     """
     spec = _spec(results, cell_id, study)
-    if not 0 <= replication < 2**32:
-        raise StoreError(f"replication: must be from 0 to 2³² − 1, got {replication}")
+    checks.count("replication", replication, 0, 2**32 - 1)
     num_rounds = spec.plan().num_rounds
     wanted = np.unique(np.linspace(1, num_rounds, min(rounds, num_rounds)).round().astype(int))
     saves = sorted({*wanted.tolist(), *spec.saved_rounds(num_rounds)})
@@ -65,7 +65,8 @@ def _spec(results: Results, cell_id: str, study: Study | None) -> CellSpec:
     for spec in study.cells:
         if spec.digest == stored.digest:
             return spec
-    raise StoreError(f"study: must be the one that was run, got one without the cell {cell_id}")
+    text = f"study: must be the one that was run, got one without the cell {cell_id}"
+    raise StoreError(text, "study", "conflict")
 
 
 def _difference(results: Results, cell_id: str, replication: int, path: CellRows) -> float | None:

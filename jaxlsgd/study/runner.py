@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
-from jaxlsgd.core.checks import describe
+from jaxlsgd.core.checks import describe, refusal
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.progress import Progress, duration
 from jaxlsgd.core.rows import MethodRows
@@ -138,7 +138,7 @@ def run(
     )
     if distributed:
         if client is not None:
-            raise ValueError("client: must be None if the run is distributed, got one")
+            raise refusal("client", "be None if the run is distributed", client, code="unwanted")
         return _run_with_others(study, write, devices, stop, log)
     if client is None:
         return _run_on(_threads(study, devices), write, stop, log)

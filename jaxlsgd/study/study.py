@@ -134,7 +134,7 @@ class Study(Tabular):
         looks = () if self.until is None else _looks()
         put("save_at", _save_at(self.save_at) or looks)
         if not isinstance(self.cross, bool):
-            raise refusal("cross", "be true or false", self.cross)
+            raise refusal("cross", "be true or false", self.cross, code="type")
         need = self.cross or self.horizons not in ((), [])
         put("horizons", _each("horizons", self.horizons, Extent.of, "horizon") if need else ())
         checks.distinct("horizons", map(str, self.horizons))
@@ -151,7 +151,8 @@ class Study(Tabular):
             checks.known_keys("", table, known)
         for key in ("problems", "schedules"):
             if key not in table:
-                raise SpecError(f"{key}: is missing; a study needs problems and schedules")
+                text = f"{key}: is missing; a study needs problems and schedules"
+                raise SpecError(text, key, "missing")
         return cls(**table)
 
     @classmethod
@@ -162,7 +163,8 @@ class Study(Tabular):
         except OwnError:
             raise
         except SpecError as error:
-            raise SpecError(f"{os.fspath(path)}: {error}") from error
+            text = f"{os.fspath(path)}: {error}"
+            raise SpecError(text, error.argument, error.code) from error
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Study:
@@ -184,15 +186,16 @@ class Study(Tabular):
         most = len(self.problems) * len(self.algorithms) * len(self.schedules)
         most *= max(1, len(self.horizons))
         if most + len(self.extra) > MOST_CELLS:
-            raise SpecError(
+            text = (
                 f"the grid has {most + len(self.extra)} cells, more than the {MOST_CELLS} allowed"
             )
+            raise SpecError(text, "cells")
         if most * len(self.methods) * len(self.exclude) > MOST_RULES:
             raise refusal("exclude", "have fewer rules for so large a grid", len(self.exclude))
         cells = tuple(expand(self))
         if not cells:
             cause = "every cell is excluded" if self.cross else "cross is false and extra is empty"
-            raise SpecError(f"the grid is empty: {cause}")
+            raise SpecError(f"the grid is empty: {cause}", "cells", "missing")
         checks.distinct("cells", (cell.coordinates for cell in cells))
         return cells
 
@@ -294,18 +297,19 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         content = read_regular(path, MOST_BYTES)
     except OSError as error:
-        raise SpecError(f"cannot be read: {error.strerror}") from error
+        raise SpecError(f"cannot be read: {error.strerror}", "path", "unavailable") from error
     if len(content) > MOST_BYTES:
-        raise SpecError(f"is larger than {MOST_BYTES} bytes, more than any study file needs")
+        text = f"is larger than {MOST_BYTES} bytes, more than any study file needs"
+        raise SpecError(text, "path")
     try:
         text = content.decode("utf-8")
         if any(part.count(".") > MOST_DOTS for part in re.split(r"[=,\n{}\[\]]", text)):
-            raise SpecError(f"has a key or a line with more than {MOST_DOTS} dots")
+            raise SpecError(f"has a key or a line with more than {MOST_DOTS} dots", "path")
         return tomllib.loads(text)
     except SpecError:
         raise
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"is not valid TOML: {error}") from error
+        raise SpecError(f"is not valid TOML: {error}", "path", "damaged") from error
 
 
 def _each(key: str, values: Any, read: Callable[[Any, str], Any], what: str) -> tuple[Any, ...]:
@@ -322,7 +326,12 @@ def _save_at(value: Any) -> tuple[int | float, ...]:
         count = checks.count("save_at", value, 1, 10_000)
         return tuple(i / count for i in range(1, count + 1))
     if not isinstance(value, (list, tuple)) or len(value) > 10_000:
-        raise refusal("save_at", "be a list of rounds or of shares of the rounds in (0, 1]", value)
+        raise refusal(
+            "save_at",
+            "be a list of rounds or of shares of the rounds in (0, 1]",
+            value,
+            code="type",
+        )
     return tuple(_save(f"save_at[{i}]", part) for i, part in enumerate(value))
 
 

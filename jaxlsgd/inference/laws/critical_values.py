@@ -286,10 +286,10 @@ def paper_value(beta: float, level: float) -> float:
         for column, value in zip(_PAPER_LEVELS, values, strict=True):
             if math.isclose(beta, row, abs_tol=1e-6) and math.isclose(level, column, abs_tol=1e-9):
                 return value
-    raise ValueError(
-        "beta, level: must be in the paper's Table 2, beta in {0, 1/3, 1/2, 2/3} and level in "
-        f"{{0.8, 0.9, 0.95, 0.98}}, got beta={beta!r}, level={level!r}; critical_value takes any"
+    rule = (
+        "be in the paper's Table 2, beta in {0, 1/3, 1/2, 2/3} and level in {0.8, 0.9, 0.95, 0.98}"
     )
+    raise refusal("beta, level", rule, (beta, level), "; critical_value takes any", code="choice")
 
 
 def paper_p_value(statistic: ArrayLike, *, beta: float) -> float | FloatArray:
@@ -341,7 +341,9 @@ def wald_critical_value(dim: int, level: float) -> float:
     for column, value in values.items():
         if math.isclose(level, column, abs_tol=1e-9):
             return value
-    raise refusal("level", f"be one that was simulated ({', '.join(map(str, values))})", level)
+    raise refusal(
+        "level", f"be one that was simulated ({', '.join(map(str, values))})", level, code="choice"
+    )
 
 
 def wald_has_level(level: float) -> bool:
@@ -395,7 +397,7 @@ def check_plan(plan: HasSchedule) -> bytes:
     E = np.asarray(getattr(plan, "E", None))
     steps = E.astype(np.int64) if E.dtype.kind in "iu" else np.zeros(1)
     if steps.ndim != 1 or (steps < 1).any():
-        raise refusal("plan.E", "be a one-dimensional array of integers >= 1", E)
+        raise refusal("plan.E", "be a one-dimensional array of integers >= 1", E, code="type")
     if steps.size < 2:
         raise refusal("plan.E", "have at least 2 rounds", steps.size)
     return steps.tobytes()

@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from scipy.special import ndtri
 
+from jaxlsgd.core.checks import refusal
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
@@ -115,10 +116,9 @@ def path(plan: Plan, eigenvalue: float) -> Path:
     """Return the moments of the path's sums in one eigendirection; refuse one that overflows."""
     found = paths(plan, np.array([eigenvalue]))
     if not np.isfinite(found.covariance).all():
-        raise ValueError(
-            f"plan: must have first steps short enough for an eigenvalue λ = {eigenvalue:.4g}, "
-            f"got η_1 λ = {plan.eta[0] * eigenvalue:.4g}, with which the path overflows"
-        )
+        rule = f"have first steps short enough for an eigenvalue λ = {eigenvalue:.4g}"
+        got = f"η_1 λ = {plan.eta[0] * eigenvalue:.4g}, with which the path overflows"
+        raise refusal("plan", rule, got, code="conflict")
     return found._replace(covariance=found.covariance[0])
 
 

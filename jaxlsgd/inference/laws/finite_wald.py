@@ -78,7 +78,12 @@ def _law(sorted_w: Callable[[], FloatArray], size: int) -> JointLaw:
 
     def check(q: int) -> None:
         if q != size:
-            raise refusal("contrasts", f"be given to JointLaw.of, whose rows here are {size}", q)
+            raise refusal(
+                "contrasts",
+                f"be given to JointLaw.of, whose rows here are {size}",
+                q,
+                code="unsupported",
+            )
 
     def quantile(level: float, q: int) -> float:
         check(q)
@@ -175,8 +180,8 @@ def _check_finite(plan: Plan, process: Process, *found: FloatArray) -> None:
     if not all(np.isfinite(each).all() for each in found):
         top = float(process.eigenvalues.max())
         rule = f"have first steps short enough for an eigenvalue λ = {top:.4g}"
-        got = f"got η_1 λ = {plan.eta[0] * top:.4g}, with which the path overflows"
-        raise ValueError(f"plan: must {rule}, {got}")
+        got = f"η_1 λ = {plan.eta[0] * top:.4g}, with which the path overflows"
+        raise refusal("plan", rule, got, code="conflict")
 
 
 def _rounds(plan: Plan, process: Process) -> tuple[FloatArray, FloatArray]:

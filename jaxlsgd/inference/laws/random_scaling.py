@@ -73,7 +73,9 @@ def _joint_law(
         if q == 1:
             return one_quantile(level)
         if q > wald_law.DIMS:
-            raise refusal("contrasts", f"be at most {wald_law.DIMS} for random scaling", q)
+            raise refusal(
+                "contrasts", f"be at most {wald_law.DIMS} for random scaling", q, code="unsupported"
+            )
         if not spectrum.energy.any() and critical_values.wald_has_level(level):
             return critical_values.wald_critical_value(q, level)
         return wald_law.quantile(level, q, spectrum)
@@ -91,7 +93,7 @@ def _growth(beta: float | None, plan: Plan | None) -> float:
         return 0.0
     if plan.beta is None:
         rule = f"be given for the schedule {plan.name}, whose growth exponent is not known"
-        raise refusal("beta", rule, None, "; critical='schedule' needs none")
+        raise refusal("beta", rule, None, "; critical='schedule' needs none", code="missing")
     return plan.beta
 
 
@@ -111,7 +113,12 @@ def _spectrum(critical: str, beta: float | None, plan: Plan | None) -> critical_
 
 def _required(plan: Plan | None, critical: str) -> Plan:
     if plan is None:
-        raise refusal("plan", f"be given: critical={critical!r} needs the plan that was run", plan)
+        raise refusal(
+            "plan",
+            f"be given: critical={critical!r} needs the plan that was run",
+            plan,
+            code="missing",
+        )
     return plan
 
 

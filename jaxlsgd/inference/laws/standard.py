@@ -81,7 +81,9 @@ def student(freedom: int) -> Law:
     # W (ν − q + 1)/(ν q) is F(q, ν − q + 1).
     def _left(q: int) -> int:
         if q > freedom:
-            raise refusal("contrasts", f"be at most {freedom}, the degrees of freedom", q)
+            raise refusal(
+                "contrasts", f"be at most {freedom}, the degrees of freedom", q, code="data"
+            )
         return freedom - q + 1
 
     def _quantile(level: float, q: int) -> float:

@@ -183,7 +183,7 @@ def _percentiles(copies: int) -> Law:
         rank = int(np.ceil(level * (copies + 1) - 1e-9))
         if rank > copies:
             rule = f"be at most {copies / (copies + 1):.4g} for percentiles of {copies} copies"
-            raise refusal("level", rule, level)
+            raise refusal("level", rule, level, code="unsupported")
         return np.asarray(detail.away, np.float64)[..., rank - 1, :]
 
     def tail(statistic: Any, plan: Any, detail: Spread) -> np.ndarray:

@@ -60,7 +60,7 @@ def _for_problem(copies: int, first_only: bool) -> Any:
     def contrasts_for(problem: Problem) -> tuple[tuple[float, ...], ...]:
         if problem.copies % copies:
             rule = f"hold {copies} copies, as perturbed and split_clients make them"
-            raise refusal("problem", rule, problem.copies)
+            raise refusal("problem", rule, problem.copies, code="unsupported")
         return rows_of_copies(copies, problem.dim // copies, first_only)
 
     return contrasts_for
@@ -113,7 +113,7 @@ def stacked(params: Params, copies: int, dim: int | None) -> Array:
     x = widened(flatten(params))
     if dim is not None and x.shape != (copies * dim,):
         of = f", {copies} runs of {dim} each" if copies > 1 else ""
-        raise refusal("problem", f"have {copies * dim} parameters{of}", x.shape[0])
+        raise refusal("problem", f"have {copies * dim} parameters{of}", x.shape[0], code="shape")
     return x
 
 

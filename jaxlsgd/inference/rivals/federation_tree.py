@@ -52,11 +52,11 @@ def split_clients(problem: Problem, leaves: int) -> Problem:
 def _split(problem: Problem, leaves: int) -> Problem:
     if problem.num_clients % leaves:
         rule = f"divide the {problem.num_clients} clients into equal groups"
-        raise refusal("leaves", rule, leaves)
+        raise refusal("leaves", rule, leaves, code="conflict")
     shares = np.asarray(problem.weights).reshape(leaves, -1).sum(axis=1)
     if not np.allclose(shares, 1 / leaves, rtol=1e-6):
         rule = f"have clients' weights that add up to 1/{leaves} in each group"
-        raise refusal("problem", rule, shares.round(6).tolist())
+        raise refusal("problem", rule, shares.round(6).tolist(), code="unsupported")
     functions = problem.structure().flat_functions()
     group = np.repeat(np.arange(leaves, dtype=np.int32), problem.num_clients // leaves)
     which = np.arange(leaves, dtype=np.int32)
@@ -129,7 +129,9 @@ def check_tree(
     given = checks.sequence("splits", splits, "round")
     splits = tuple(checks.count("splits", split, 0) for split in given)
     if len(splits) != len(branches):
-        raise refusal("splits", f"be {len(branches)}, one for each of branches", splits)
+        raise refusal(
+            "splits", f"be {len(branches)}, one for each of branches", splits, code="shape"
+        )
     if any(b <= a for a, b in itertools.pairwise(splits)):
         raise refusal("splits", "increase", splits)
     return branches, splits

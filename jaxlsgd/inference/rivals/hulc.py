@@ -84,7 +84,9 @@ def _hull(runs: int) -> Law:
         del plan, detail
         if level > 1 - outside + 1e-12:
             rule = f"be at most {1 - outside:.6g}, that of the hull of {runs} runs"
-            raise refusal("level", rule, level, f"; take {runs_for(level)} runs")
+            raise refusal(
+                "level", rule, level, f"; take {runs_for(level)} runs", code="unsupported"
+            )
         return 1.0
 
     def tail(statistic: Any, plan: Any, detail: Any) -> np.ndarray:

@@ -262,7 +262,9 @@ def page(
 def collect(results: Results, level: float | None = None) -> dict[str, Any]:
     """Return what the page shows: the parts of its text, and under `data` what its script draws."""
     if level not in (None, *results.study.levels):
-        raise refusal("level", f"be one of {', '.join(map(str, results.study.levels))}", level)
+        raise refusal(
+            "level", f"be one of {', '.join(map(str, results.study.levels))}", level, code="choice"
+        )
     study, ids = results.study, results.cells()
     methods = [part.name for part in study.methods]
     labels = {name: name for name in methods}

@@ -93,7 +93,8 @@ def _refuse_another(place: Path, study: Study) -> None:
         return
     old, new = _size_text(there), _size_text(study)
     held = f"one with {old}, not with {new}" if old != new else "one made from another paper.toml"
-    raise StoreError(f"{place} holds another study, {held}; give another --out, or delete {place}")
+    text = f"{place} holds another study, {held}; give another --out, or delete {place}"
+    raise StoreError(text, place, "conflict")
 
 
 def _size_text(study: Study) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from jaxlsgd.core.checks import shown
+from jaxlsgd.core.checks import Refusal, shown
 from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
 from jaxlsgd.study.executors import dask_worker
@@ -35,7 +35,7 @@ _AHEAD = 3  # jobs per thread that Dask has, so that no thread waits
 _LEAST = 16  # jobs that Dask has in any case, for clusters that grow with demand
 
 
-class ClusterError(ValueError):
+class ClusterError(Refusal):
     """A cluster that cannot be used as it is."""
 
 
@@ -60,7 +60,8 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
         import distributed
         from distributed.comm.addressing import get_address_host_port
     except ImportError as error:
-        raise ClusterError("--dask needs Dask: pip install 'jaxlsgd[cluster]'") from error
+        text = "--dask needs Dask: pip install 'jaxlsgd[cluster]'"
+        raise ClusterError(text, "--dask", "unavailable") from error
     if address == "local":
         with _local(workers or machine.cores()) as cluster, distributed.Client(cluster) as client:
             yield client
@@ -72,11 +73,12 @@ def connected(address: str, workers: int | None = None) -> Iterator[Client]:
         distributed.Client(address, timeout=CONNECT, set_as_default=False).close()
         client = distributed.Client(address, timeout=RECONNECT, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
-        raise ClusterError(
+        text = (
             f"--dask: must be the address of a Dask scheduler, got {shown(address)}, where none answers "
             f"within {CONNECT:g} s; start one with `dask scheduler`, or use --dask local "
             f"({_brief(error)})"
-        ) from error
+        )
+        raise ClusterError(text, "--dask", "unavailable") from error
     try:
         yield client
     finally:
@@ -104,7 +106,7 @@ def _brief(error: BaseException) -> str:
 def environment(client: Client, stop: Stop, warn: Callable[[str], None]) -> dict[str, Any] | None:
     """Return what all workers have in common; refuse those that differ. None if asked to stop first."""
     if client.asynchronous:
-        raise ClusterError("client: must be a synchronous distributed.Client")
+        raise ClusterError("client: must be a synchronous distributed.Client", "client", "type")
     warned = False
     while not (found := _environments(client)):
         if stop.draining:
@@ -118,10 +120,10 @@ def environment(client: Client, stop: Stop, warn: Callable[[str], None]) -> dict
         if isinstance(theirs, BaseException):
             cause = _brief(theirs)
             hint = "install jaxlsgd there" if "No module named 'jaxlsgd'" in cause else ""
-            raise ClusterError(_refusal(address, cause, hint))
+            raise ClusterError(_refusal(address, cause, hint), address, "unavailable")
         expected = expected or theirs | {"jaxlsgd": machine.version(), "code": machine.code()}
         if difference := machine.difference(theirs, expected):
-            raise ClusterError(_refusal(address, difference))
+            raise ClusterError(_refusal(address, difference), address, "conflict")
     return expected
 
 

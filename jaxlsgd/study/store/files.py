@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxlsgd.core import renamed, storage
 from jaxlsgd.core.cell_file import ARRAYS, fits
+from jaxlsgd.core.checks import Code
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.core.storage import read_regular
 from jaxlsgd.study.cells import CellSpec, canonical, digest_of
@@ -25,15 +26,31 @@ _TEMPORARY = ".writing"
 
 
 class StoreError(RuntimeError):
-    """A directory of results that cannot be used or written as it is."""
+    """A directory of results that cannot be used or written as it is.
+
+    Attributes:
+      argument: the file or directory.
+      code: what is wrong with it, one of `checks.Code`.
+    """
+
+    def __init__(self, message: str, argument: str | Path = "", code: Code = "unavailable") -> None:
+        super().__init__(message)
+        self.argument = str(argument)
+        self.code: Code = code
 
 
 class Damaged(StoreError):
     """A file whose content is not what was written."""
 
+    def __init__(self, message: str, argument: str | Path = "", code: Code = "damaged") -> None:
+        super().__init__(message, argument, code)
+
 
 class Missing(StoreError):
     """A file that is not there."""
+
+    def __init__(self, message: str, argument: str | Path = "", code: Code = "missing") -> None:
+        super().__init__(message, argument, code)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -99,13 +116,14 @@ def cannot(verb: str, path: Path, error: OSError) -> StoreError:
     if reading and error.errno in _DENIED:
         hint = "; ask its owner for permission to read it"
     kind = Missing if reading and error.errno in (errno.ENOENT, errno.ENOTDIR) else StoreError
-    return kind(f"cannot {verb} {path}: {error.strerror or error}{hint}")
+    return kind(f"cannot {verb} {path}: {error.strerror or error}{hint}", path)
 
 
 def refuse_link(path: Path) -> None:
     """Refuse to write through a link, which may lead out of the directory."""
     if path.is_symlink():
-        raise StoreError(f"{path} is a symbolic link; put a directory in its place, or remove it")
+        text = f"{path} is a symbolic link; put a directory in its place, or remove it"
+        raise StoreError(text, path, "exists")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -120,23 +138,24 @@ def read_json(path: Path) -> dict[str, Any]:
         raw = read_regular(path, _MOST_JSON)
     except OSError as error:
         if error.errno in _NOT_A_FILE:
-            raise Damaged(f"{path} is damaged: {error.strerror}") from error
+            raise Damaged(f"{path} is damaged: {error.strerror}", path) from error
         raise cannot("read", path, error) from error
     if len(raw) > _MOST_JSON:
-        raise Damaged(f"{path} is damaged: it has more than {_MOST_JSON} bytes")
+        raise Damaged(f"{path} is damaged: it has more than {_MOST_JSON} bytes", path)
     try:
         content = json.loads(raw)
         claimed = content.pop("sha256")
         intact = claimed == digest_of(content)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise Damaged(f"{path} is damaged: it is not what was written") from error
+        raise Damaged(f"{path} is damaged: it is not what was written", path) from error
     if not intact:
-        raise Damaged(f"{path} is damaged: its checksum does not match")
+        raise Damaged(f"{path} is damaged: its checksum does not match", path)
     if content.get("format") != FORMAT:
-        raise StoreError(
+        text = (
             f"{path} has format {content.get('format')!r}, and this version reads {FORMAT}; use the "
             "version that wrote it, or choose a new directory"
         )
+        raise StoreError(text, path, "unsupported")
     return content
 
 
@@ -162,13 +181,13 @@ def read_tile(path: Path, cell: CellSpec, first: int) -> dict[str, MethodRows]:
     except (FileNotFoundError, PermissionError) as error:
         raise cannot("read", path, error) from error
     except OSError as error:
-        raise Damaged(f"{path} is damaged: it cannot be read ({error.strerror})") from error
+        raise Damaged(f"{path} is damaged: it cannot be read ({error.strerror})", path) from error
     try:
         if len(content) > most:
             raise Damaged(f"it has more than {most} bytes, which no tile of this cell has")
         return decode_tile(content, cell, first)
     except Damaged as error:
-        raise Damaged(f"{path} is damaged: {error}") from error
+        raise Damaged(f"{path} is damaged: {error}", path) from error
 
 
 def check_written(path: Path, cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> None:
@@ -179,7 +198,8 @@ def check_written(path: Path, cell: CellSpec, first: int, rows: dict[str, Method
         for field, kind in ARRAYS.items():
             expected = np.ascontiguousarray(getattr(rows[name], field), kind)
             if expected.tobytes() != getattr(kept, field).tobytes():
-                raise Damaged(f"{path} is damaged: its {field} of {name} is not what was written")
+                text = f"{path} is damaged: its {field} of {name} is not what was written"
+                raise Damaged(text, path)
 
 
 def _forget_cached(path: Path) -> None:

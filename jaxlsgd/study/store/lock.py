@@ -43,10 +43,11 @@ def look(directory: Path, study: Study, fresh: bool) -> Found:
         found = _without_manifest(directory, names, study, found.lost)
     if fresh and found.manifest is not None:
         other = unused(directory.with_name(directory.name + "-2"))
-        raise StoreError(
+        text = (
             f"{directory} already holds a study, which is never overwritten; "
             f"choose a new directory such as {other}"
         )
+        raise StoreError(text, directory, "exists")
     return found
 
 
@@ -65,7 +66,8 @@ def _check_environments(manifest: dict[str, Any], path: Path) -> None:
     """Refuse a manifest without the environments that made the rows."""
     found = manifest.get("environments")
     if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
-        raise Damaged(f"{path} is damaged: it has no record of the environments that made the rows")
+        text = f"{path} is damaged: it has no record of the environments that made the rows"
+        raise Damaged(text, path)
 
 
 def _without_manifest(directory: Path, names: list[str], study: Study, lost: str) -> Found:
@@ -75,16 +77,18 @@ def _without_manifest(directory: Path, names: list[str], study: Study, lost: str
         manifest = {"environments": recovery.environments(contents.values())}
         return Found(manifest, None, lost or f"{directory / 'manifest.json'} is missing")
     if lost:
-        raise Damaged(
+        text = (
             f"{lost}, and there is no cell of this study to rebuild it from; choose a new directory, "
             "or move it away if it is yours to move"
         )
+        raise Damaged(text, directory / "manifest.json")
     foreign = sorted(name for name in names if not _is_ours(directory / name))
     if foreign:
-        raise StoreError(
+        text = (
             f"{directory} is not empty and holds no study (there is {foreign[0]!r}); "
             "choose a new directory"
         )
+        raise StoreError(text, directory, "exists")
     return Found(None, None)
 
 
@@ -141,12 +145,13 @@ def refuse_shared(path: Path, handle: int) -> None:
     """Refuse to write to anything but a regular file with one name."""
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
-        raise StoreError(f"{path} is not a regular file; remove it")
+        raise StoreError(f"{path} is not a regular file; remove it", path, "exists")
     if found.st_nlink > 1:
-        raise StoreError(
+        text = (
             f"{path} has another name elsewhere (a hard link), which would be written to as well; "
             "remove it if no run is writing"
         )
+        raise StoreError(text, path, "exists")
 
 
 def _wait(path: Path, file: TextIO) -> None:
@@ -156,7 +161,7 @@ def _wait(path: Path, file: TextIO) -> None:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise StoreError(_taken(path)) from None
+                raise StoreError(_taken(path), path.parent, "busy") from None
             time.sleep(0.05)
 
 

@@ -114,7 +114,7 @@ class Results(Tabular):
     def cell(self, cell_id: str) -> CellSpec:
         """Return the description of a cell."""
         if cell_id not in self._cells:
-            raise StoreError(f"{self.directory} has no cell {cell_id!r}")
+            raise StoreError(f"{self.directory} has no cell {cell_id!r}", self.directory, "unknown")
         return self._cells[cell_id]
 
     def tile_path(self, cell_id: str, first: int) -> Path:
@@ -140,7 +140,7 @@ class Results(Tabular):
         for name, found in rows.items():
             if found.estimate.shape[::2] != (len(about.save_at), len(about.coordinates[name])):
                 folder = self.folder(cell_id)
-                raise Damaged(f"{folder} is damaged: its tiles do not fit its cell.json")
+                raise Damaged(f"{folder} is damaged: its tiles do not fit its cell.json", folder)
         return dataclasses.replace(about, methods=rows, until=self.study.until)
 
     def read_all(self) -> list[CellRows]:
@@ -153,9 +153,8 @@ class Results(Tabular):
         try:
             return files.read_tile(path, self.cell(cell_id), first)
         except Damaged as error:
-            raise Damaged(
-                f"{error}; run the study again to set it aside and recompute it"
-            ) from error
+            text = f"{error}; run the study again to set it aside and recompute it"
+            raise Damaged(text, path) from error
 
     def counts(self) -> dict[str, Count]:
         """Return how much of each cell there is, by the names of the files alone."""
@@ -223,12 +222,12 @@ class Results(Tabular):
         try:
             content = files.read_json(path)
             if content.get("digest") != cell.digest:
-                raise Damaged(f"{path} is damaged: it describes another cell")
+                raise Damaged(f"{path} is damaged: it describes another cell", path)
             return _from_json(content.get("rows"), cell)
         except Unfit as error:
-            raise Damaged(f"{path} is damaged: {error}; run the study again") from error
+            raise Damaged(f"{path} is damaged: {error}; run the study again", path) from error
         except (Damaged, Missing) as error:
-            raise type(error)(f"{error}; run the study again to rewrite it") from error
+            raise type(error)(f"{error}; run the study again to rewrite it", path) from error
 
 
 def _read_or_rebuild(directory: Path) -> tuple[dict[str, Any], Study, str]:
@@ -240,9 +239,9 @@ def _read_or_rebuild(directory: Path) -> tuple[dict[str, Any], Study, str]:
         return *read_manifest(path), ""
     except Missing:
         lost = f"{path} is missing"
-        problem = StoreError(f"{directory} holds no study: there is no {path}")
+        problem = Missing(f"{directory} holds no study: there is no {path}", path)
     except Damaged as error:
-        lost, problem = str(error), Damaged(f"{error}; run the study again to rebuild it")
+        lost, problem = str(error), Damaged(f"{error}; run the study again to rebuild it", path)
     found = recovery.manifest(directory)
     if found is None:
         raise problem
@@ -259,7 +258,7 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], Study]:
     try:
         return manifest, Study.read(manifest["study"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise Damaged(f"{path} is damaged: it holds no study ({error})") from error
+        raise Damaged(f"{path} is damaged: it holds no study ({error})", path) from error
 
 
 def _from_json(content: Any, cell: CellSpec) -> CellRows:

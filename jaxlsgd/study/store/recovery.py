@@ -99,12 +99,14 @@ def _study(contents: dict[str, dict[str, Any]], replications: int, directory: Pa
         cells = [content["cell"] for content in contents.values()]
         shared = {key: cells[0][key] for key in _SHARED}
         if any(cell[key] != value for cell in cells for key, value in shared.items()):
-            raise StoreError(f"{directory} has cells of several studies and no usable manifest")
+            text = f"{directory} has cells of several studies and no usable manifest"
+            raise StoreError(text, directory, "damaged")
         return Study.read(shared | _grid(cells) | {"replications": replications})
     except _ERRORS as error:
-        raise Damaged(
+        text = (
             f"{directory} is damaged: neither its manifest nor its cells describe a study ({error})"
-        ) from error
+        )
+        raise Damaged(text, directory) from error
 
 
 def _grid(cells: list[dict[str, Any]]) -> dict[str, Any]:

@@ -167,11 +167,12 @@ class Writer:
         except StoreError as error:
             found = f" (set aside as {self._set_aside(path)})" if path.exists() else ""
             versions = f"NumPy {np.__version__}, jaxlsgd {self.environment.get('jaxlsgd')}"
-            raise StoreError(
+            text = (
                 f"the first tile of this run was written and cannot be read back: {error}{found}; the run "
                 f"ends before more is computed: check the disk and the installed versions ({versions}), "
                 "and run the same command again"
-            ) from error
+            )
+            raise StoreError(text, path, "damaged") from error
 
     def _clear_tiles(self, cell: CellSpec) -> None:
         """Set directories aside that have the names of tiles."""
@@ -233,18 +234,20 @@ class Writer:
         except OSError:
             here = False
         if not here:
-            raise StoreError(
+            text = (
                 f"{self.directory} was moved or deleted while this run wrote there; tiles that were "
                 "committed are where it is now: put it back, or give its new place to --out, and run "
                 "the same command again"
             )
+            raise StoreError(text, self.directory, "missing")
         if not holds(self.directory, self._lock):
-            raise StoreError(
+            text = (
                 f"{self.directory / 'lock'} was deleted or replaced while this run held it: another run "
                 f"may have written to {self.directory} at the same time; see that no other is running "
                 "there, and run the same command again, which checks every tile and computes what is "
                 "missing"
             )
+            raise StoreError(text, self.directory / "lock", "busy")
 
     def _folder(self, cell: CellSpec) -> Path:
         """Return the directory of a cell; refuse links out of the study's."""
@@ -282,11 +285,13 @@ class Writer:
     def _check(self, found: Found, study: Study) -> None:
         """Refuse another study, and rows of other code, before anything is written."""
         if found.study is not None and found.study.digest != study.digest:
-            raise StoreError(_changed(self.directory, found.study, study))
+            text = _changed(self.directory, found.study, study)
+            raise StoreError(text, self.directory, "conflict")
         if found.manifest is not None and not self._allowed:
             old = provenance.other_code(self.directory, found.manifest, self.environment)
             if old:
-                raise StoreError(provenance.refusal(self.directory, old, self.environment))
+                text = provenance.refusal(self.directory, old, self.environment)
+                raise StoreError(text, self.directory, "conflict")
 
     def _settle(self, study: Study, found: Found) -> tuple[Study, dict[str, Any]]:
         """Write the manifest unless it is there; return the study and the manifest as they are there."""
