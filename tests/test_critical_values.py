@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.special
+from refusals import refused
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import polygamma
@@ -254,10 +255,10 @@ def test_paper_values_are_those_printed_and_near_the_exact_ones():
     for beta, level in cv.PAPER_GRID:
         exact = cv.critical_value(level, beta=beta)
         assert cv.paper_value(beta, level) == pytest.approx(exact, rel=8e-3)
-    with pytest.raises(ValueError, match=r"1/3, 1/2, 2/3.*0\.98.*critical_value"):
-        cv.paper_value(0.25, 0.95)
-    with pytest.raises(ValueError, match=r"level=0\.99"):
-        cv.paper_value(0, 0.99)
+    for beta, level in ((0.25, 0.95), (0, 0.99)):
+        with refused("beta, level", "choice") as caught:
+            cv.paper_value(beta, level)
+        assert "critical_value" in str(caught.value)  # which takes any
 
 
 def read_rows(path):

@@ -14,10 +14,12 @@ import processes
 import pytest
 from jax.sharding import Mesh
 from mesh_cases import CASES, CLIENT_CASES, FIELDS, REPLICATION_CASES, SAVE_AT, Case
+from refusals import refused
 from test_algorithms import scaffold
 from test_structure import PLATFORMS, abstract, check_text
 
 from jaxlsgd import Draws, Problem, problems, random_scaling, simulate
+from jaxlsgd.core.checks import Code
 from jaxlsgd.engine import client_rounds, cost, sharded
 from jaxlsgd.engine.program import make_data, make_program
 from jaxlsgd.runs.cell import LOCAL_SGD
@@ -229,28 +231,28 @@ def test_padding_clients_are_copies_without_weight():
 # What is refused.
 
 
-def refused(match: str, **changes: Any) -> None:
+def check_refused(argument: str, code: Code, **changes: Any) -> None:
     given: dict[str, Any] = {"mesh": mesh_cases.mesh({"clients": 2}), "replications": 2} | changes
     case = Case("linear", "C1", given.pop("num_clients", 3), {})
-    with pytest.raises(ValueError, match=match):
+    with refused(argument, code):
         simulate(jax.random.key(0), mesh_cases.problem(case), mesh_cases.plan(case), **given)
 
 
 def test_other_axis_names_are_refused():
-    refused("axes must be named 'replications' or 'clients'", mesh=mesh_cases.mesh({"data": 2}))
+    check_refused("mesh", "unknown", mesh=mesh_cases.mesh({"data": 2}))
 
 
 def test_more_client_shards_than_clients_are_refused():
-    refused("at most as many client shards as clients", num_clients=1)
+    check_refused("mesh", "conflict", num_clients=1)
 
 
 def test_a_mesh_with_devices_is_refused():
-    refused("devices: must be None if a mesh is given", devices=jax.devices())
+    check_refused("devices", "unwanted", devices=jax.devices())
 
 
 @pytest.mark.parametrize("mesh", ["clients", 2, jax.sharding.AbstractMesh((2,), ("clients",))])
 def test_what_is_no_mesh_is_refused(mesh: Any):
-    refused("mesh: must be a jax.sharding.Mesh", mesh=mesh)
+    check_refused("mesh", "type", mesh=mesh)
 
 
 def test_explicit_axes_are_taken_too():

@@ -342,12 +342,12 @@ PLUGINS = {
     "a wrong word": ("import jaxlsgd\ndef f(:\n", "mine.py, line 2: SyntaxError: invalid syntax"),
     "a taken name": (
         "import jaxlsgd\n\n@jaxlsgd.register('problem')\ndef linear():\n    pass\n",
-        "mine.py, line 3: ValueError: name: must be new, got 'linear', which is a problem of "
+        "mine.py, line 3: name: must be new, got 'linear', which is a problem of "
         "jaxlsgd.problems.linear",
     ),
     "an unknown role": (
         "import jaxlsgd\njaxlsgd.register('problems')\n",
-        "mine.py, line 2: ValueError: role: must be one of problem, method, algorithm, schedule, got "
+        "mine.py, line 2: role: must be one of problem, method, algorithm, schedule, got "
         "'problems'; did you mean 'problem'?",
     ),
     "leaves": ("import sys\nsys.exit(3)\n", "mine.py, line 2: SystemExit: 3"),
@@ -436,7 +436,7 @@ import jaxlsgd
 def poisson(num_clients):
     return jaxlsgd.problems.linear(2, num_clients, noise=-1)
 """,
-        "in your builder of problem 'poisson' (mine.py, line 4): ValueError: noise: must be a finite number of "
+        "in your builder of problem 'poisson' (mine.py, line 4): noise: must be a finite number of "
         "at least 0, got -1; it was called for problems[0]",
     ),
     "a builder of schedules": (

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from study_helpers import ROOT, TOML, small
 
 from jaxlsgd import Problem, schedules
 from jaxlsgd.core import registry
+from jaxlsgd.core.checks import Refusal
 from jaxlsgd.study import SpecError, Study, jobs, parts
 from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.executors.dask import ClusterError
+from jaxlsgd.study.store.files import Damaged
 from jaxlsgd.study.study import differences
 
 LINEAR = {"kind": "linear", "dim": 2, "num_clients": 3}
@@ -145,6 +150,23 @@ def test_missing_file_and_bytes_that_are_no_text(tmp_path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match=r"bytes\.toml: is not valid TOML"):
         Study.from_toml(tmp_path / "bytes.toml")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refusal("x: must be finite, got nan", "x", "not_finite"),
+        SpecError("problems[0].noise: is missing", "problems[0].noise", "missing"),
+        ClusterError("--dask needs Dask", "--dask", "unavailable"),
+        Damaged("manifest.json is damaged", "manifest.json"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_refusals_keep_argument_and_code_on_the_way_to_another_process(error: Any) -> None:
+    """Dask pickles what a worker raises."""
+    other = pickle.loads(pickle.dumps(error))
+    assert type(other) is type(error) and str(other) == str(error)
+    assert (other.argument, other.code) == (error.argument, error.code)
 
 
 def test_toml_and_python_make_the_same_study(tmp_path) -> None:

@@ -273,7 +273,8 @@ def positive_array(argument: str, values: ArrayLike) -> NDArray[Any]:
     good = np.isfinite(found) & (found > 0)
     if not good.all():
         first = int(good.argmin())
-        raise refusal(f"{argument}[{first}]", "be finite and > 0", found[first].item())
+        worst, code = found[first].item(), "value" if np.isfinite(found[first]) else "not_finite"
+        raise refusal(f"{argument}[{first}]", "be finite and > 0", worst, code=code)
     return found
 
 
@@ -355,8 +356,14 @@ def user_code_note(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """Return an error's type and text, preceded by the user's function in which it was raised."""
-    text, note = f"{type(error).__name__}: {error}", user_code_note(error)
-    return f"{note}: {text}" if note else text
+    note = user_code_note(error)
+    return f"{note}: {with_type(error)}" if note else with_type(error)
+
+
+def with_type(error: BaseException) -> str:
+    """Return an error's type and text; a refusal's text says all."""
+    text = error.msg if isinstance(error, SyntaxError) else error
+    return str(text) if isinstance(error, Refusal) else f"{type(error).__name__}: {text}"
 
 
 def _unwrapped(function: Any) -> Any:

@@ -375,7 +375,9 @@ def _check_source(problem: Problem) -> None:
     """Refuse a problem whose observations have no source, two sources, or shapes that vary."""
     easy, fast = problem.sample is not None, problem.observe is not None
     if easy == fast:
-        text = f"sample: give either sample or draws with observe, got {'both' if easy else 'neither'}"
+        text = (
+            f"sample: give either sample or draws with observe, got {'both' if easy else 'neither'}"
+        )
         raise checks.Refusal(text, "sample", "conflict" if easy else "missing")
     if fast and not isinstance(problem.draws, Draws):
         raise refusal("draws", "be declared as Draws(...) for observe", problem.draws, code="type")

@@ -106,8 +106,7 @@ def load_source(name: str, source: str) -> None:
         _forget(name)
         line = line_of(error, place)
         at = f", line {line}" if line else ""
-        text = error.msg if isinstance(error, SyntaxError) else error
-        text = f"--import {name}{at}: {type(error).__name__}: {text}"
+        text = f"--import {name}{at}: {checks.with_type(error)}"
         raise SpecError(text, f"--import {name}", "damaged") from error
     _sources[name] = source
 
