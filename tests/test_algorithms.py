@@ -21,6 +21,7 @@ import optax
 import pytest
 from engine_helpers import NO_LAW, last_reading, momenta, numpy_draws, recorder
 from jax.sharding import Mesh
+from refusals import refused
 
 from jaxlsgd import (
     Algorithm,
@@ -399,27 +400,27 @@ def altered(**parts: Any) -> Algorithm:
 WRONG = {
     "a direction of another shape": (
         lambda: altered(direction=lambda g, client, round: (g[:1], client.local)),
-        r"\(altered\).direction: must return the direction .*, got float32\[1\] for float32\[2\]",
+        ("algorithm (altered).direction", "shape", "float32[1]"),
     ),
     "a direction of another dtype": (
         lambda: altered(direction=lambda g, c, r: (g.astype(jnp.float16), c.local)),
-        r"\(altered\).direction: must return .*, got float16\[2\] for float32\[2\]",
+        ("algorithm (altered).direction", "shape", "float16[2]"),
     ),
     "a direction alone": (
         lambda: altered(direction=lambda g, client, round: g),
-        r"\(altered\).direction: must return a pair, got ShapeDtypeStruct",
+        ("algorithm (altered).direction", "type"),
     ),
     "a local state that appears": (
         lambda: altered(direction=lambda g, client, round: (g, g)),
-        r"\(altered\).direction: must return `local` .*, got PyTreeDef\(\*\) for PyTreeDef\(None\)",
+        ("algorithm (altered).direction", "shape", "`local`"),
     ),
     "a memory that shrinks": (
         lambda: altered(send=lambda client, round: (client.x, client.memory[0])),
-        r"\(altered\).send: must return `memory` .*, got float32\[\] for float32\[2\]",
+        ("algorithm (altered).send", "shape", "`memory`"),
     ),
     "an average of another shape": (
         lambda: altered(receive=lambda moved, message, round: (moved[:, None], round.server)),
-        r"\(altered\).receive: must return x̄ .*, got float32\[2, 1\] for float32\[2\]",
+        ("algorithm (altered).receive", "shape", "float32[2, 1]"),
     ),
     "a server that changes its dtype": (
         lambda: altered(
@@ -428,18 +429,18 @@ WRONG = {
             send=None,
             receive=lambda moved, message, round: (moved, {"count": round.eta}),
         ),
-        r"\(altered\).receive: .*`server` .*, got float32\[\] for int32\[\] at \['count'\]",
+        ("algorithm (altered).receive", "shape", "`server`", "['count']"),
     ),
-    "a name": (lambda: "fedprox", "algorithm: must be an algorithm such as .*, got 'fedprox'"),
-    "an optimiser": (lambda: optax.sgd(1.0), "algorithm: must be an algorithm"),
-    "a builder": (lambda: fedprox, "algorithm: must be an algorithm"),
+    "a name": (lambda: "fedprox", ("algorithm", "type", "'fedprox'")),
+    "an optimiser": (lambda: optax.sgd(1.0), ("algorithm", "type")),
+    "a builder": (lambda: fedprox, ("algorithm", "type")),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_refused_before_it_runs(case: str):
-    make, message = WRONG[case]
-    with pytest.raises(ValueError, match=message):
+    make, why = WRONG[case]
+    with refused(*why):
         simulate(key(), problem(), plan(), replications=1, algorithm=make())
-    with pytest.raises(ValueError, match=message):
+    with refused(*why):
         plain_rounds(problem().loss, [1.0], make()).init(jnp.zeros(2))

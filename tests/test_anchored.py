@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_helpers import numpy_draws
+from refusals import refused
 
 import jaxlsgd
 from jaxlsgd import Anchored, Problem, Sync, algorithms, one_step, problems, schedules, simulate
@@ -225,15 +226,15 @@ def test_numbers_sent_count_anchors_and_hessians():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="gradients: must be one of anchor, increments"):
+    with refused("gradients", "choice"):
         one_step(gradients="both")
-    with pytest.raises(ValueError, match="hessians: must be left out"):
+    with refused("hessians", "unwanted"):
         one_step(hessians=3)
     state = METHOD.init(jnp.zeros(2))
-    with pytest.raises(ValueError, match="sync: must have the sum of the gradients at the anchor"):
+    with refused("sync", "missing"):
         METHOD.update(state, Sync(jnp.zeros(2), 1, 0.1))
     increments = one_step(gradients="increments")
-    with pytest.raises(ValueError, match="estimator: must have an anchor"):
+    with refused("estimator", "unsupported"):
         increments.anchors(increments.init(jnp.zeros(2)))
 
 
@@ -247,5 +248,5 @@ def test_many_columns_need_no_lapack():
 
 def test_more_parameters_than_it_is_for_are_refused_before_anything_is_traced() -> None:
     check_measure(one_step(), 500, "float32")
-    with pytest.raises(ValueError, match=r"methods: must be for at most 500 parameters .*got 501"):
+    with refused("methods", "unsupported", "501"):
         check_measure(one_step(), 501, "float32")

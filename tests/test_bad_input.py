@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxlsgd import (
     Draws,
@@ -495,9 +496,7 @@ def test_the_smallest_problems_are_not_refused(size: int):
 
 def test_more_replications_than_memory_has_room_for_are_refused_with_what_to_do(monkeypatch):
     monkeypatch.setattr(machine, "memory", lambda: 10**9)
-    with pytest.raises(
-        ValueError, match=r"^replications: must leave room .* got 50000000, .*Study"
-    ):
+    with refused("replications", "memory", "50000000", "Study"):
         run(replications=50_000_000)
     monkeypatch.setattr(machine, "memory", lambda: None)
     simulation._check_rows(Cell(*good(), (plug_in(),)), 50_000_000)  # where nothing is known

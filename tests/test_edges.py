@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from study_helpers import (
     LIMIT,
     TOML,
@@ -34,7 +35,7 @@ from work import counted
 
 from jaxlsgd import cli
 from jaxlsgd.engine import machine
-from jaxlsgd.study import Results, SpecError, StoreError, jobs, run
+from jaxlsgd.study import Results, StoreError, jobs, run
 from jaxlsgd.study.progress import RunLog, SilentProgress, Stop
 from jaxlsgd.study.store import files
 from jaxlsgd.study.store.writer import Writer
@@ -70,7 +71,7 @@ def test_local_runs_record_the_code(tmp_path, monkeypatch) -> None:
 def test_rows_of_other_code_are_refused_or_accepted_on_request(tmp_path) -> None:
     with_code(tmp_path, THEN, most=3)
     before = (tmp_path / "manifest.json").read_bytes(), (tmp_path / "lock").stat().st_mtime_ns
-    with pytest.raises(StoreError, match=r"code a1; .*code b2\).*new directory, .*--allow-other"):
+    with refused(tmp_path, "conflict", "a1", "b2", "--allow-other", kind=StoreError):
         Writer(tmp_path, small(), NOW)
     assert before[0] == (tmp_path / "manifest.json").read_bytes()
     assert before[1] == (tmp_path / "lock").stat().st_mtime_ns
@@ -93,7 +94,7 @@ def test_other_code_without_rows_is_nothing_to_refuse(tmp_path) -> None:
 def test_code_is_known_without_a_manifest(tmp_path) -> None:
     with_code(tmp_path, THEN, most=3)
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(StoreError, match="code a1"):
+    with refused(tmp_path, "conflict", "a1", kind=StoreError):
         Writer(tmp_path, small(), NOW)
     assert not (tmp_path / "manifest.json").exists()
 
@@ -242,7 +243,7 @@ def test_what_would_never_end_is_refused(study_file, tmp_path, arguments) -> Non
 
 @pytest.mark.parametrize("beta", ["1e999999999", "1" * 10**6, "9" * 300 + "/1"])
 def test_numbers_in_words_are_not_written_out(beta: str) -> None:
-    with pytest.raises(SpecError, match="beta"):
+    with refused("schedules[0].beta", "type"):
         small(schedules=[{"family": "power", "beta": beta}])
 
 
@@ -452,7 +453,7 @@ def test_files_of_a_library_call_replace_no_links_pipes_and_devices(make, tmp_pa
     make(path := tmp_path / "x.npz")
     with pytest.raises(FileExistsError, match="x.npz"):
         _filled(small().cells[0]).save(path, force=True)
-    with pytest.raises(StoreError, match="cannot write .*x.npz: it is a .*choose another place"):
+    with refused(path, "unavailable", "it is a ", kind=StoreError):
         files.write_whole(path, b"content")
     assert not path.is_file() or path.read_text() == "precious"
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxlsgd.federation import (
     agree,
@@ -92,7 +93,7 @@ def test_a_family_and_a_jax_loss_send_the_same_message():
     huber = final_message("huber", own, x, numbers=(1.0,))
     A, y = own
     np.testing.assert_allclose(huber.score, np.mean(np.clip(A @ x - y, -1, 1)[:, None] * A, 0))
-    with pytest.raises(ValueError, match=r"numbers: must be \(delta\) for huber, got \(\)"):
+    with refused("numbers", "shape", "delta"):
         final_message("huber", own, x)
 
 
@@ -110,14 +111,13 @@ def test_a_round_message_by_hand():
 
 def test_a_client_with_few_rows_refuses():
     own, x = rows(3, n=3), np.zeros(3)
-    rule = "rows: must be more than the 3 parameters, or a Hessian would give them away, got 3"
-    with pytest.raises(ValueError, match=rule):
+    with refused("rows", "disclosure"):
         final_message("logistic", own, x)
-    with pytest.raises(ValueError, match=rule):
+    with refused("rows", "disclosure"):
         round_message("logistic", own, (x, x), steps=1, examples=3, hessians=True)
     assert round_message("logistic", own, (x, x), steps=1, examples=3).hessian is None
     assert final_message("logistic", own, x, few_rows=True).examples == 3
-    with pytest.raises(ValueError, match="rows: must be at least 1, got 0"):
+    with refused("rows", "data"):
         final_message("logistic", rows(3, n=0), x)
 
 
@@ -135,9 +135,9 @@ def test_wrong_clients_are_left_out_with_words():
     assert "client other shape was left out: its Hessian has shape (4, 4), not (3, 3)" in told
     assert "client empty was left out: it has no rows (examples = 0)" in told
     assert "client gone sent no final message, and is left out" in told
-    with pytest.raises(ValueError, match="messages: must have a usable one"):
+    with refused("messages", "missing"):
         finish(right.estimate, {"nan": sent["nan"]})
-    with pytest.raises(ValueError, match="positive definite mean Hessian"):
+    with refused("messages", "data"):
         finish(right.estimate, {"a": sent["a"]._replace(hessian=np.ones((3, 3)))})
     far = finish(np.ones(3), finals(data, np.ones(3)))
     assert "take final messages again at fit.params" in str(far)
@@ -182,9 +182,7 @@ def test_rounds_with_clients_that_leave_and_clients_that_are_wrong():
     assert np.all(np.abs(found.estimate - right.estimate) < 4 * found.std_error)
     assert np.all(found.std_error < right.std_error)
     assert "about the minimiser of these rows, and not the population" in str(found)
-    with pytest.raises(
-        ValueError, match="messages: must be final messages of clients, for intervals"
-    ):
+    with refused("messages", "missing"):
         finish(state, None)
     sent = finals(data, flatten(estimate(state)))
     whole = finish(state, sent)
@@ -231,7 +229,7 @@ def test_clients_that_agree_and_one_that_does_not():
     # Tiny and separated clients are no obstacle.
     data["tiny"] = (np.ones((4, 3)) + 0.1 * rows(5, 4)[0], np.ones(4))
     assert np.isfinite(settled(data).agreement().client_p_values).all()
-    with pytest.raises(ValueError, match="at least 2 clients"):
+    with refused("messages", "data"):
         agree({"a": fit.messages["odd"]})
 
 

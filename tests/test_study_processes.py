@@ -6,6 +6,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from refusals import refused
 from study_helpers import LIMIT, small, tiles
 from study_helpers import TOML as BOTH
 
@@ -80,5 +81,5 @@ def test_a_run_without_others_is_refused(tmp_path: Path):
 
 
 def test_a_client_and_other_processes_at_once_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="client: must be None if the run is distributed"):
+    with refused("client", "unwanted"):
         small().run(tmp_path / "results", client=object(), distributed=True)

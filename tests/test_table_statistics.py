@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import statsmodels.api as sm
+from refusals import refused
 from test_table_input import table
 
 import jaxlsgd
@@ -146,7 +147,7 @@ def test_exposure(fair: pd.DataFrame):
         design(fair).iloc[:5], exposure=new["years"], offset=new["shift"]
     ).summary_frame()
     np.testing.assert_allclose(ours.predict(new)["mean"], given["mean"], rtol=5e-4)
-    with pytest.raises(ValueError, match="rows: must have the column of the exposure, got 'years'"):
+    with refused("rows", "missing", "'years'"):
         ours.predict(new.drop(columns="years"))
 
 
@@ -263,53 +264,53 @@ def test_few_rows_have_students_quantiles():
 REFUSED = {
     "sampled for the sample": (
         {"clients": "sampled", "target": "sample", "variance": "clients"},
-        "clients: must be given for the sample",
+        ("clients", "conflict"),
     ),
     "sampled, and a variance of rows": (
         {"clients": "sampled"},
-        "variance: must be clients or CR1 with clients='sampled'",
+        ("variance", "conflict"),
     ),
     "sampled without a column": (
         {"clients": "sampled", "client": None, "variance": "clients"},
-        "client: must be a column with clients='sampled'",
+        ("client", "missing"),
     ),
     "an exposure of shares": (
         {"exposure": "years"},
-        "exposure: must be left out unless the family",
+        ("exposure", "unwanted"),
     ),
     "a weight that is not there": (
         {"row_weights": "wait"},
-        "row_weights: must be a column of the table, got 'wait'",
+        ("row_weights", "unknown", "'weight'"),
     ),
     "a weight below 0": (
         {"row_weights": "shift"},
-        "row_weights 'shift': must be finite and at least 0",
+        ("row_weights 'shift'", "value"),
     ),
     "the response as a weight": (
         {"row_weights": "any"},
-        "row_weights: must be another column than response",
+        ("row_weights", "conflict"),
     ),
     "the response among the features": (
         {"features": ["age", "any"]},
-        "features: must not have the response 'any' among them",
+        ("features", "conflict", "'any'"),
     ),
     "nothing for the rows alone": (
         {"target": "sample", "variance": "clients"},
-        "methods: must have one for these rows alone",
+        ("methods", "missing"),
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(fair: pd.DataFrame, case: str):
-    more, words = REFUSED[case]
-    with pytest.raises(ValueError, match=words):
+    more, why = REFUSED[case]
+    with refused(*why):
         fitted(fair, "any", "logistic", **more)
 
 
 def test_too_many_columns_are_refused_before_the_run():
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 1200)))
-    with pytest.raises(ValueError, match=r"columns: must be at most .* methods=\(\) stops"):
+    with refused("columns", "data", "methods=()"):
         fit_table(frame, methods=["one_step"], response="0")
 
 
@@ -326,12 +327,12 @@ def test_many_columns_stop_at_newton_unless_methods_are_given(monkeypatch: pytes
     assert for_columns(asked, 67).methods == asked.methods
     assert for_columns(check_options(DEFAULTS), 64).methods == asked.methods
     monkeypatch.setattr(options, "memory", lambda: 2**20)
-    with pytest.raises(ValueError, match="columns: must be so few that their matrices and rows"):
+    with refused("columns", "memory"):
         fit_table(frame, response="y")
 
 
 def test_a_response_on_the_right_of_a_formula(fair: pd.DataFrame):
-    with pytest.raises(ValueError, match="formula: must not have the response 'any' on its right"):
+    with refused("formula", "conflict", "'any'"):
         fit_table(fair, formula="any ~ age + any", family="logistic")
 
 
@@ -434,7 +435,7 @@ def test_predictions(fair: pd.DataFrame, both: tuple[jaxlsgd.TableFit, Any]):
     kept = ours.predict(pa.table({"age": [30.0], "yrs_married": [3.0]}))
     assert isinstance(kept, pa.Table)
     np.testing.assert_allclose(kept["mean"][0].as_py(), gaps["mean"][0])
-    with pytest.raises(ValueError, match="rows: must be a column of the table, got 'age'"):
+    with refused("rows", "unknown"):
         ours.predict({"agee": [1.0], "yrs_married": [3.0]})
     assert ours.to_frame("arrow").num_rows == 3
 
@@ -456,14 +457,12 @@ def test_predictions_of_one_row_and_of_formulas(fair: pd.DataFrame):
     np.testing.assert_allclose(tested.statistic, wald.statistic, rtol=5e-3)
     pair = ours.test([{"age": 1.0}], null=ours.params["age"])
     np.testing.assert_allclose(pair.statistic, 0, atol=1e-12)
-    with pytest.raises(ValueError, match="formula: cannot be used"):
+    with refused("formula"):
         ours.predict(new.assign(school=99))
 
 
 def test_a_function_of_a_name_that_is_not_there(both: tuple[jaxlsgd.TableFit, Any]):
-    with pytest.raises(
-        ValueError, match="g: must use names of coefficients, got 'aeg'.*mean 'age'"
-    ):
+    with refused("g", "unknown", "'age'"):
         both[0].function(lambda b: b["aeg"])
 
 
@@ -649,16 +648,16 @@ def test_encodings_separators_and_decimal_commas(tmp_path: Path):
     given = {"response": "y", "client": "ort", "methods": ()}
     exact = fit_table({"größe": x, "y": y, "ort": ["Köln"] * 40}, **given).params
     path = written(tmp_path / "latin.csv", text, "latin-1")
-    with pytest.raises(ValueError, match="file: must be written in UTF-8.*encoding='latin-1'"):
+    with refused("file", "value", "latin.csv", "encoding='latin-1'"):
         fit_table(path, **given)
     np.testing.assert_allclose(fit_table(path, encoding="latin-1", **given).params, exact)
     wide = written(tmp_path / "wide.csv", text, "utf-16")
     np.testing.assert_allclose(fit_table(wide, **given).params, exact)
     comma = written(tmp_path / "comma.csv", text.replace(".", ","))
-    with pytest.raises(ValueError, match="if its commas are decimal, give decimal=','"):
+    with refused("column 'größe'", "type", "decimal=','"):
         fit_table(comma, **given)
     np.testing.assert_allclose(fit_table(comma, decimal=",", **given).params, exact)
-    with pytest.raises(ValueError, match="encoding: must be one that Python has, got 'latin-99'"):
+    with refused("encoding", "choice", "'latin-99'"):
         fit_table(comma, encoding="latin-99", **given)
 
 
@@ -672,9 +671,7 @@ def test_encodings_separators_and_decimal_commas(tmp_path: Path):
 )
 def test_dates_are_called_dates(dates: Any):
     frame = pd.DataFrame({"day": dates, "y": np.arange(30.0)})
-    with pytest.raises(
-        ValueError, match="column 'day': must be numbers, got 'dates such as 2020-01-01"
-    ):
+    with refused("column 'day'", "type", "2020-01-01"):
         fit_table(frame, response="y", methods=())
 
 

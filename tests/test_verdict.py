@@ -247,7 +247,7 @@ def test_why_it_is_withheld_is_kept_in_a_file(tmp_path):
     with pytest.raises(cell_file.Unfit, match="printable"):
         cell_file.about_from_json(header["cell"], list(cell.methods))
     header["cell"]["withheld"] = {"someone": "else"}
-    with pytest.raises(cell_file.Unfit, match="withheld verdicts are not texts"):
+    with pytest.raises(cell_file.Unfit, match="verdicts"):
         cell_file.about_from_json(header["cell"], list(cell.methods))
 
 
@@ -259,10 +259,10 @@ def test_the_estimate_is_the_centre_of_the_first_method():
     np.testing.assert_array_equal(result.estimate, [0, 0])
     np.testing.assert_array_equal(result.estimate_of("plug_in"), [3, 3])  # ȳ_T
     np.testing.assert_array_equal(result.estimate_of("plug_in"), result.interval("plug_in")[0])
-    with pytest.raises(ValueError, match="method: must be one of"):
+    with refused("method", "choice"):
         result.estimate_of("nothing")
     contrast = random_scaling(contrasts=[[1.0, -1.0], [1.0, 1.0]], name="difference")
-    with pytest.raises(ValueError, match="be for the parameters"):
+    with refused("method", "unsupported"):
         a_fit(methods=contrast).estimate_of("difference")
 
 

@@ -407,7 +407,8 @@ def _traced(value: Any) -> bool:
 
 def _check_numbers(eta: Any, E: Any) -> None:
     if not _traced(eta) and not (np.all(np.isfinite(eta)) and np.all(np.asarray(eta) > 0)):
-        raise refusal("eta", "be a finite number greater than 0", eta)
+        code = "value" if np.all(np.isfinite(eta)) else "not_finite"
+        raise refusal("eta", "be a finite number greater than 0", eta, code=code)
     if not _traced(E) and not np.all(np.asarray(E) >= 1):
         raise refusal("E", "be at least 1", E)
 
