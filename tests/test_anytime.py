@@ -394,9 +394,9 @@ def test_rules_that_cannot_be_read_are_refused(until: Any, why: Why) -> None:
 
 
 def test_a_study_refuses_a_rule_that_its_methods_cannot_keep() -> None:
-    with refused("problem linear", "unsupported"):
+    with refused("problem linear", "unsupported", "until: "):
         jobs.check(_study(until={"excludes": 0.0}))
-    with refused("problem linear", "choice"):
+    with refused("problem linear", "choice", "until.coordinates"):
         jobs.check(_study(until={"half_width": 0.1, "coordinates": ["z"]}))
 
 

@@ -119,7 +119,7 @@ def test_bad_study_file_is_refused_before_anything_is_written(capsys, study_file
 
 def test_debug_shows_the_traceback(capsys, monkeypatch) -> None:
     monkeypatch.setenv("JAXLSGD_DEBUG", "1")
-    with refused("path", "unavailable"):
+    with refused("path", "unavailable", "no.toml"):
         cli.main(["plan", "no.toml"])
 
 

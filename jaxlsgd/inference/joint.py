@@ -265,9 +265,10 @@ def function(
     with jax.enable_x64(True):
         x = jax.numpy.asarray(found.estimate)
         value, J = (np.asarray(each(x), np.float64) for each in (g, jax.jacrev(g)))
-    if value.ndim > 1 or not (np.isfinite(value).all() and np.isfinite(J).all()):
+    finite = np.isfinite(value).all() and np.isfinite(J).all()
+    if value.ndim > 1 or not finite:
         rule = "return a finite number or vector with a finite Jacobian at the estimate"
-        raise refusal("g", rule, value)
+        raise refusal("g", rule, value, code="shape" if finite else "not_finite")
     rows = J.reshape(-1, len(found.estimate))
     variance = np.sum((rows @ found.matrix) * rows, axis=1)
     if not np.all(variance > 0):
