@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import Verbs, add_verb, in_options
 from jaxlsgd.core import renamed
-from jaxlsgd.core.display import p_value, plural
+from jaxlsgd.core.display import p_value, plural, printable
 from jaxlsgd.core.storage import check_output, replacing
 
 if TYPE_CHECKING:
@@ -171,4 +171,4 @@ def _more(result: TableFit, arguments: argparse.Namespace) -> str:
             f"Wald test of {', '.join(arguments.test)}: W = {found.statistic:.5g} of "
             f"{plural(found.constraints, 'constraint')}, p = {p_value(found.p_value)}"
         )
-    return "".join(f"\n{part}\n" for part in parts)
+    return printable("".join(f"\n{part}\n" for part in parts))
