@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import Why, refused
 
 from jaxlsgd import (
     Draws,
@@ -28,6 +28,7 @@ from jaxlsgd import (
     schedules,
     simulate,
 )
+from jaxlsgd.analysis import looks, measures
 from jaxlsgd.core import checks
 from jaxlsgd.engine import machine
 from jaxlsgd.runs import simulate as simulation
@@ -508,3 +509,40 @@ def test_the_rows_of_a_replication_are_counted_in_bytes():
     arrays = [x for m in rows.methods.values() for x in (m.estimate, m.scale, m.half_width)]
     # Beside them are what became of each replication, and whether it was floored.
     assert cell.row_bytes == sum(x.nbytes for x in arrays) / 2 + 2 * 2 * 2
+
+
+@functools.cache
+def fitted() -> Any:
+    return fit(jax.random.key(0), *good(), methods=(plug_in(),), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (lambda: measures.coverage_table(5), ("cells", "type")),
+        (lambda: measures.coverage_table(None), ("cells", "type")),
+        (lambda: looks.looks_table(5), ("cells", "type")),
+        (lambda: looks.looks_table([5]), ("cells", "type")),
+        (lambda: fitted().test([]), ("method", "choice")),
+        (lambda: fitted().test(null="x"), ("null", "type")),
+        (lambda: fitted().test(null=[1.0, 2.0]), ("null", "shape")),
+        (lambda: fitted().test(null={}), ("null", "shape")),
+        (lambda: fitted().joint_test(null={}), ("null", "type")),
+        (lambda: fitted().joint_test(null=[[1], [1, 2]]), ("null", "type")),
+        (lambda: fitted().joint_test(contrasts="x"), ("contrasts", "type")),
+        (lambda: fitted().joint_test(contrasts=[[1], [1, 2]]), ("contrasts", "type")),
+        (lambda: fitted().function(5), ("g", "type")),
+        (lambda: fitted().function(lambda x: "a"), ("g", "type")),
+        (lambda: fitted().function(lambda x: {"a": x[0]}), ("g", "type")),
+        (lambda: fitted().function(lambda x: 5), ("g", "value")),
+        (lambda: fitted().function(lambda x: x[:, None] * x), ("g", "shape")),
+    ],
+)
+def test_wrong_kinds_are_refused_by_what_reads_results(act: Callable[[], Any], why: Why) -> None:
+    with refused(*why):
+        act()
+
+
+def test_an_error_in_a_function_of_the_parameters_is_its_own() -> None:
+    with pytest.raises(ZeroDivisionError):
+        fitted().function(lambda x: x[0] * (1 / 0))

@@ -147,6 +147,7 @@ MANIFESTS = {
     "a private family": put("study", "schedules", value=[{"family": "_check"}]),
     "a million lists": put("study", "save_at", value=[[[]]] * 1000),
     "a float for a count": put("study", "replications", value=1e300),
+    "no gamma0": lambda content: content["study"]["problems"][0].pop("gamma0") and None,
     "a table for a name": put("study", "problems", 0, "name", value={"a": 1}),  # type: ignore[arg-type]
 }
 
@@ -158,7 +159,10 @@ def test_hostile_manifest_is_refused(tmp_path, name: str) -> None:
     for use in (Results, lambda place: Writer(place, small(), ENVIRONMENT)):
         with refused(tmp_path / "manifest.json", "damaged", kind=Damaged) as caught:
             use(tmp_path)
-        assert len(str(caught.value)) < 1000
+        text = str(caught.value)
+        assert len(text) < 1000
+        assert not re.search(r"object|indices|unhashable|\('\w+'\)", text), text
+        assert name != "no gamma0" or "'gamma0' is missing" in text
 
 
 @pytest.mark.parametrize("value", [None, [], [1], {}, "all", [[]]])

@@ -17,7 +17,7 @@ from typing import Any
 import jaxlsgd
 from jaxlsgd.cli import critical_value, fit, results, studies
 from jaxlsgd.cli._common import USAGE, Parser
-from jaxlsgd.core.checks import describe, nearest, user_code_note
+from jaxlsgd.core.checks import describe, nearest, refusal, user_code_note
 from jaxlsgd.core.display import printable
 from jaxlsgd.core.renamed import OldName
 
@@ -89,7 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     parser = make_parser()
     _check_verb(parser, arguments)
+    if any("\0" in word for word in arguments):
+        parser.error("arguments must have no null characters")
     parsed = parser.parse_args(arguments)
+    if getattr(parsed, "out", None) == "":
+        raise refusal("--out", "be the name of a file or directory", "")
     return parsed.function(parsed)
 
 

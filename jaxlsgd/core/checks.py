@@ -222,14 +222,17 @@ def numeric(argument: str, value: Any, depth: int = 0) -> Any:
     return tuple(numeric(f"{argument}[{i}]", part, depth + 1) for i, part in enumerate(value))
 
 
+def reals(argument: str, value: Any, rule: str = "hold real numbers") -> NDArray[np.float64]:
+    """Return real numbers as a float64 copy."""
+    try:
+        return np.array(value, np.float64)
+    except (TypeError, ValueError) as error:  # of another kind, or a ragged list
+        raise refusal(argument, rule, value, code="type") from error
+
+
 def array(argument: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return finite numbers of the given shape, as a float64 copy."""
-    try:
-        found = np.array(value, np.float64)
-    except (TypeError, ValueError) as error:
-        raise refusal(
-            argument, f"hold real numbers of shape {shape}", value, code="type"
-        ) from error
+    found = reals(argument, value, f"hold real numbers of shape {shape}")
     if found.shape != shape:
         raise refusal(argument, f"have shape {shape}", found.shape, code="shape")
     finite(argument, found)
@@ -238,7 +241,7 @@ def array(argument: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float
 
 def finite(argument: str, value: Any) -> None:
     """Refuse an array with a NaN or an infinity; the error names the place of the first one."""
-    found = np.asarray(value, np.float64)
+    found = reals(argument, value)
     bad = ~np.isfinite(found)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -292,7 +295,7 @@ def interval_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
 
 def contrasts(value: ArrayLike) -> tuple[tuple[float, ...], ...]:
     """Return a finite matrix of full row rank, (number, d), as rows."""
-    matrix = np.asarray(value, np.float64)
+    matrix = reals("contrasts", value)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise refusal("contrasts", "be a matrix (number, d)", matrix.shape, code="shape")
     finite("contrasts", matrix)

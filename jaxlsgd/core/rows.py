@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -287,3 +287,13 @@ class CellRows(Tabular):
             return [name, "0", known, "-", "-"]
         means = rows.estimate[-1, ok, 0].mean(), 2 * rows.half_width[-1, 0, ok, 0].mean()
         return [name, f"{ok.sum():,}", known, *(f"{x:.4g}" for x in means)]
+
+
+def cells_of(source: Any) -> list[CellRows]:
+    """Return the cells of `CellRows`, of a sequence of them, or of the results of a study."""
+    found = source.read_all() if hasattr(source, "read_all") else source
+    iterable = isinstance(found, Iterable)
+    cells = [cell for cell in found if cell is not None] if iterable else [found]
+    if not all(isinstance(cell, CellRows) for cell in cells):
+        raise refusal("cells", "be CellRows or the results of a study", source, code="type")
+    return cells

@@ -333,7 +333,7 @@ class FederationFit:
           side: as in `interval`.
         """
         level = self.level if level is None else level
-        return joint.function(self._joint(), lambda x: g(_shaped(x, self.like)), level, side)
+        return joint.function(self._joint(), g, level, side, lambda x: _shaped(x, self.like))
 
     def test(
         self, contrasts: ArrayLike | None = None, null: ArrayLike = 0.0, level: float | None = None

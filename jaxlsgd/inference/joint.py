@@ -246,15 +246,20 @@ def simultaneous(
 
 
 def function(
-    found: Joint, g: Callable[[Any], Any], level: float = 0.95, side: str = "both"
+    found: Joint,
+    g: Callable[[Any], Any],
+    level: float = 0.95,
+    side: str = "both",
+    shaped: Callable[[Any], Any] = lambda x: x,
 ) -> Interval:
     """Return an interval for g(x*) by the delta method: g(x̂) ± q √(J M Jᵀ)_ii with J the Jacobian of g at x̂.
 
     Args:
       found: from `joint`.
-      g: `(d,) array → number or vector`, differentiable by JAX.
+      g: `parameters → number or vector`, differentiable by JAX.
       level: of each component by itself.
       side: "both", or the only bound that is finite: "lower" or "upper".
+      shaped: makes the parameters that g takes of a (d,) array.
 
     Returns:
       An `Interval` of g's shape. If critical values differ between coordinates, as those of one_step do, the
@@ -262,9 +267,19 @@ def function(
     """
     checks.level(level)
     checks.choice("side", side, SIDES)
+    if not callable(g):
+        raise refusal("g", "be a function of the parameters", g, code="type")
+
+    def numbers(x: Any) -> Any:
+        value = g(shaped(x))
+        try:
+            return jax.numpy.asarray(value, np.float64)
+        except (TypeError, ValueError) as error:
+            raise refusal("g", "return a number or a vector", value, code="type") from error
+
     with jax.enable_x64(True):
         x = jax.numpy.asarray(found.estimate)
-        value, J = (np.asarray(each(x), np.float64) for each in (g, jax.jacrev(g)))
+        value, J = (np.asarray(each(x), np.float64) for each in (numbers, jax.jacrev(numbers)))
     finite = np.isfinite(value).all() and np.isfinite(J).all()
     if value.ndim > 1 or not finite:
         rule = "return a finite number or vector with a finite Jacobian at the estimate"

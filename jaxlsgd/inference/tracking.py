@@ -304,7 +304,7 @@ class Tracker:
                 rule = "be None unless the method has standard errors"
                 raise refusal("sampling", rule, self.estimator.name, code="unsupported")
             found = found._replace(matrix=found.matrix + np.asarray(sampling, np.float64))
-        return joint.function(found, lambda x: g(self._shaped(x)), level, side)
+        return joint.function(found, g, level, side, self._shaped)
 
     def table(
         self,

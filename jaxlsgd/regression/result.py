@@ -236,8 +236,8 @@ class TableFit:
         )
         found = joint.Joint(estimate, covariance, one.multiplier, None, one_sided=one.multiplier)
         level = self.level if level is None else level
-        named = lambda x: g(Named(zip(self.names, x, strict=True)))  # noqa: E731
-        return joint.function(found, named, level, side)
+        named = lambda x: Named(zip(self.names, x, strict=True))  # noqa: E731
+        return joint.function(found, g, level, side, named)
 
     def ratios(self, method: str | None = None, level: float | None = None) -> Any:
         """Return odds ratios (logistic) or rate ratios (poisson, negative_binomial) as a pandas table.

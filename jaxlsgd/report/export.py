@@ -15,9 +15,8 @@ from jaxlsgd.analysis.measures import summarise
 from jaxlsgd.core import checks
 from jaxlsgd.core.causes import Cause
 from jaxlsgd.core.display import Table, write_csv
-from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.rows import CellRows, cells_of
 from jaxlsgd.core.storage import replacing
-from jaxlsgd.report.tables import cells_of
 
 ENDINGS = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}
 _FACTS = ("problem", "algorithm", "schedule", "num_steps", "num_rounds")

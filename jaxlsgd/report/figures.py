@@ -23,9 +23,9 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import plural, save_figure
-from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.rows import CellRows, cells_of
 from jaxlsgd.report import style
-from jaxlsgd.report.tables import Selection, cells_of
+from jaxlsgd.report.tables import Selection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

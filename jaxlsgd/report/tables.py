@@ -36,7 +36,7 @@ from jaxlsgd.core import checks, renamed
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import WIDTH, Table, error_decimals, percent, with_error
-from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.rows import CellRows, cells_of
 
 ALL = "all"
 LATEX_WIDTH = 90  # characters of a table that fits between the margins of an article
@@ -187,17 +187,6 @@ _NOTES = {
     "coverage_difference": "Differences and ratios are those of a row from its reference, over "
     "replications that completed in both.",
 }
-
-
-def cells_of(source: Any) -> list[CellRows]:
-    """Return the cells of `CellRows`, of a sequence of them, or of the results of a study."""
-    if isinstance(source, CellRows):
-        return [source]
-    found = source.read_all() if hasattr(source, "read_all") else source
-    cells = [cell for cell in found if cell is not None]
-    if not all(isinstance(cell, CellRows) for cell in cells):
-        raise refusal("cells", "be CellRows or the results of a study", source, code="type")
-    return cells
 
 
 def render(

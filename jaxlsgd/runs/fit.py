@@ -166,7 +166,7 @@ class Fit:
             )
         like = self.cell.problem.init
 
-        return joint.function(self.joint(chosen), lambda x: g(unravel(x, like)), level, side)
+        return joint.function(self.joint(chosen), g, level, side, lambda x: unravel(x, like))
 
     def test(self, method: str | None = None, null: Params = 0.0) -> Test:
         """Test x_j = null_j, two-sided, after the last round; a number is the null of all coordinates."""
@@ -174,8 +174,11 @@ class Fit:
         rows = self.rows[estimator.name]
         check_finite("null", null)
         # NumPy keeps float64.
-        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(null)])
-        null = np.broadcast_to(flat, rows.scale[-1, 0].shape)
+        flat = np.concatenate([(), *(np.ravel(leaf) for leaf in jax.tree.leaves(null))])
+        (q,) = rows.scale[-1, 0].shape
+        if flat.size not in (1, q):
+            raise refusal("null", f"be a number or have {q}", flat.size, code="shape")
+        null = np.broadcast_to(flat, q)
         gap, scale = rows.estimate[-1, 0] - null, rows.scale[-1, 0]
         # At scale 0 any gap is infinitely many scales, and no gap is none.
         certain = np.where(gap == 0, 0.0, np.copysign(np.inf, gap))
@@ -236,7 +239,7 @@ class Fit:
     def _known(self, method: str | None) -> str:
         """Return the name of a method of the run; of the first if None."""
         name = self.cell.methods[0].name if method is None else renamed.method(method)
-        if name not in self.rows:
+        if not isinstance(name, str) or name not in self.rows:
             raise refusal("method", f"be one of {', '.join(self.rows)}", name, code="choice")
         return name
 

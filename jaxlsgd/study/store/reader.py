@@ -258,7 +258,8 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], Study]:
     try:
         return manifest, Study.read(manifest["study"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise Damaged(f"{path} is damaged: it holds no study ({error})", path) from error
+        text = f"{path} is damaged: it holds no study ({files.unread(error)})"
+        raise Damaged(text, path) from error
 
 
 def _from_json(content: Any, cell: CellSpec) -> CellRows:
