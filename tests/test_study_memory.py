@@ -76,6 +76,16 @@ def test_reading_is_predicted_near_what_the_compiler_plans() -> None:
         assert 0.7 * planned - 100_000 < predicted < 3 * planned + 100_000
 
 
+def test_other_devices_make_anchors_while_one_is_read() -> None:
+    """With 60 parameters, two devices were seen to need 1,235 MB (1,387 with compiling), and one 993."""
+    wide = [{"kind": "logistic", "dim": 60, "num_clients": 4, "gamma0": 0.5}]
+    plan = {"schedules": ["C5"], "horizons": [400], "replications": 512, "tile_size": 128}
+    study = small(problems=wide, methods=["one_step"], **plan)
+    one, two = (forecast.memory(study, n).host / 1e6 for n in (1, 2))
+    assert abs(one / 993 - 1) < 0.1
+    assert 1.0 < two / 1235 < 1387 / 1235
+
+
 def test_a_method_that_cannot_be_traced_is_left_to_the_run(monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("somebody's")

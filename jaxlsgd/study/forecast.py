@@ -76,9 +76,8 @@ class Memory(NamedTuple):
     process: int  # the interpreter, JAX and its compiler
     programs: int  # compiled, for all devices
     arrays: int  # of the largest job, on each device that is busy
-    reading: (
-        int  # to read the intervals of a method, of one tile at a time on any number of devices
-    )
+    # To read the intervals of a method, of one tile at a time on any number of devices, while the others make anchors.
+    reading: int
     rows: int  # of the largest job, on the host, for each device that is busy
     writing: int  # of the tile that is encoded, and the first read back
     devices: int  # that are busy
@@ -178,6 +177,8 @@ def memory(study: Study, devices: int, platform: str = "cpu") -> Memory:
     each = PROGRAM_BYTES * len(programs)
     each += sum(METHOD_BYTES + EQUATION_BYTES * reading.equations for reading in found)
     reading = max(_beyond_steps(cell, platform) for cell in read.values())
+    if platform == "cpu":
+        reading += (busy - 1) * max(_making_anchors(cell) for cell in read.values())
     compiled = each if platform == "cpu" else busy * each  # see `machine.chosen`
     return Memory(PROCESS_BYTES, compiled, arrays, reading, rows, writing, busy, platform == "cpu")
 
@@ -187,6 +188,14 @@ def _beyond_steps(cell: CellSpec, platform: str) -> int:
     found = [_reading(method, cell) for method in cell.methods]
     free = job_bytes((Tile(cell, 0),), platform) - cell.tile_size * sum(one.kept for one in found)
     return max(0, cell.tile_size * max(one.bytes for one in found) - max(0, free))
+
+
+def _making_anchors(cell: CellSpec) -> int:
+    """Return the bytes that a tile needs beyond those of its steps while it makes an anchor."""
+    made = tuple(method.built().made for method in cell.methods)
+    parts = cell.problem.built().made, made, cell.dtype
+    each = cost.replication_bytes(*parts, algorithm=cell.algorithm.built().made)
+    return max(0, cell.tile_size * each - job_bytes((Tile(cell, 0),)))
 
 
 def _reading(method: Part, cell: CellSpec) -> cost.ReadingCost:
