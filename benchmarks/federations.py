@@ -230,7 +230,7 @@ def to_minimum(family: str, data: Any, **options: Any) -> Any:
 
     x = np.zeros(next(iter(data.values()))[0].shape[1])
     for _ in range(12):
-        sent = {k: final_message(family, own, x, few_rows=True) for k, own in data.items()}
+        sent = {k: final_message(family, own, x, least_rows=0) for k, own in data.items()}
         fit = finish(x, sent, **options)
         if fit.remainder < 1e-3:
             break

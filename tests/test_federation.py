@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxlsgd.federation import (
     agree,
@@ -23,6 +25,7 @@ from jaxlsgd.federation import (
     what_leaves,
 )
 from jaxlsgd.federation.agreement import _coefficient, paule_mandel
+from jaxlsgd.federation.client import distinct_rows
 
 NAMES = "abcdefgh"
 
@@ -46,7 +49,7 @@ def federation(count: int = 4, **options: Any) -> dict[str, tuple[Any, Any]]:
 
 def finals(data: dict[str, Any], x: Any, **options: Any) -> dict[str, Any]:
     return {
-        name: final_message("logistic", own, x, few_rows=True, **options)
+        name: final_message("logistic", own, x, least_rows=0, **options)
         for name, own in data.items()
     }
 
@@ -109,16 +112,62 @@ def test_a_round_message_by_hand():
 
 
 def test_a_client_with_few_rows_refuses():
-    own, x = rows(3, n=3), np.zeros(3)
-    rule = "rows: must be more than the 3 parameters, or a Hessian would give them away, got 3"
-    with pytest.raises(ValueError, match=rule):
+    own, x = rows(3, n=19), np.zeros(3)
+    with refused("rows", "disclosure"):
         final_message("logistic", own, x)
-    with pytest.raises(ValueError, match=rule):
-        round_message("logistic", own, (x, x), steps=1, examples=3, hessians=True)
-    assert round_message("logistic", own, (x, x), steps=1, examples=3).hessian is None
-    assert final_message("logistic", own, x, few_rows=True).examples == 3
-    with pytest.raises(ValueError, match="rows: must be at least 1, got 0"):
-        final_message("logistic", rows(3, n=0), x)
+    with refused("rows", "disclosure"):
+        final_message("logistic", rows(3, n=29, d=6), np.zeros(6))
+    assert final_message("logistic", rows(3, n=20), x).examples == 20
+    assert final_message("logistic", own, x, least_rows=19).examples == 19
+    assert final_message("logistic", rows(3, n=3), x, least_rows=0).examples == 3
+    with refused("rows", "data"):
+        final_message("logistic", rows(3, n=0), x, least_rows=0)
+    # Copies, and rows without weight, are no more rows.
+    A, y = rows(3, n=2)
+    with refused("rows", "disclosure"):
+        final_message("logistic", (np.tile(A, (10, 1)), np.tile(y, 10)), x)
+    A, y = rows(3, n=50)
+    with refused("rows", "disclosure"):
+        final_message("logistic", (A, y, np.where(np.arange(50) < 2, 1.0, 0.0)), x)
+    with refused("rows", "disclosure"):
+        final_message("logistic", (np.tile(A[:2], (25, 1)), np.tile(y[:2], 25), 1 + y), x)
+
+
+def test_hessians_of_a_round_need_rows_and_the_refusal_says_how_many():
+    (A, y), x = rows(3, n=300), np.zeros(3)
+
+    def sent(picked: Any, steps: int, **options: Any) -> Any:
+        given = {"examples": 300, "hessians": True, **options}
+        own = A[np.asarray(picked)], y[np.asarray(picked)]
+        return round_message("logistic", own, (x, x), steps=steps, **given)
+
+    assert sent(range(15), 5).hessian is not None
+    assert sent(range(3), 3, least_rows=0).hessian is not None
+    assert sent([0, 1, 1, 0] * 5, 5, hessians=False).hessian is None
+    with refused("rows", "disclosure"):
+        sent([0, 1, 1, 0] * 5, 5)
+    with refused("examples", "disclosure"):
+        sent(range(15), 5, examples=19)
+    with refused("rows", "disclosure") as caught:
+        sent(range(8), 4)
+    text = r"batches of (\d+) in (\d+) steps, or (\d+) steps with batches of (\d+)"
+    (found,) = re.findall(text, str(caught.value))
+    batch, steps, more, width = map(int, found)
+    assert (batch, steps, more, width) == (4, 4, 8, 2)
+    assert sent(range(batch * steps), steps).hessian is not None
+    assert sent(range(more * width), more).hessian is not None
+
+
+def test_rows_are_counted_once_and_only_with_weight():
+    A, y = np.arange(12.0).reshape(6, 2), np.arange(6)
+    assert distinct_rows((A, y), None, 100) == 6
+    assert distinct_rows({"a": np.concatenate([A, A]), "b": np.tile(y, 2)}, None, 100) == 6
+    assert distinct_rows((A, y), np.array([1, 0, 0, 2, np.nan, -1]), 100) == 2
+    assert distinct_rows((np.array([0.0, -0.0]),), None, 100) == 1
+    # Counting goes on until there are enough, in blocks.
+    many = np.arange(100_000.0)[:, None] // 3000
+    assert distinct_rows((many,), None, 100) == 34
+    assert distinct_rows((many * 0, np.arange(100_000) > 99_998), None, 2) == 2
 
 
 def test_wrong_clients_are_left_out_with_words():
@@ -242,7 +291,7 @@ def test_paule_and_mandel_by_hand():
     assert paule_mandel(y, np.ones(3)) == pytest.approx(15.0)
 
 
-def test_an_interval_for_a_new_client_allows_for_an_unknown_spread():
+def test_an_interval_for_a_coefficient_allows_for_an_unknown_spread():
     """Estimates that happen to agree leave open that clients differ; many that differ settle it."""
     v = np.full(8, 0.02)
     tau2, _, low, high = _coefficient(np.linspace(-0.2, 0.2, 8), v, 0.95)
