@@ -84,7 +84,8 @@ def a_client(
     k: int, change: Callable[[int, dict[str, Any]], None] = lambda m, reply: None, **options: Any
 ) -> ClientApp:
     """Rows in their order, one per step; `change` spoils what its train function returns."""
-    mod = InferenceMod("gaussian", rows=lambda context: rows_of(k), **options)
+    given: dict[str, Any] = {"least_rows": 0, **options}
+    mod = InferenceMod("gaussian", rows=lambda context: rows_of(k), **given)
     app = ClientApp(mods=[mod])
     A, y = rows_of(k)
 
@@ -252,15 +253,33 @@ def test_a_client_without_the_mod_or_without_observed_rows():
 
 
 def test_a_client_with_few_rows_keeps_its_hessian_to_itself():
-    mod = InferenceMod("gaussian", rows=lambda context: rows_of(0, DIM))
+    mod = InferenceMod("gaussian", rows=lambda context: rows_of(0, 19))
     app = ClientApp(mods=[mod])
     app.train()(lambda message, context: Message(RecordDict(), reply_to=message))
     strategy, _, grid = run([a_client(0), a_client(1)], rounds=ROUNDS, rows="reused")
     grid.apps[12] = app
     with jax.enable_x64(True):
         table, fit = strategy.finish(grid)
-    assert "must be more than the 2 parameters" in strategy.took_part[-1].left_out[12]
+    assert "at least 20 different rows" in strategy.took_part[-1].left_out[12]
     assert set(fit.messages) == {"10", "11"} and "12" in table
+
+
+@pytest.mark.parametrize(
+    ("options", "examples", "argument"), [({}, 100, "rows"), ({"least_rows": E}, E - 1, "examples")]
+)
+def test_hessians_of_a_round_with_few_rows_are_not_sent(
+    options: dict[str, Any], examples: int, argument: str
+):
+    def few(m: int, reply: dict[str, Any]) -> None:
+        reply["num-examples"] = examples
+
+    asked = {"least_rows": None, **options}
+    strategy, _, grid = run([a_client(0, few, **asked), a_client(1)], rounds=ROUNDS)
+    due = [bool(one["hessians"]) for one in grid.asked[::2]]
+    refused = [10 in one.left_out for one in strategy.took_part[:ROUNDS]]
+    assert due[:ROUNDS] == refused and any(due)
+    words = {one.left_out[10] for one in strategy.took_part if 10 in one.left_out}
+    assert all(f"{argument}: must be at least" in one for one in words)
 
 
 def test_bad_input():

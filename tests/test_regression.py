@@ -72,7 +72,7 @@ def test_messages_are_sums_over_rows():
     X, y = rng.normal(size=(9, 2)), rng.integers(0, 2, 9).astype(float)
     p, theta, ridge = np.array([0.5, 0.2, 0.3]), np.array([0.3, -0.2]), np.array([0.0, 0.1])
     sent = {
-        str(k): final_message("logistic", (X[client == k], y[client == k]), theta, few_rows=True)
+        str(k): final_message("logistic", (X[client == k], y[client == k]), theta, least_rows=0)
         for k in range(3)
     }
     plain = stack(sent, {str(k): p[k] for k in range(3)})

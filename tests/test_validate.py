@@ -110,16 +110,6 @@ def test_a_digest_tells_places_and_rounds_apart_but_not_precisions():
         validate.answers("place", None, own, "the estimate")
 
 
-def test_rows_are_counted_once_and_only_with_weight():
-    A, y = np.arange(12.0).reshape(6, 2), np.arange(6)
-    assert validate.distinct_rows((A, y), 100) == 6
-    assert validate.distinct_rows((A, y), 4) == 4
-    twice = [np.concatenate([one, one]) for one in (A, y)]
-    assert validate.distinct_rows(twice, 100) == 6
-    assert validate.distinct_rows((A, y), 100, weights=[1, 0, 0, 2, np.nan, -1]) == 2
-    assert validate.distinct_rows((np.array([0.0, -0.0]),), 100) == 1
-
-
 def test_names_and_reasons_stay_on_their_line():
     note = validate.left_out("\x1b[31mred\nfake: all is well", "bad\r\nline")
     assert note.isprintable() and note.startswith(r"client \x1b[31mred\nfake")

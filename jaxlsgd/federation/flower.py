@@ -78,7 +78,8 @@ class InferenceMod:
         whose minimum is of interest, whatever the train function does.
       rows: `context → rows`, all rows of this client, for the final message.
       numbers: of the family, as in `client.round_message`.
-      few_rows: allow Hessians of no more rows than parameters, which give these rows away.
+      least_rows: different rows that Hessians need, as in `client.final_message` and `client.round_message`. How many rows
+        the client has is read from the metric "num-examples" of its reply.
 
     Example::
 
@@ -100,14 +101,14 @@ class InferenceMod:
         rows: Callable[[Context], client.Rows],
         *,
         numbers: Sequence[float] = (),
-        few_rows: bool = False,
+        least_rows: int | None = None,
     ) -> None:
         if not callable(loss):
             checks.choice("loss", loss, tuple(losses.FAMILIES))
         if not callable(rows):
             raise refusal("rows", "be a function of the context", rows, code="type")
         self.loss, self.rows = loss, rows
-        self.options: dict[str, Any] = {"numbers": tuple(numbers), "few_rows": few_rows}
+        self.options: dict[str, Any] = {"numbers": tuple(numbers), "least_rows": least_rows}
 
     def observed(self, rows: client.Rows) -> None:
         """Record the rows of one local step; all steps of a round have equally many."""
@@ -132,14 +133,16 @@ class InferenceMod:
         try:
             reply = call_next(message, context)
             if not reply.has_error():
-                reply.content[SENT] = self._sums(steps, anchors, bool(asked["hessians"]))
+                reply.content[SENT] = self._sums(steps, anchors, bool(asked["hessians"]), reply)
         except ValueError as error:
             return _failed(message, error)
         finally:
             _STEPS.reset(token)
         return reply
 
-    def _sums(self, steps: list[client.Rows], anchors: list[Arrays], hessians: bool) -> ArrayRecord:
+    def _sums(
+        self, steps: list[client.Rows], anchors: list[Arrays], hessians: bool, reply: Message
+    ) -> ArrayRecord:
         if not steps:
             raise refusal(
                 "train", "call observed(rows) in each local step", "no call", code="missing"
@@ -155,7 +158,7 @@ class InferenceMod:
             rows,
             anchors,
             steps=len(steps),
-            examples=1,
+            examples=_own_examples(reply, len(steps) * sizes.pop()),
             hessians=hessians,
             **self.options,
         )
@@ -167,6 +170,13 @@ class InferenceMod:
         except ValueError as error:
             return _failed(message, error)
         return Message(RecordDict({SENT: final_record(made)}), reply_to=message)
+
+
+def _own_examples(reply: Message, otherwise: int) -> int:
+    """Return how many rows a client says that it has, in the metric that Flower weights by unless told another."""
+    found = [one.get("num-examples") for one in reply.content.metric_records.values()]
+    usable = [int(one) for one in found if isinstance(one, int | float) and 1 <= one < 2**53]
+    return usable[0] if usable else otherwise
 
 
 def round_record(message: RoundMessage) -> ArrayRecord:

@@ -7,7 +7,6 @@ Clients may be faulty or hostile. Each check returns the value that the server u
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -99,20 +98,6 @@ def answers(field: str, value: Any, asked: int, what: str) -> None:
         raise refusal(
             field, f"be that of {what}", "another, as in an old message", code="untrusted"
         )
-
-
-def distinct_rows(leaves: Sequence[Any], enough: int, weights: Any = None) -> int:
-    """Return how many different rows of positive weight there are, counted up to `enough`."""
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    counted = (
-        np.arange(len(arrays[0])) if weights is None else np.flatnonzero(np.asarray(weights) > 0)
-    )
-    seen: set[bytes] = set()
-    for i in counted.tolist():
-        if len(seen) >= enough:
-            break
-        seen.add(b"".join((one[i] + 0).tobytes() for one in arrays))  # -0.0 is 0.0
-    return len(seen)
 
 
 def shown_name(name: Any) -> str:

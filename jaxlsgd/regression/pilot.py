@@ -126,7 +126,7 @@ class Whitened:
             mine = tuple(None if one is None else one[own] for one in parts)
             whole = None if all_rows is None else all_rows * (size / rows.p[k])
             found[rows.labels[k]] = final_message(
-                name, mine, theta, numbers=numbers, all_rows=whole, few_rows=True
+                name, mine, theta, numbers=numbers, all_rows=whole, least_rows=0
             )
         return found
 
