@@ -19,7 +19,16 @@ from jaxlsgd.inference import anchored_rounds
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 pytest.importorskip("flwr", reason="Flower is not installed: pip install flwr")
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg
@@ -28,7 +37,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from jaxlsgd.federation.flower import InferenceMod, InferenceStrategy
 
 METHOD = one_step()
-EXAMPLES = (100, 200, 300)
+EXAMPLES = (420, 840, 1260)
 E, ROUNDS, DIM = 7, 60, 2
 
 
@@ -61,7 +70,7 @@ class OneProcess(Grid):
         for message in messages:
             self.asked.append(dict(message.content["jaxlsgd.asked"].items()))
             node = message.metadata.dst_node_id
-            context = Context(1, node, {"partition-id": node - 10}, RecordDict(), {})
+            context = Context(1, node, {"partition-id": node % 10}, RecordDict(), {})
             try:
                 reply = self.apps[node](message, context)
             except TimeoutError:
@@ -142,10 +151,11 @@ def test_the_same_draws_give_the_same_numbers_as_plain_rounds():
         found = METHOD.interval(statistics, 0.95)
     last = result.train_metrics_clientapp[ROUNDS]
     chex.assert_trees_all_close(result.arrays["x"].numpy(), np.asarray(sync.params), rtol=1e-12)
-    for name, part in zip(("estimate", "lower", "upper"), found, strict=True):
-        ours = np.asarray(last[f"jaxlsgd.{name}"])
-        assert np.isfinite(ours).all()
-        chex.assert_trees_all_close(ours, np.asarray(part), rtol=1e-10, atol=1e-10)
+    # The strategy sees each client's noise by itself, and makes anchors between rounds.
+    half = np.asarray(found.upper) - np.asarray(found.estimate)
+    ours = [np.asarray(last[f"jaxlsgd.{name}"]) for name in ("lower", "estimate", "upper")]
+    assert np.all(np.abs(ours[1] - np.asarray(found.estimate)) < 0.05 * half)
+    chex.assert_trees_all_close(ours[2] - ours[0], 2 * half, rtol=0.1)
     asked = [one["hessians"] for one in grid.asked[::3]]
     assert asked == chosen.astype(bool).tolist()
     assert last["loss"] == pytest.approx(1.0)  # the wrapped strategy's own metrics
@@ -203,8 +213,8 @@ def fails(m: int, reply: dict[str, Any]) -> None:
     ("change", "words"),
     [
         (nan, "model: must be finite, got"),
-        (no_rows, "num-examples: must be an integer of at least 1, got 0"),
-        (other_shape, "model: must have arrays {'x': (2,)}, got {'x': (3,)}"),
+        (no_rows, "num-examples: must be a whole number of at least 1"),
+        (other_shape, "model: must have shape (2,), got (3,)"),
         (leaves, "no reply came"),
         (fails, "it failed: out of memory"),
     ],
@@ -250,6 +260,35 @@ def test_a_client_without_the_mod_or_without_observed_rows():
     assert result.fit is not None and "node 10" in result.remarks[-1]
 
 
+def test_a_node_that_comes_back_under_another_id_is_the_same_client():
+    """Client 2 is node 12 in odd rounds and node 22 in even ones."""
+    grid_apps = [a_client(k) for k in range(3)]
+    grid = OneProcess(grid_apps)
+    weights = {str(k): EXAMPLES[k] for k in range(3)}
+    strategy = InferenceStrategy(
+        FedAvg(fraction_evaluate=0.0), E=E, eta=eta, rows="fresh", weights=weights
+    )
+    arrays = ArrayRecord({"x": Array(np.zeros(DIM))})
+    config: Any = ConfigRecord()
+    for m in range(1, 13):
+        grid.apps = {10: grid_apps[0], 11: grid_apps[1], (12 if m % 2 else 22): grid_apps[2]}
+        asked = strategy.configure_train(m, arrays, config, grid)
+        found, _ = strategy.aggregate_train(m, grid.send_and_receive(asked))
+        assert found is not None
+        arrays = found
+    state = strategy.state
+    assert state is not None and set(state.clients) == {"0", "1", "2"}
+    assert {one.n for one in state.clients.values()} == {state.clients["0"].n}
+    assert not state.remarks and not any(one.left_out for one in strategy.took_part)
+    # A second node with the name of one that is connected is refused.
+    grid.apps[30] = lambda message, context: grid_apps[2](
+        message, Context(1, 30, {"partition-id": 0}, RecordDict(), {})
+    )
+    asked = list(strategy.configure_train(13, arrays, config, grid))
+    strategy.aggregate_train(13, grid.send_and_receive(asked))
+    assert "which is connected" in strategy.took_part[-1].left_out[30]
+
+
 def test_a_client_with_few_rows_keeps_its_hessian_to_itself():
     mod = InferenceMod("gaussian", rows=lambda context: rows_of(0, DIM))
     app = ClientApp(mods=[mod])
@@ -259,7 +298,7 @@ def test_a_client_with_few_rows_keeps_its_hessian_to_itself():
     with jax.enable_x64(True):
         table, fit = strategy.finish(grid)
     assert "must be more than the 2 parameters" in strategy.took_part[-1].left_out[12]
-    assert set(fit.messages) == {"10", "11"} and "12" in table
+    assert set(fit.messages) == {"0", "1"} and "12" in table
 
 
 def test_bad_input():
