@@ -634,7 +634,7 @@ def write(out: Path, found: dict[str, list[Row]], seeds: dict[str, int]) -> None
         *shown.get("participation", ()),
         "",
         "Rounds until each client has reported twice, which an anchor waits for; by drawing who takes part, alone. An interval "
-        "needs one or two such anchors.",
+        "needs one such anchor at least, usually two.",
         "",
         *shown.get("waiting", ()),
         "",
