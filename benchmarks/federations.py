@@ -5,6 +5,7 @@ optimisers; intervals are about the population. Sampled clients: 8 to 50 of them
 column that is constant within clients. Agreement: size and power of the test of agreement, beside Cochran's Q on separate
 fits, and the interval for a new client. Odd: one client that differs. Levels: a factor of which some clients have one level only.
 Shifts: clients whose intercepts differ and whose slopes do not. Tables: messages beside statsmodels on the pooled rows.
+Participation: some of the clients take part in each round, with fresh rows; and how many rounds an anchor waits for all.
 
   python -m benchmarks.federations --out benchmarks/results      400 data sets per loop; about half an hour of one core
   python -m benchmarks.federations --parts sampled odd --out …   these anew, the others as they are stored there
@@ -36,7 +37,19 @@ LOOPS = {
 }
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4)
 SHIFTS = (0.5, 1.0, 2.0)
-PARTS = ("loops", "sampled", "agreement", "odd", "levels", "shifts", "tables")
+PARTS = (
+    *("loops", "sampled", "agreement", "odd", "levels", "shifts", "tables"),
+    *("participation", "waiting"),
+)
+# Relative sizes of clients, how many take part, their steps, rounds.
+TAKING_PART = {
+    "2 of 4, sizes 1:1:1:5": ((1, 1, 1, 5), 2, (16,) * 4, 60),
+    "the same, sizes not given": ((1, 1, 1, 5), 2, (16,) * 4, 60),
+    "all 4, sizes 1:1:1:5": ((1, 1, 1, 5), 4, (16,) * 4, 40),
+    "5 of 20, equal sizes": ((1,) * 20, 5, (16,) * 20, 120),
+    "2 of 4, sizes 1:1:1:50": ((1, 1, 1, 50), 2, (16,) * 4, 60),
+    "2 of 4, steps 4, 8, 16, 32 or half": ((1, 1, 1, 5), 2, (4, 8, 16, 32), 60),
+}
 
 
 def covered(low: Any, high: Any, truth: Any) -> np.ndarray:
@@ -517,6 +530,106 @@ def shifts(replications: int, seed: int) -> list[Row]:
     return found
 
 
+# Some clients at a time.
+
+
+def participation(replications: int, seed: int) -> list[Row]:
+    """Return a row per federation of linear clients, whose minima and covariates differ; the first has the most runs."""
+    from jaxlsgd.core.checks import Refusal
+    from jaxlsgd.federation import finish
+
+    found = []
+    for i, (name, (sizes, many, steps, rounds)) in enumerate(TAKING_PART.items()):
+        p = np.array(sizes) / sum(sizes)
+        place = np.linspace(0, 1, len(sizes))
+        minima = np.stack([place**2, 0.5 - place], 1)
+        spread = 1 + 0.5 * place  # standard deviation of covariates
+        truth = (p * spread**2) @ minima / (p @ spread**2)
+        hits, ratio, off, lost = [], [], [], 0
+        runs = replications // (4 if i else 1)
+        for r in range(runs):
+            rng = np.random.default_rng([seed, i, r])
+            given = (
+                None if "not given" in name else dict(zip(map(str, range(len(p))), p, strict=True))
+            )
+            state = linear_rounds(rng, given, sizes, minima, spread, many, steps, rounds)
+            try:
+                fit = finish(state, None)
+            except Refusal:
+                lost += 1
+                continue
+            hits.append(covered(*fit.interval()[1:], truth))
+            off.append(fit.estimate - truth)
+            ratio.append(fit.std_error)
+        sd = np.std(off, 0)
+        row = {"federation": name, "rounds": rounds, "runs": runs, "covered": told(hits)}
+        row |= {f"covered, {j + 1}": told(np.array(hits)[:, j]) for j in range(2)}
+        row |= {
+            "bias, in sd": ", ".join(f"{b:.2f}" for b in np.mean(off, 0) / sd),
+            "standard error over sd": ", ".join(f"{b:.2f}" for b in np.mean(ratio, 0) / sd),
+            "no interval": f"{100 * lost / runs:.1f}",
+        }
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
+def linear_rounds(
+    rng: np.random.Generator,
+    weights: dict[str, float] | None,
+    sizes: Any,
+    minima: np.ndarray,
+    spread: np.ndarray,
+    many: int,
+    steps: Any,
+    rounds: int,
+) -> Any:
+    """Return a server's state after rounds of `many` clients each, one row per step."""
+    from jaxlsgd.federation import begin, broadcast, receive, round_message
+
+    state = begin(np.zeros(2), rows="fresh", weights=weights)
+    for _ in range(rounds):
+        sent, messages = broadcast(state), {}
+        for k in np.sort(rng.choice(len(sizes), many, replace=False)).tolist():
+            E = steps[k] if len(set(steps)) == 1 or rng.random() < 0.5 else steps[k] // 2
+            A = spread[k] * rng.standard_normal((E, 2))
+            y = A @ minima[k] + rng.standard_normal(E)
+            x = state.params - 0.3 * (A @ state.params - y) @ A / E
+            messages[str(k)] = round_message(
+                "gaussian",
+                (A, y),
+                sent.anchors,
+                round=sent.round,
+                steps=E,
+                examples=100 * sizes[k],
+                params=x,
+                hessians=sent.asks(str(k)),
+                least_rows=0,
+            )
+        state = receive(state, messages, eta=0.3)
+    return state
+
+
+def waiting(replications: int, seed: int) -> list[Row]:
+    """Return how many rounds an anchor waits until each client has reported twice, by drawing participants alone."""
+    found = []
+    for many, count in ((2, 4), (5, 20), (10, 100), (10, 1000), (100, 1000)):
+        rng = np.random.default_rng([seed, many, count])
+        rounds = []
+        for _ in range(replications):
+            left, m = np.full(count, 2), 0
+            while left.max() > 0:
+                left[rng.choice(count, many, replace=False)] -= 1
+                m += 1
+            rounds.append(m)
+        low, middle, high = np.quantile(rounds, (0.05, 0.5, 0.95))
+        row = {"taking part": f"{many} of {count:,}", "runs": replications}
+        row |= {"rounds, median": f"{middle:.0f}", "5 to 95 %": f"{low:.0f} to {high:.0f}"}
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
 # Real tables.
 
 
@@ -576,6 +689,7 @@ def main() -> None:
     options = writing.parser("federations", __doc__, 400, SEED)
     options.add_argument("--agreement-runs", type=int, default=1000, help="without heterogeneity")
     options.add_argument("--sampled-runs", type=int, default=1000)
+    options.add_argument("--participation-runs", type=int, default=2000)
     options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = options.parse_args()
     many, seed, few = arguments.replications, arguments.seed, arguments.agreement_runs
@@ -587,6 +701,8 @@ def main() -> None:
         "levels": lambda: levels(2 * few, seed),
         "shifts": lambda: shifts(2 * few, seed),
         "loops": lambda: loops(many, seed),
+        "participation": lambda: participation(arguments.participation_runs, seed),
+        "waiting": lambda: waiting(many, seed),
     }
     stored = arguments.out / "federations.csv"
     found, seeds = stored_rows(stored) if set(arguments.parts) < set(PARTS) else ({}, {})
@@ -630,6 +746,18 @@ def write(out: Path, found: dict[str, list[Row]], seeds: dict[str, int]) -> None
         "and no message during training; asked again: how often a second final message was asked for.",
         "",
         *shown.get("loops", ()),
+        "",
+        "## Some clients at a time",
+        "",
+        "Linear clients with minima and covariates of their own, fresh rows, one per step; 95 % intervals of the rounds alone, for "
+        "the minimiser of the mean of all clients by size. Covered: mean over the two coefficients, and each.",
+        "",
+        *shown.get("participation", ()),
+        "",
+        "Rounds until each client has reported twice, which an anchor waits for; by drawing who takes part, alone. An interval "
+        "needs one such anchor at least, usually two.",
+        "",
+        *shown.get("waiting", ()),
         "",
         "## Sampled clients",
         "",

@@ -65,6 +65,12 @@ def settled(data: dict[str, Any], **options: Any) -> Any:
     return fit
 
 
+def left_out(found: Any) -> set[str]:
+    """Return the clients that notes name as left out."""
+    notes = getattr(found, "remarks", ()) or getattr(found, "notes", ())
+    return {one for note in notes for one in re.findall(r"client (.+?) is left out", note)}
+
+
 def pooled(data: dict[str, Any]) -> tuple[Any, Any]:
     return tuple(np.concatenate([own[i] for own in data.values()]) for i in range(2))
 
@@ -90,9 +96,9 @@ def test_a_family_and_a_jax_loss_send_the_same_message():
     own, x = rows(1), np.array([0.1, 0.2, -0.3])
     by_family = final_message("logistic", own, x)
     by_jax = final_message(logistic, own, {"w": jnp.asarray(x, jnp.float32)})
-    for a, b in zip(by_family, by_jax, strict=True):
+    for a, b in zip(by_family[:4], by_jax[:4], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert numbers_leaving(by_family) == 2 * 9 + 3 + 1
+    assert numbers_leaving(by_family) == 2 * 9 + 3 + 2
     # Another loss, tuned.
     huber = final_message("huber", own, x, numbers=(1.0,))
     A, y = own
@@ -103,7 +109,7 @@ def test_a_family_and_a_jax_loss_send_the_same_message():
 
 def test_a_round_message_by_hand():
     own, anchors = rows(2, n=20), (np.zeros(3), np.ones(3))
-    sent = round_message("logistic", own, anchors, steps=5, examples=300, hessians=True)
+    sent = round_message("logistic", own, anchors, round=1, steps=5, examples=300, hessians=True)
     A, y = own
     np.testing.assert_allclose(sent.gradient_sum, 5 * np.mean((0.5 - y)[:, None] * A, 0))
     np.testing.assert_allclose(sent.hessian, A.T @ A / 80, rtol=1e-12)
@@ -141,7 +147,7 @@ def test_hessians_of_a_round_need_rows_and_the_refusal_says_how_many():
     def sent(picked: Any, steps: int, **options: Any) -> Any:
         given = {"examples": 300, "hessians": True, **options}
         own = A[np.asarray(picked)], y[np.asarray(picked)]
-        return round_message("logistic", own, (x, x), steps=steps, **given)
+        return round_message("logistic", own, (x, x), round=1, steps=steps, **given)
 
     assert sent(range(15), 5).hessian is not None
     assert sent(range(3), 3, least_rows=0).hessian is not None
@@ -181,11 +187,7 @@ def test_wrong_clients_are_left_out_with_words():
     sent["empty"] = sent["a"]._replace(examples=0)
     fit = finish(right.estimate, sent, expected=[*sent, "gone"])
     np.testing.assert_allclose(fit.covariance, right.covariance, rtol=1e-6)
-    told = str(fit)
-    assert "client nan was left out: its score is not finite" in told
-    assert "client other shape was left out: its Hessian has shape (4, 4), not (3, 3)" in told
-    assert "client empty was left out: it has no rows (examples = 0)" in told
-    assert "client gone sent no final message, and is left out" in told
+    assert left_out(fit) == {"nan", "other shape", "empty", "gone"}
     with refused("messages", "missing"):
         finish(right.estimate, {"nan": sent["nan"]})
     with refused("messages", "data"):
@@ -211,10 +213,11 @@ def run(rounds: int, spoil: bool = False, rows_are: str = "reused") -> tuple[Any
                 "logistic",
                 (A[seen], y[seen]),
                 sent.anchors,
+                round=sent.round,
                 steps=5,
                 examples=len(y),
                 params=x,
-                hessians=sent.hessians,
+                hessians=sent.asks(name),
             )
         if spoil:
             first = messages["a"]
@@ -228,7 +231,9 @@ def run(rounds: int, spoil: bool = False, rows_are: str = "reused") -> tuple[Any
 def test_rounds_with_clients_that_leave_and_clients_that_are_wrong():
     state, data = run(60, spoil=True)
     right = settled(data)
-    assert "round 3: client nan was left out: its gradient sum is not finite" in state.remarks
+    assert state.remarks[0].startswith(
+        "60 of rounds 1 to 60: client nan is left out: gradient_sum:"
+    )
     found = finish(state, None, about="rows")
     assert np.all(np.abs(found.estimate - right.estimate) < 4 * found.std_error)
     assert np.all(found.std_error < right.std_error)

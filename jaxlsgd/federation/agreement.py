@@ -44,6 +44,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
 from jaxlsgd.federation.client import FinalMessage
+from jaxlsgd.federation.validate import several
 
 FloatArray = NDArray[np.floating[Any]]
 PAIRS = (
@@ -108,9 +109,7 @@ def stack(messages: Mapping[str, FinalMessage], weights: Mapping[str, float] | N
     """Return final messages as arrays; weights p_k sum to 1, and are numbers of rows if None."""
     parts = list(messages.values())
     n = np.array([one.examples for one in parts], np.float64)
-    arrays = [
-        np.stack([np.asarray(one[i], np.float64) for one in parts]) for i in range(1, len(parts[0]))
-    ]
+    arrays = [np.stack([np.asarray(one[i], np.float64) for one in parts]) for i in (1, 2, 3)]
     p = client_weights({name: one.examples for name, one in messages.items()}, weights)
     return Stacked(tuple(messages), n, p, *arrays)
 
@@ -184,7 +183,7 @@ class Agreement:
         """What to conclude, in words."""
         if self.p_value >= 0.05:
             return f"no sign that clients differ (p = {self.p_value:.2g})"
-        who = ", ".join(self.stands_out[:5])
+        who = several(self.stands_out)
         which = f"; {who} stands out" if who else "; no single client stands out"
         return f"clients differ (p = {self.p_value:.2g}){which}"
 

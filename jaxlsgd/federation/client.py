@@ -19,8 +19,13 @@ or from the Hessians of one round, if there are at most about d + 4 (`benchmarks
 final message of fewer than max(20, 5d) different rows, and Hessians of a round with fewer than max(15, 3d); `least_rows` sets
 another number. More rows are no guarantee: messages at several parameters say more about the same rows, whoever knows all
 columns but one can compute that one from up to about d² rows, and a row that alone has its level of a factor can be read off
-however many there are. Only a formal guarantee, such as differential privacy, protects a row, and nothing here adds noise. Secure
-aggregation hides single rounds, since the server needs weighted sums of them only; final messages are read one by one.
+however many there are. Only a formal guarantee, such as differential privacy, protects a row, and nothing here adds noise.
+A message also has a digest of what it answers.
+
+Secure aggregation can hide single rounds only if the server knows the probability π_k with which client k takes part,
+1 if all do in every round. Clients then multiply what they send by p_k/π_k, and the server takes the sum for the message of
+one client, whose model it averages itself. Otherwise the server keeps the sums of every client apart, and final messages are
+always read one by one.
 
 A loss is the name of a family, for rows (A, y) with A (n, d) and y (n,), or any JAX function `loss(params, row)` of one row.
 Rows of a family may have weights and offsets: (A, y, weights, offsets), either of them None. `jaxlsgd.fit_table` makes its
@@ -30,6 +35,7 @@ estimates and variances of these very messages, with all clients in one process.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,18 +67,20 @@ class RoundMessage(NamedTuple):
     examples: int  # rows that the client has, its weight unless the server has others
     steps: int  # E, local steps of the round
     gradient_sum: FloatArray  # (d,) Σ over steps of the mean gradient of the step's rows, at the server's anchor
+    answers: int  # digest of the round and the anchor
     hessian: FloatArray | None = None  # (d, d) mean over the rows of the round, at the anchor
     hessian_before: FloatArray | None = None  # the same rows at the anchor before
     observations: int = 0  # rows behind the Hessians
 
 
 class FinalMessage(NamedTuple):
-    """What a client sends once, at the end: 2d² + d numbers, and how many rows it has."""
+    """What a client sends once, at the end: 2d² + d numbers, how many rows it has, and what it answers."""
 
     examples: int  # n_k
     score: FloatArray  # (d,) mean gradient at x̂
     covariance: FloatArray  # (d, d) of the gradients of single rows, around their mean
     hessian: FloatArray  # (d, d) mean at x̂
+    answers: int  # digest of x̂
 
 
 def round_message(
@@ -80,6 +88,7 @@ def round_message(
     rows: Rows,
     anchors: Sequence[Params],
     *,
+    round: int,
     steps: int,
     examples: int,
     params: Params = None,
@@ -94,10 +103,11 @@ def round_message(
         JAX function `loss(params, row)` of one row.
       rows: the rows of all local steps of the round, those of one step after those of another, in batches of one size.
       anchors: where the server has them evaluated, `Broadcast.anchors`.
+      round: which round it is, `Broadcast.round`.
       steps: E, how many local steps were taken with these rows.
       examples: how many rows the client has. Hessians need as many as a final message does.
       params: after the local steps; None if the framework sends and averages them itself.
-      hessians: whether to send Hessians in this round, `Broadcast.hessians`.
+      hessians: whether to send Hessians in this round, `Broadcast.asks(name)`.
       numbers: of the family, on the scale of the response: (delta,) for "huber", (tau, bandwidth) for "quantile";
         (dispersion,) for "negative_binomial".
       least_rows: different rows of positive weight that Hessians need, max(15, 3d) if None; 0 sends them in any case.
@@ -107,14 +117,14 @@ def round_message(
     count = _count(rows)
     anchor, before = (flatten(one) for one in anchors)
     now = _derivatives(loss, rows, anchors[0], numbers)
-    total = steps * now.score()
+    total, answers = steps * now.score(), digest(anchor, checks.count("round", round))
     if not hessians:
-        return RoundMessage(params, examples, steps, total)
+        return RoundMessage(params, examples, steps, total, answers)
     _refuse_few_of_round(loss, rows, count, steps, examples, len(anchor), least_rows)
     here = there = now.hessian()
     if not np.array_equal(anchor, before):
         there = _derivatives(loss, rows, anchors[1], numbers).hessian()
-    return RoundMessage(params, examples, steps, total, here, there, count)
+    return RoundMessage(params, examples, steps, total, answers, here, there, count)
 
 
 def final_message(
@@ -157,7 +167,8 @@ def final_message(
     else:
         off = scores / found.free(all_rows)[:, None]
         squares = gram(off, off) - (count * np.outer(mean, mean) if count > 1 else 0.0)
-    return FinalMessage(count, mean, squares / max(count - 1, 1), found.hessian())
+    covariance = squares / max(count - 1, 1)
+    return FinalMessage(count, mean, covariance, found.hessian(), digest(params))
 
 
 def numbers_leaving(message: RoundMessage | FinalMessage) -> int:
@@ -171,10 +182,10 @@ def what_leaves(dim: int) -> str:
     d = checks.count("dim", dim)
     body = [
         ["each round", "parameters", f"{d}", "what federated training sends anyway"],
-        ["", "rows, steps, rows of the round", "3", "the size of the client"],
+        ["", "rows, steps, rows of the round, digest", "4", "the size of the client"],
         ["", "sum of gradients at the anchor", f"{d}", "the mean score of the rows of the round"],
         ["a few rounds", "Hessians at two anchors", f"{2 * d * d}", "second moments of covariates"],
-        ["at the end", "rows", "1", "the size of the client"],
+        ["at the end", "rows, digest", "2", "the size of the client"],
         ["", "mean score at the estimate", f"{d}", "where its own minimum lies"],
         ["", "covariance of scores", f"{d * d}", "second moments of residuals times covariates"],
         ["", "Hessian at the estimate", f"{d * d}", "second moments of covariates"],
@@ -186,6 +197,17 @@ def flatten(params: Params) -> FloatArray:
     """Return parameters as one float64 vector, in the order of `jax.flatten_util.ravel_pytree`."""
     leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(params)]
     return np.concatenate(leaves) if leaves else np.zeros(0)
+
+
+def digest(params: Params, round: int = 0) -> int:
+    """Return a whole number below 2**53 that tells places apart, and rounds; it is sent back as what a message answers.
+
+    Numbers are rounded to float32, so that a framework that sends float32 answers for the same place. Not a secret.
+    """
+    code = hashlib.sha256(str(round).encode())
+    with np.errstate(over="ignore"):
+        code.update((flatten(params).astype("<f4") + np.float32(0.0)).tobytes())
+    return int.from_bytes(code.digest()[:7], "big") >> 3
 
 
 def _count(rows: Rows) -> int:
