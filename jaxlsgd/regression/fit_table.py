@@ -77,7 +77,9 @@ def fit_table(
         all but columns, numbers, operators and the functions of `regression.formulas.FUNCTIONS` is refused first.
       features: columns to explain it by; if None all but response, client, weights, offset and exposure.
       intercept: whether to add one; unused with a formula, which has or omits its own.
-      missing: "refuse" or "drop" rows in which something is missing.
+      missing: "refuse" or "drop" rows in which something is missing: None, NaN, and text that is blank or reads NA,
+        N/A, #N/A, <NA>, NaN or NULL, in capitals or not. The rule is the same for tables, CSV and Parquet, and for
+        numbers, factors and clients.
       row_weights: column with the weight of each row, as of a survey or of a mean of several observations; standard
         errors are robust (HC0 of weighted rows). A weight does not count as several rows.
       offset: column that is added to the linear predictor, with a coefficient of 1.
