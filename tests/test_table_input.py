@@ -438,7 +438,7 @@ def test_rare_responses_are_fitted_and_said():
 
 
 def test_what_could_not_be_reached_is_said():
-    found = fit(table(), max_passes=2)
+    found = fit(table(), methods=["one_step"], max_passes=2)
     assert found.communication.passes == 2
     assert "% of the sample's after 2 passes" in found.warnings[0]
     assert "Warnings" in str(found)

@@ -39,9 +39,10 @@ def add_verbs(verbs: Verbs) -> None:
     """Declare the verb."""
     text = (
         "fit a regression to a CSV or Parquet file whose rows belong to clients\n\n"
-        "By Local SGD, with steps and length from a pilot. Columns are standardised inside; coefficients,\n"
-        "standard errors and intervals are on the scale of the file, and about the population that its rows\n"
-        "were drawn from, unless --target sample. Needs the extra 'data'.\n\n"
+        "By Newton's method, for which clients send d² numbers per step; with --methods, and for a file that\n"
+        "is read once, by Local SGD. Columns are standardised inside; coefficients, standard errors and\n"
+        "intervals are on the scale of the file, and about the population that its rows were drawn from,\n"
+        "unless --target sample. Needs the extra 'data'.\n\n"
         "A formula is made of columns (in `backticks` if their names have spaces), numbers, ~ + - * / : ** ( )\n"
         "and functions: log, log2, log10, log1p, exp, expm1, sqrt, abs, sin, cos, I, C, Treatment, Sum, poly,\n"
         "bs, cr, cc, center, scale. All other Python in it is refused, and not run."
