@@ -352,14 +352,66 @@ def test_rows_of_a_series_are_said():
 
 
 def test_neighbours_are_those_of_a_client():
-    """Products over rows of one client, by a loop."""
+    """Products over rows of one client, by a loop; rows two and three away are far in clients this small."""
     rng = np.random.default_rng(0)
     client = np.repeat(np.arange(3), [7, 1, 12])
     psi = rng.normal(size=(20, 2))
     z, _ = dependence.neighbours(psi, client)
     centred = psi - np.stack([psi[client == k].mean(axis=0) for k in client])
-    products = [centred[i] * centred[i + 1] for i in range(19) if client[i] == client[i + 1]]
+    products = []
+    for i in range(19):
+        far = [j for j in range(20) if client[j] == client[i] and abs(j - i) in (2, 3)]
+        away = np.mean(centred[far], axis=0) if far else 0.0
+        if client[i] == client[i + 1]:
+            products.append(centred[i] * (centred[i + 1] - away))
     np.testing.assert_allclose(z, np.sum(products, 0) / np.sqrt(np.sum(np.square(products), 0)))
+
+
+def test_a_parabola_over_the_rows_of_a_large_client_is_no_dependence():
+    rng = np.random.default_rng(0)
+    client, row = np.repeat(np.arange(2), [40, 60]), np.r_[np.arange(40.0), np.arange(60.0)]
+    psi = rng.normal(size=(100, 1))
+    bent = psi + (3 + row + np.where(client == 0, 1, -2) * row**2)[:, None]
+    for one, other in zip(
+        dependence.neighbours(psi, client), dependence.neighbours(bent, client), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def sorted_files() -> dict[str, tuple[pd.DataFrame, str]]:
+    """Independent rows in the orders in which files come."""
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame(rng.normal(size=(1500, 3)), columns=["a", "b", "hidden"])
+    frame["k"] = rng.integers(0, 10, 1500)
+    slope, level = rng.normal(size=(2, 10))
+    frame["y"] = level[frame["k"]] + (1 + slope[frame["k"]]) * frame["a"] + frame["hidden"]
+    frame["y"] += rng.normal(size=1500)
+    frame["event"] = (frame["y"] > 0.5).astype(int)
+    orders = ("y", "event", "a", "hidden", ["k", "y"], ["k", "a"])
+    found = {str(by): (frame.sort_values(by, kind="stable"), "y") for by in orders}
+    return {**found, "the response of 0 and 1": (found["event"][0], "event")}
+
+
+@pytest.mark.parametrize("case", sorted_files())
+def test_sorted_files_are_not_said(case: str):
+    """The key is fixed; `benchmarks.dependence` has rates."""
+    frame, response = sorted_files()[case]
+    given = {"family": "logistic" if response == "event" else "gaussian", "features": ["a", "b"]}
+    # Rows of a client that nobody names would be alike.
+    for client in ("k", *([] if "'k'" in case else [None])):
+        found = fit_table(frame, response=response, client=client, **given)
+        assert "follow one another" not in " ".join(found.warnings)
+
+
+def test_a_panel_is_said_whoever_are_the_clients():
+    rng = np.random.default_rng(0)
+    person = np.repeat(np.arange(160), 5)
+    frame = pd.DataFrame({"x": rng.normal(size=160)[person] + rng.normal(size=800)})
+    frame["y"] = rng.normal(size=160)[person] + rng.normal(size=800)
+    frame["half"] = person // 80
+    for client in (None, "half"):
+        found = fit_table(frame, response="y", features=["x"], client=client, methods=())
+        assert "follow one another" in " ".join(found.warnings)
 
 
 def test_clients_that_differ_are_said():
