@@ -17,6 +17,7 @@ from refusals import refused
 
 from jaxlsgd import fit_table
 from jaxlsgd.cli import main
+from jaxlsgd.core.display import standard_errors
 from jaxlsgd.regression import stream
 
 FAMILIES = {
@@ -121,3 +122,8 @@ def test_a_stream_that_fails_its_own_test_is_refused(
     assert out == "" and "stream=False without methods" in error
     assert main(command) == 0
     assert "nan" not in capsys.readouterr().out
+
+
+def test_one_standard_error_is_singular():
+    assert standard_errors(0.996) == "1 standard error"
+    assert standard_errors(2.44) == "2.4 standard errors"

@@ -10,6 +10,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -460,6 +461,32 @@ def test_margins(both: tuple[jaxlsgd.TableFit, Any]):
     found, other = ours.margins(), theirs.get_margeff()
     np.testing.assert_allclose(found["effect"], other.margeff, rtol=5e-4)
     np.testing.assert_allclose(found["std_error"], other.margeff_se, rtol=5e-4)
+
+
+def test_margins_of_columns_of_0_and_1(fair: pd.DataFrame):
+    """The discrete change, beside statsmodels; that of a level of a factor is from the reference level, by a loop."""
+    frame = fair.assign(old=(fair["age"] > 30).astype(int))
+    features = ["old", "yrs_married"]
+    found = fitted(frame, "any", "logistic", features=features).margins()
+    X = sm.add_constant(frame[features])
+    theirs = sm.Logit(frame["any"], X).fit(disp=0, cov_type="HC0").get_margeff(dummy=True)
+    np.testing.assert_allclose(found["effect"], theirs.margeff, rtol=5e-4)
+    np.testing.assert_allclose(found["std_error"], theirs.margeff_se, rtol=5e-4)
+
+    age = frame["age"].to_numpy()
+    frame["ward"] = np.array(list("abc"))[np.arange(len(frame)) % 3]
+    fit = fit_table(frame, formula="counts ~ age + C(ward)", family="poisson")
+    found = fit.margins()
+    for level in "bc":
+        changed = [fit.predict(frame.assign(ward=one))["mean"].mean() for one in (level, "a")]
+        np.testing.assert_allclose(found["effect"][f"C(ward)[T.{level}]"], np.subtract(*changed))
+    by_hand = fit.function(
+        lambda b: (
+            jnp.exp(b["Intercept"] + b["age"] * age) * (jnp.exp(b["C(ward)[T.b]"]) - 1)
+        ).mean()
+    )
+    interval = found.loc["C(ward)[T.b]", ["lower", "upper"]]
+    np.testing.assert_allclose(interval, [by_hand.lower, by_hand.upper], rtol=1e-6)
 
 
 def test_predictions(fair: pd.DataFrame, both: tuple[jaxlsgd.TableFit, Any]):

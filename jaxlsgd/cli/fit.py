@@ -92,7 +92,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="after the text, odds or rate ratios: exp of coefficients and of the ends of their intervals",
     )
     group.add_argument(
-        "--margins", action="store_true", help="after the text, average marginal effects"
+        "--margins",
+        action="store_true",
+        help="after the text, average marginal effects; for columns of 0 and 1 the change from 0 to 1",
     )
     group.add_argument(
         "--test",
@@ -165,7 +167,8 @@ def _more(result: TableFit, arguments: argparse.Namespace) -> str:
     if arguments.margins:
         look: dict[str, Any] = {"float_format": "{:.5g}".format, "formatters": {"p_value": p_value}}
         shown = result.margins().to_string(**look)
-        parts.append(f"Average marginal effects\n{shown}")
+        head = "Average marginal effects (for columns of 0 and 1, the change from 0 to 1)"
+        parts.append(f"{head}\n{shown}")
     if arguments.test:
         found = result.test(arguments.test)
         parts.append(

@@ -281,9 +281,10 @@ class TableFit:
     def margins(self, method: str | None = None, level: float | None = None) -> Any:
         """Return average marginal effects as a pandas table, by the delta method.
 
-        The effect of a column is the mean over the fitted rows of ∂ mean/∂ column, all other columns of the design
-        held: a square or an interaction in a formula counts as a column of its own. In a stream the rows are the
-        first ones of the file.
+        The effect of a column is the mean over the fitted rows of ∂ mean/∂ column. For a column of 0 and 1 it is the
+        mean change from 0 to 1, and for a level of a factor that from the reference level. All other columns of the
+        design are held: a square or an interaction in a formula counts as a column of its own. In a stream the rows
+        are the first ones of the file.
 
         Args:
           method: its name; the first if None.
