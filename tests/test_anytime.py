@@ -113,7 +113,7 @@ def test_laws_hold_on_brownian_motion_and_the_fixed_one_does_not(brownian: np.nd
 
 
 def _detail(t: float, df: float = 1e6, used: float = 1.0) -> AnchoredDetail:
-    rest = [np.zeros(2), np.asarray(used), *np.zeros(6)]
+    rest = [np.zeros(2), np.asarray(used), *np.zeros(5)]
     return AnchoredDetail(np.full(2, df), *rest, clock=np.asarray(t))
 
 

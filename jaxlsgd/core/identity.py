@@ -35,6 +35,8 @@ _WRAPPED = (staticmethod, classmethod, property, functools.cached_property)
 # Metadata of a dataclass field that counts only if it differs from its default: other objects keep the digest
 # that they had before the field existed, and studies that store it stay valid.
 COUNTS_IF_SET = {"counts_if_set": True}
+# Of a field that changes words alone, and never numbers.
+NEVER_COUNTS = {"never_counts": True}
 
 Seen = dict[
     int, tuple[int, Any]
@@ -202,7 +204,8 @@ def _state(value: Any) -> Any:
         return {
             field.name: held
             for field, held in fields
-            if not (field.metadata.get("counts_if_set") and _is_default(held, field.default))
+            if not field.metadata.get("never_counts")
+            and not (field.metadata.get("counts_if_set") and _is_default(held, field.default))
         }
     slots = [name for cls in type(value).__mro__ for name in _slots(cls)]
     held = {name: getattr(value, name) for name in slots if hasattr(value, name)}

@@ -22,7 +22,7 @@ from jaxlsgd.core import checks, tracing
 from jaxlsgd.core.checks import blaming, refusal
 from jaxlsgd.core.display import Table, Tabular, facts
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
-from jaxlsgd.core.identity import COUNTS_IF_SET
+from jaxlsgd.core.identity import COUNTS_IF_SET, NEVER_COUNTS
 from jaxlsgd.core.tracing import linear_form
 
 Array = jax.Array
@@ -89,6 +89,8 @@ class Problem(Tabular):
       drifts: whether observations depend on time; `sample` and `observe` are then called with a `Moment`
         instead of the client, as in `problems.drifting`.
       copies: how many copies of one model the parameters hold, for methods that need several runs in one.
+      convex: whether the loss is known to be convex in the parameters. Unless it is, a printed fit says that its
+        intervals are about the minimum near the estimate.
     """
 
     init: Params
@@ -110,6 +112,7 @@ class Problem(Tabular):
     drifts: bool = False
     copies: int = dataclasses.field(default=1, metadata=COUNTS_IF_SET)
     truth_covariance: Any = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
+    convex: bool = dataclasses.field(default=False, metadata=NEVER_COUNTS)
 
     def __post_init__(self) -> None:
         checks.count("num_clients", self.num_clients, 1)

@@ -31,7 +31,6 @@ from jaxlsgd.inference.anchored_step import Bins, Counts, next_anchor
 from jaxlsgd.inference.sums import widened
 
 BINS = 12  # that are kept; those before have less than a hundredth of the observations
-GROWTH = 1.5  # of the observations, from anchor to anchor
 LEAST_ROUNDS = 3  # of a bin
 # Hessians of a bin: four rounds, or so many that 20 observations per parameter are seen; but among several clients
 # they cost no more than about 0.4 of the models.
@@ -104,8 +103,9 @@ def _next_block(t: Any) -> Any:
 
 
 def next_edge(edge: Any) -> Any:
-    """Return where a bin that begins at `edge` is to end."""
-    return _next_block((3 * edge) // 2 - 1)
+    """Return where a bin that begins at `edge` is to end: half as far again, in whole blocks, and one block at least."""
+    blocks = edge // BLOCK_STEPS
+    return (blocks + blocks // 2 + (blocks < 2)) * BLOCK_STEPS
 
 
 def _places(state: AnchoredState) -> Array:

@@ -157,6 +157,7 @@ def regression(
         G=found.G,
         S=found.S,
         name="squared" if family == "gaussian" else family,  # its loss, as it was called first
+        convex=True,
         gamma0=_GAMMA0[family],
     )
 

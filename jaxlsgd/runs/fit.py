@@ -387,6 +387,10 @@ def _head(result: Fit) -> list[str]:
         )
     if cell.problem.about:
         lines.append(f"Intervals are {cell.problem.about}.")
+    if not cell.problem.convex:
+        lines.append(
+            "Intervals are about the minimum near the estimate: the loss is not known to be convex, so there may be others."
+        )
     beyond = [method.name for method in cell.methods if not method.any_optimiser]
     if beyond and not cell.algorithm.within_theory:
         names = " and ".join(beyond)
