@@ -52,7 +52,6 @@ _WHERE = {
     # rooms
     "algorithms": "jaxlsgd.algorithms:",
     "analysis": "jaxlsgd.analysis:",
-    "distributed": "jaxlsgd.engine.distributed:",
     "federation": "jaxlsgd.federation:",
     "inference": "jaxlsgd.inference:",
     "Until": "jaxlsgd.core.rows",
@@ -98,7 +97,6 @@ if TYPE_CHECKING:
     from jaxlsgd.core.problem import Draws, Moment, Problem, flatten
     from jaxlsgd.core.registry import register
     from jaxlsgd.core.rows import CellRows, MethodRows
-    from jaxlsgd.engine import distributed
     from jaxlsgd.engine.cost import numbers_sent
     from jaxlsgd.engine.machine import prepare
     from jaxlsgd.inference.one_step import one_step

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_helpers import NO_LAW, last_reading, numpy_draws
-from jax.sharding import Mesh
 
-from jaxlsgd import Algorithm, Estimator, Measurement, Problem, problems, random_scaling, simulate
+from jaxlsgd import Algorithm, Estimator, Measurement, Problem, problems, random_scaling
 from jaxlsgd.algorithms import local_sgd, participation, plain_rounds, scaffold, server_momentum
 from jaxlsgd.core import random
 from jaxlsgd.core.algorithm import Participation
@@ -311,8 +310,3 @@ def test_what_is_refused():
         Cell(problem(), plan(), algorithm=keeps)
     with pytest.raises(ValueError, match="problem: must have at least 5 clients for participation"):
         Cell(problem(), plan(), algorithm=participation(5))
-    mesh = Mesh(np.asarray(jax.devices()[:2]), ("clients",))
-    with pytest.raises(
-        ValueError, match=r"mesh: must spread replications, not clients.*'clients': 2"
-    ):
-        simulate(key(), problem(), plan(), replications=1, algorithm=participation(2), mesh=mesh)

@@ -24,7 +24,6 @@ from jaxlsgd.cli._common import (
     add_other_code,
     add_verb,
     command,
-    conflict,
     integer,
     load_imports,
     positive,
@@ -273,8 +272,7 @@ def _add_run(verbs: Verbs) -> None:
         "jaxlsgd run study.toml --out results --max-time 8h\n"
         "jaxlsgd run study.toml --out results --devices 1 --quiet\n"
         "jaxlsgd run study.toml --out results --import mine.py\n"
-        "jaxlsgd run study.toml --out results --dask tcp://scheduler:8786\n"
-        "srun jaxlsgd run study.toml --out results --distributed"
+        "jaxlsgd run study.toml --out results --dask tcp://scheduler:8786"
     )
     parser = add_verb(verbs, "run", run, text, examples)
     parser.add_argument("study", help="study file (TOML)")
@@ -291,12 +289,6 @@ def _add_run(verbs: Verbs) -> None:
         "--dask",
         metavar="WHERE",
         help="run on Dask workers: a scheduler's address, or 'local' for one process per core",
-    )
-    parser.add_argument(
-        "--distributed",
-        action="store_true",
-        help="run as one of several processes (SLURM, Open MPI, Cloud TPU, or JAX_COORDINATOR_ADDRESS, "
-        "JAX_NUM_PROCESSES and JAX_PROCESS_ID); the first of them writes",
     )
     parser.add_argument(
         "--replications",
@@ -333,8 +325,7 @@ def run(arguments: argparse.Namespace) -> int:
             fresh=arguments.fresh,
             allow_other_code=arguments.allow_other_code,
         )
-    if not arguments.distributed or _is_first_process():
-        _print_outcome(outcome, arguments.out, arguments.quiet)
+    _print_outcome(outcome, arguments.out, arguments.quiet)
     if outcome.signal:
         atexit.register(_exit_without_threads, outcome.exit_code)
     return outcome.exit_code
@@ -378,32 +369,22 @@ def _outcome(outcome: Outcome, directory: str) -> str:
     return f"done: {made}; next: {command()} table {directory}"
 
 
-def _is_first_process() -> bool:
-    import jax
-
-    return jax.process_index() == 0
-
-
 def _start_jax(arguments: argparse.Namespace) -> None:
     """Set up JAX, which reads its settings once, when it creates its first array."""
     import jax
 
-    from jaxlsgd.engine import distributed, machine
+    from jaxlsgd.engine import machine
 
     if arguments.dask is not None:
-        if arguments.distributed:
-            raise conflict("--distributed", "not be given with --dask")
         if not os.environ.get("JAX_PLATFORMS"):
             jax.config.update("jax_platforms", "cpu")  # leave a GPU's memory to the workers
         return
     machine.prepare(arguments.devices and min(arguments.devices, machine.most_cpu_devices()))
-    if arguments.distributed:
-        distributed.start()
 
 
 @contextlib.contextmanager
 def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield where to run: on devices of this process or of joined processes, or on a Dask cluster."""
+    """Yield where to run: on devices of this process, or on a Dask cluster."""
     if arguments.dask is None:
         import jax
 
@@ -412,7 +393,7 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if jax.default_backend() == "cpu":
             _check_devices(arguments.devices)
         devices = machine.chosen()[: arguments.devices]
-        yield {"devices": devices, "distributed": arguments.distributed}
+        yield {"devices": devices}
         return
     from jaxlsgd.study.executors import dask as cluster
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from jaxlsgd.core.causes import Cause, causes
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, Tabular, facts
 from jaxlsgd.core.lazy import later
-from jaxlsgd.core.storage import npz
 
 if TYPE_CHECKING:
     from jaxlsgd.core.estimator import Estimator
@@ -60,26 +58,6 @@ class MethodRows:
         """Stack saved rounds, each without the leading axis."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(*(np.stack([getattr(rows, name) for rows in saves]) for name in names))
-
-
-def pack(rows: dict[str, MethodRows]) -> bytes:
-    """Return rows by method as bytes, for another process."""
-    arrays = {
-        f"{field.name}/{name}": getattr(part, field.name)
-        for name, part in rows.items()
-        for field in dataclasses.fields(part)
-    }
-    return npz(arrays)
-
-
-def unpack(content: bytes) -> dict[str, MethodRows]:
-    """Return the rows that `pack` packed."""
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        for path in file.files:
-            field, _, name = path.partition("/")
-            found.setdefault(name, {})[field] = file[path]
-    return {name: MethodRows(**fields) for name, fields in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,7 @@ def run_block(
     return run(program, functions, data, state, block, source)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 7), donate_argnums=(4,))
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
 def run_hessians(
     program: Program,
     i: int,
@@ -79,12 +79,8 @@ def run_hessians(
     state: Any,
     first: Any,
     pairs: HessianPairs,
-    over_shards: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Add the Hessians that clients send in a block, at the anchors of statistic i: they do not depend on the path.
-
-    `over_shards` adds up what the devices have, if clients are spread over several.
-    """
+    """Add the Hessians that clients send in a block, at the anchors of statistic i: they do not depend on the path."""
     functions = program.structure.flat_functions()
     pairs = cast_floats(pairs, program.dtype)
     source = make_source(program, functions, data, given, first)
@@ -117,7 +113,7 @@ def run_hessians(
         sums = lax.fori_loop(low, high, body, (empty, prepare(low)))[0]
     else:
         sums = lax.scan(body_alone, empty, jnp.arange(room, dtype=jnp.int32))[0]
-    per_group, squares = sums if over_shards is None else over_shards(sums)
+    per_group, squares = sums
     return statistics.with_hessians(
         part, data, state, per_group, squares, jnp.sum(pairs.weight, (0, 1))
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
-from jaxlsgd.core.checks import describe, refusal
+from jaxlsgd.core.checks import describe
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.progress import Progress, duration
 from jaxlsgd.core.rows import MethodRows
@@ -93,7 +93,6 @@ def run(
     *,
     devices: int | Sequence[Device] | None = None,
     client: Any = None,
-    distributed: bool = False,
     max_time: float | None = None,
     progress: Progress | SilentProgress = None,
     stop: Stop | None = None,
@@ -110,8 +109,6 @@ def run(
       directory: created if needed; refused if it holds another study.
       devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
       client: a `dask.distributed.Client`, whose workers then run the tiles instead of the devices here.
-      distributed: whether this is one of several processes that JAX has joined, all of which make this
-        call; the first of them alone looks at the directory. See `jaxlsgd.engine.distributed.start`.
       max_time: seconds after which no further tile is started.
       progress: as for `simulate`: None shows it in a terminal or notebook, True everywhere, False nowhere, with
         warnings in Python's log; a function is called with the share that is done.
@@ -136,10 +133,6 @@ def run(
     write = functools.partial(
         Writer, directory, study, fresh=fresh, allow_other_code=allow_other_code
     )
-    if distributed:
-        if client is not None:
-            raise refusal("client", "be None if the run is distributed", client, code="unwanted")
-        return _run_with_others(study, write, devices, stop, log)
     if client is None:
         return _run_on(_threads(study, devices), write, stop, log)
     executor = _dask(client, stop, log)
@@ -192,28 +185,6 @@ def _end(outcome: Outcome) -> str:
     gone = f", gone {len(outcome.lost)} ({outcome.lost[0]}, …)" if outcome.lost else ""
     failed = f"cells failed {len(outcome.errors)}"
     return f"end: {_word(outcome)}; {made}{gone}, {failed}, {outcome.seconds:.0f} s"
-
-
-def _run_with_others(
-    study: Study,
-    write: Callable[[dict[str, Any]], Writer],
-    devices: int | Sequence[Device] | None,
-    stop: Stop,
-    log: RunLog,
-) -> Outcome:
-    """Run a study as one of several processes; only the leader's outcome is that of all of them."""
-    import jax
-
-    from jaxlsgd.study.executors import joined
-
-    began = time.monotonic()
-    chosen = machine.chosen(devices)
-    forecast.refuse_too_large(study, chosen)
-    counts = joined.meet(study, chosen)
-    if jax.process_index() != joined.LEADER:
-        return Outcome(joined.follow(study, chosen), 0, {}, time.monotonic() - began)
-    with joined.leading():
-        return _run_on(joined.Leader(chosen, counts), write, stop, log)
 
 
 def _threads(study: Study, devices: int | Sequence[Device] | None) -> Threads:
