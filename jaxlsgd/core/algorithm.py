@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import blaming, refusal
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
-from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.problem import Array
 
 
@@ -113,12 +112,10 @@ class Algorithm:
     random: bool = False
     least_clients: int = 1
     participation: Participation | None = None
-    sends: Callable[[int], int] | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
-    moves_by_gradients: bool | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
-    copies: int = dataclasses.field(default=1, metadata=COUNTS_IF_SET)
-    reaches: Callable[[Client, Round], Array] | None = dataclasses.field(
-        default=None, metadata=COUNTS_IF_SET
-    )
+    sends: Callable[[int], int] | None = None
+    moves_by_gradients: bool | None = None
+    copies: int = 1
+    reaches: Callable[[Client, Round], Array] | None = None
 
     @property
     def gradient_sum_known(self) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import blaming, refusal
-from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.problem import Array, Params, Problem
 
 if TYPE_CHECKING:
@@ -283,19 +282,15 @@ class Estimator:
     notes: Callable[[Any], tuple[str, ...]] | None = None
     doubts: Callable[[Any], str] | None = None
     reads_numpy: bool = False
-    reads_tiles: bool = dataclasses.field(default=False, metadata=COUNTS_IF_SET)
+    reads_tiles: bool = False
     cost: str = ""
     any_optimiser: bool = False
     within_theory: bool = False
     least_rounds: int = 1
-    most_parameters: int | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
-    valid: str = dataclasses.field(default="fixed", metadata=COUNTS_IF_SET)
-    law_at: Callable[[tuple[int, ...]], Law] | None = dataclasses.field(
-        default=None, metadata=COUNTS_IF_SET
-    )
-    contrasts_for: Callable[[Problem], tuple[tuple[float, ...], ...]] | None = dataclasses.field(
-        default=None, metadata=COUNTS_IF_SET
-    )
+    most_parameters: int | None = None
+    valid: str = "fixed"
+    law_at: Callable[[tuple[int, ...]], Law] | None = None
+    contrasts_for: Callable[[Problem], tuple[tuple[float, ...], ...]] | None = None
 
     @property
     def needs_gradient(self) -> bool:

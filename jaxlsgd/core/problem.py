@@ -22,7 +22,6 @@ from jaxlsgd.core import checks, tracing
 from jaxlsgd.core.checks import blaming, refusal
 from jaxlsgd.core.display import Table, Tabular, facts
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
-from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.tracing import linear_form
 
 Array = jax.Array
@@ -108,8 +107,8 @@ class Problem(Tabular):
     gamma0: float | None = None
     about: str = ""
     drifts: bool = False
-    copies: int = dataclasses.field(default=1, metadata=COUNTS_IF_SET)
-    truth_covariance: Any = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
+    copies: int = 1
+    truth_covariance: Any = None
 
     def __post_init__(self) -> None:
         checks.count("num_clients", self.num_clients, 1)

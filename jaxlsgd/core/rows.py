@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import Cause, causes
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, Tabular, facts
@@ -91,7 +91,6 @@ class Until:
             raise refusal("until.coordinates", "be a list of names", self.coordinates, code="type")
         if self.level is not None:
             checks.level(self.level, "until.level")
-        object.__setattr__(self, "method", renamed.method(self.method))
 
     @classmethod
     def of(cls, given: float | Until | Mapping[str, Any]) -> Until:
@@ -191,7 +190,7 @@ class CellRows(Tabular):
         """Return a method's name, the first if None; refuse one that the rows do not have."""
         if method is None:
             return next(iter(self.methods))
-        return checks.choice("method", renamed.method(method), tuple(self.methods))
+        return checks.choice("method", method, tuple(self.methods))
 
     def level_place(self, level: float | None) -> int:
         """Return the place of a level, of the first if None; refuse one that the rows do not have."""

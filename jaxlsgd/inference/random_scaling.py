@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
@@ -121,7 +121,6 @@ def path_scale(
     return Accumulator(init, update, shared=shared, any_width=True)
 
 
-@renamed.accepts_old_names("method")
 @register("method", brief="critical")
 def random_scaling(
     critical: str = "asymptotic",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
@@ -46,7 +46,6 @@ class _Kind(NamedTuple):
 
 
 @register("problem")
-@renamed.accepts_old_names("problem")
 def regression(
     dim: int,
     num_clients: int,
@@ -156,7 +155,7 @@ def regression(
         hessian=hessian,
         G=found.G,
         S=found.S,
-        name="squared" if family == "gaussian" else family,  # its loss, as it was called first
+        name=family,
         gamma0=_GAMMA0[family],
     )
 

@@ -32,7 +32,7 @@ from jaxlsgd.analysis.measures import (
     withheld_notes,
 )
 from jaxlsgd.analysis.moments import Row
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import WIDTH, Table, error_decimals, percent, with_error
@@ -65,7 +65,7 @@ class Selection:
     def __post_init__(self) -> None:
         levels = (self.levels,) if isinstance(self.levels, int | float) else tuple(self.levels)
         object.__setattr__(self, "levels", levels)
-        object.__setattr__(self, "methods", tuple(map(renamed.method, self.methods)))
+        object.__setattr__(self, "methods", tuple(self.methods))
 
     def check(self, cells: Sequence[CellRows]) -> None:
         """Refuse a name that no cell has, and suggest the nearest."""

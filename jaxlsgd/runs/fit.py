@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.analysis import verdict
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
 from jaxlsgd.core.checks import refusal
@@ -235,7 +235,7 @@ class Fit:
 
     def _known(self, method: str | None) -> str:
         """Return the name of a method of the run; of the first if None."""
-        name = self.cell.methods[0].name if method is None else renamed.method(method)
+        name = self.cell.methods[0].name if method is None else method
         if name not in self.rows:
             raise refusal("method", f"be one of {', '.join(self.rows)}", name, code="choice")
         return name

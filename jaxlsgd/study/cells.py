@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.schedules import Plan, Schedule
 from jaxlsgd.schedules.step_size import power_or_constant
 from jaxlsgd.study.errors import SpecError
@@ -78,7 +78,6 @@ class CellSpec:
     @classmethod
     def read(cls, plain: dict[str, Any]) -> CellSpec:
         """Return the cell that `plain` describes, without its objects."""
-        plain = renamed.current(plain)
         return cls(
             read_problem(plain["problem"]),
             Part.read("algorithm", plain["algorithm"]),
@@ -98,7 +97,7 @@ class CellSpec:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of everything that decides the rows."""
-        return digest_of(renamed.first(self.plain()))
+        return digest_of(self.plain())
 
     @functools.cached_property
     def id(self) -> str:
@@ -158,14 +157,12 @@ def _rule(study: Study, where: str, rule: Any, keys: tuple[str, ...]) -> tuple[A
     checks.known_keys(where, rule, keys)
     for key in ("problem", "algorithm", "schedule", "method"):
         if key in rule:
-            rule[key] = renamed.method(rule[key]) if key == "method" else rule[key]
             known = tuple(names(getattr(study, f"{key}s")))
             checks.choice(f"{where}.{key}", rule[key], known)
     if "methods" in rule:
         listed = checks.sequence(f"{where}.methods", rule["methods"], "method")
         known = tuple(names(study.methods))
-        chosen = (checks.choice(f"{where}.methods", renamed.method(x), known) for x in listed)
-        rule["methods"] = tuple(chosen)
+        rule["methods"] = tuple(checks.choice(f"{where}.methods", x, known) for x in listed)
     if "methods" in keys and not {"problem", "schedule"} <= rule.keys():
         text = f"{where}: an extra cell needs problem, schedule and num_steps or num_rounds"
         raise SpecError(text, where, "missing")

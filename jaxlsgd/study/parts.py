@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 from jaxlsgd import schedules
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import fraction
 from jaxlsgd.core.registry import Kind
@@ -233,7 +233,6 @@ def _of_kind(role: str, given: _Given, where: str) -> Part:
             text = f"{where}: {kind.name} takes no brackets, got [{given.option}]"
             raise SpecError(f"{text}; {_in_a_table(kind)}", where, "unwanted")
         table[kind.brief] = _number(given.option)
-    table = renamed.arguments(role, kind.name, table)
     name = table.pop("name", None)
     hints = _type_hints(kind.build)
     inner = {
@@ -326,16 +325,10 @@ def _finished(
 ) -> Part:
     from jaxlsgd.core import identity
 
-    name = checks.label(f"{where}.name", renamed.method(name) if role == "method" else name)
-    digest = identity.digest(_first_named(made)) if own else ""
+    name = checks.label(f"{where}.name", name)
+    digest = identity.digest(made) if own else ""
     made = made if made.name == name else dataclasses.replace(made, name=name)
     return Part(role, name, kind, arguments, digest, _FACTS[role](made), made)
-
-
-def _first_named(made: Any) -> Any:
-    """Return an object under the name that such a one had first, for its digest."""
-    first = renamed.first_name(made.name)
-    return made if first == made.name else dataclasses.replace(made, name=first)
 
 
 # Sizes that bound what a reader of results must expect.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.rows import Until
@@ -170,7 +170,7 @@ class Study(Tabular):
     def read(cls, plain: Mapping[str, Any]) -> Study:
         """Return the study that `plain` describes, with names and digests in place of objects."""
         with refusing():
-            table = checks.table("study", renamed.current(plain), "the content of a manifest")
+            table = checks.table("study", plain, "the content of a manifest")
             parts = {
                 "problems": tuple(map(read_problem, table.pop("problems"))),
                 "schedules": tuple(map(read_schedule, table.pop("schedules"))),
@@ -230,7 +230,7 @@ class Study(Tabular):
         plain = self.plain()
         del plain["replications"]
         plain.pop("until", None)
-        return digest_of(renamed.first(plain))
+        return digest_of(plain)
 
     def __repr__(self) -> str:
         return f"Study(cells={len(self.cells)}, replications={self.replications}, seed={self.seed})"

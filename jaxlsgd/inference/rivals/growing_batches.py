@@ -24,7 +24,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
@@ -124,7 +124,6 @@ def batch_starts(alpha: float, C: float) -> np.ndarray:
     return np.unique(np.maximum(found[found < _LAST], 1)).astype(np.int64)
 
 
-@renamed.accepts_old_names("method")
 @register("method", brief="batches")
 def growing_batches(
     batches: str = "overlapping",
