@@ -37,7 +37,6 @@ _WHERE = {
     "Plan": "jaxlsgd.schedules",
     "Study": "jaxlsgd.study",
     "TableFit": "jaxlsgd.regression.result",
-    "fclt_check": "jaxlsgd.runs.fclt",
     "fit": "jaxlsgd.runs.fit",
     "fit_table": "jaxlsgd.regression.fit_table",
     "load_cell": "jaxlsgd.core.cell_file",
@@ -105,7 +104,6 @@ if TYPE_CHECKING:
     from jaxlsgd.inference.tracking import track
     from jaxlsgd.regression.fit_table import fit_table
     from jaxlsgd.regression.result import TableFit
-    from jaxlsgd.runs.fclt import fclt_check
     from jaxlsgd.runs.fit import Fit, fit
     from jaxlsgd.runs.simulate import simulate
     from jaxlsgd.schedules import Plan
