@@ -143,6 +143,12 @@ class CellSpec:
         return tuple(sorted(rounds))
 
 
+def draws_of(cell: CellSpec) -> tuple[Any, ...]:
+    """Return what cells in one job have in common; their schedules, horizons and step sizes may differ."""
+    parts = cell.problem.content, cell.algorithm.content, cell.methods
+    return (*parts, cell.levels, cell.seed, cell.dtype, cell.tile_size)
+
+
 def read_rules(study: Study, key: str, keys: tuple[str, ...]) -> tuple[Any, ...]:
     """Check the tables of `exclude` or `extra`, and return them as sorted pairs."""
     values = getattr(study, key)

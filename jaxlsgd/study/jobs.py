@@ -22,7 +22,7 @@ from jaxlsgd.engine.lanes import widths_for
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.runs.cell import Cell
 from jaxlsgd.runs.simulate import Device, Finished, run_cells
-from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.cells import CellSpec, draws_of
 from jaxlsgd.study.errors import refusing
 from jaxlsgd.study.parts import Part
 from jaxlsgd.study.study import Study
@@ -84,12 +84,6 @@ def _alike(cells: Iterable[CellSpec]) -> list[list[CellSpec]]:
     for cell in cells:
         kinds.setdefault(program_kind(cell), {}).setdefault(draws_of(cell), []).append(cell)
     return [group for groups in kinds.values() for group in groups.values()]
-
-
-def draws_of(cell: CellSpec) -> tuple[Any, ...]:
-    """Return what cells in one job have in common; their schedules, horizons and step sizes may differ."""
-    parts = cell.problem.content, cell.algorithm.content, cell.methods
-    return (*parts, cell.levels, cell.seed, cell.dtype, cell.tile_size)
 
 
 def program_kind(cell: CellSpec) -> tuple[Any, ...]:

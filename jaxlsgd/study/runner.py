@@ -11,6 +11,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
@@ -22,6 +23,7 @@ from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
 from jaxlsgd.runs.simulate import Device
 from jaxlsgd.study import forecast, jobs
+from jaxlsgd.study.array import ArrayPart
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.executors.base import Event, Events, Executor, TileFailed
 from jaxlsgd.study.executors.threads import Threads
@@ -93,6 +95,7 @@ def run(
     *,
     devices: int | Sequence[Device] | None = None,
     client: Any = None,
+    part: ArrayPart | tuple[int, int] | None = None,
     max_time: float | None = None,
     progress: Progress | SilentProgress = None,
     stop: Stop | None = None,
@@ -109,6 +112,8 @@ def run(
       directory: created if needed; refused if it holds another study.
       devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
       client: a `dask.distributed.Client`, whose workers then run the tiles instead of the devices here.
+      part: which part of how many to run, such as (3, 20), in a directory of its own within `directory`. Array jobs run
+        all parts without communication, and `collect` makes one study of them.
       max_time: seconds after which no further tile is started.
       progress: as for `simulate`: None shows it in a terminal or notebook, True everywhere, False nowhere, with
         warnings in Python's log; a function is called with the share that is done.
@@ -128,10 +133,13 @@ def run(
         outcome = run(study, "results", client=dask.distributed.Client("tcp://scheduler:8786"))
     """
     began = time.monotonic()
+    if part is not None:
+        part = part if isinstance(part, ArrayPart) else ArrayPart(*part)
+        directory = Path(directory) / part.folder
     jobs.check(study)
     stop, log = stop or Stop(max_time), RunLog(progress_of(progress))
     write = functools.partial(
-        Writer, directory, study, fresh=fresh, allow_other_code=allow_other_code
+        Writer, directory, study, fresh=fresh, allow_other_code=allow_other_code, part=part
     )
     if client is None:
         return _run_on(_threads(study, devices), write, stop, log)
