@@ -34,6 +34,7 @@ from jaxlsgd.engine.statistics import start_all, update_all
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.schedules import Plan
+from jaxlsgd.schedules.plan import LOOKS
 
 
 class Growth(NamedTuple):
@@ -129,7 +130,6 @@ def _parameters(problem: Problem, method: Estimator, estimate: np.ndarray) -> np
 
 
 DTYPES = ("float32", "float64")
-LOOKS = 50  # of a run that may stop, unless they are given
 LOCAL_SGD = local_sgd()
 # The shortest that keeps its level, which judges the others, and the best one around ȳ.
 METHODS = (one_step(), plug_in("finite"))
@@ -301,14 +301,12 @@ class Cell:
 
 
 def saved_rounds(plan: Plan, save_at: Any, until: Any) -> tuple[int, ...] | None:
-    """Return the rounds to read; with a rule for stopping, unless they are given, 50 from 2 % of the plan on."""
+    """Return the rounds to read; with a rule for stopping, unless they are given, those of `LOOKS`."""
     if save_at is not None:
         return as_tuple(save_at)
     if until is None or not isinstance(plan, Plan):
         return None
-    steps = np.geomspace(0.02 * plan.num_steps, plan.num_steps, LOOKS)
-    rounds = np.searchsorted(plan.ends, steps - 1e-9) + 1
-    return tuple(np.unique(np.minimum(rounds, plan.num_rounds)).tolist())
+    return tuple(np.unique(plan.rounds_at(LOOKS)).tolist())
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

@@ -300,7 +300,7 @@ def fit(
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
       replication: which replication of `simulate` under the same key this is.
       until: a half-width, or an `Until`: the run ends at the first look at which the intervals are sure enough. The
-        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the plan on.
+        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the observations on.
       progress: as for `simulate`.
 
     Returns:

@@ -276,7 +276,7 @@ def simulate(
       devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
       until: a half-width, or an `Until`: when a run would stop, see `looks.summarise_stops`. All looks of all
         runs are computed, which costs what the whole plan does, so that any other rule can be tried on the rows. The
-        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the plan on.
+        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the observations on.
       progress: None shows it in a terminal or notebook, True everywhere, False nowhere; a function is
         called with the finished share, from 0 to 1. The rows are the same.
 

@@ -132,15 +132,15 @@ class CellSpec:
             raise checks.refusal("num_rounds", f"take at most {MOST_STEPS} steps", plan.num_steps)
         return plan
 
-    def saved_rounds(self, num_rounds: int) -> tuple[int, ...]:
-        """Return the rounds of `save_at`, with fractions turned into rounds, and the last."""
-        rounds = {num_rounds}
-        for value in self.save_at:
-            m = max(1, round(value * num_rounds)) if isinstance(value, float) else value
-            if m > num_rounds:
-                raise checks.refusal("save_at", f"be at most {num_rounds}, the last round", m)
-            rounds.add(m)
-        return tuple(sorted(rounds))
+    def saved_rounds(self, plan: Plan) -> tuple[int, ...]:
+        """Return the rounds of `save_at`, with shares of the observations turned into rounds, and the last."""
+        given = [value for value in self.save_at if not isinstance(value, float)]
+        shares = [value for value in self.save_at if isinstance(value, float)]
+        for m in given:
+            if m > plan.num_rounds:
+                rule = f"be at most {plan.num_rounds}, the last round"
+                raise checks.refusal("save_at", rule, m)
+        return tuple(sorted({*given, *plan.rounds_at(shares).tolist(), plan.num_rounds}))
 
 
 def draws_of(cell: CellSpec) -> tuple[Any, ...]:

@@ -403,13 +403,13 @@ def _work(job: Iterable[Tile]) -> float:
 
 def _readings(group: list[Job]) -> int:
     cells = [tile.cell for job in group for tile in job]
-    return sum(len(cell.saved_rounds(cell.plan().num_rounds)) for cell in cells)
+    return sum(len(cell.saved_rounds(cell.plan())) for cell in cells)
 
 
 def _lengths(cell: CellSpec) -> set[int]:
     """Return the lengths that plans are padded to at the saved rounds of a cell: each is a program to compile."""
     plan = cell.plan()
-    return {Horizon.of(plan.prefix(m)).E.size for m in cell.saved_rounds(plan.num_rounds)}
+    return {Horizon.of(plan.prefix(m)).E.size for m in cell.saved_rounds(plan)}
 
 
 def _trial(

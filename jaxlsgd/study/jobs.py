@@ -249,7 +249,7 @@ def runnable(
         plan,
         tuple(method.built().made for method in spec.methods),
         spec.levels,
-        save_at or spec.saved_rounds(plan.num_rounds),
+        save_at or spec.saved_rounds(plan),
         spec.dtype,
         spec.algorithm.built().made,
     )
@@ -300,6 +300,6 @@ def check(study: Study) -> None:
         own = any(method.identity for method in spec.methods)
         with refusing(f"schedule {spec.schedule} to {spec.extent}", own=own):
             plan = spec.plan()
-            spec.saved_rounds(plan.num_rounds)
+            spec.saved_rounds(plan)
             for method in spec.methods:
                 method.built().made.check_plan(plan, spec.levels)

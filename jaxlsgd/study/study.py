@@ -17,6 +17,7 @@ from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.rows import Until
 from jaxlsgd.core.storage import read_regular
+from jaxlsgd.schedules.plan import LOOKS
 from jaxlsgd.study.cells import EXCLUDE_KEYS, EXTRA_KEYS, CellSpec, digest_of, expand, read_rules
 from jaxlsgd.study.errors import OwnError, SpecError, refusing
 from jaxlsgd.study.parts import (
@@ -65,11 +66,11 @@ class Study(Tabular):
       seed: root of all draws; the same data for every cell (common random numbers).
       levels: confidence levels in (0, 1), one or several.
       warmup: share of the observations with E = 1, for schedules without one of their own.
-      save_at: rounds (integers) or shares of the rounds (floats in (0, 1]) at which intervals are
-        kept besides the last; one integer n means n evenly spaced ones.
+      save_at: rounds (integers) or shares of the observations (floats in (0, 1]) at which intervals
+        are kept besides the last; one integer n means n evenly spaced shares.
       until: a half-width, or a table {half_width, excludes, method, coordinates, level}: when a run would stop, which
         tables and the page then show. All looks of all runs are computed, at `save_at`; if that is empty, at 50 shares of
-        the rounds from 2 % on. Rows do not depend on the rule, so that it can be changed later.
+        the observations from 2 % on. Rows do not depend on the rule, so that it can be changed later.
       tile_size: replications that run side by side and are committed together.
       dtype: "float32" or "float64".
       cross: whether the grid is crossed; if not, `extra` alone lists the cells.
@@ -131,7 +132,7 @@ class Study(Tabular):
         put("tile_size", checks.count("tile_size", self.tile_size, 1, 65_536))
         put("dtype", checks.choice("dtype", self.dtype, DTYPES))
         put("until", None if self.until is None else Until.of(self.until))
-        looks = () if self.until is None else _looks()
+        looks = () if self.until is None else LOOKS
         put("save_at", _save_at(self.save_at) or looks)
         if not isinstance(self.cross, bool):
             raise refusal("cross", "be true or false", self.cross, code="type")
@@ -328,21 +329,18 @@ def _save_at(value: Any) -> tuple[int | float, ...]:
     if not isinstance(value, (list, tuple)) or len(value) > 10_000:
         raise refusal(
             "save_at",
-            "be a list of rounds or of shares of the rounds in (0, 1]",
+            "be a list of rounds or of shares of the observations in (0, 1]",
             value,
             code="type",
         )
     return tuple(_save(f"save_at[{i}]", part) for i, part in enumerate(value))
 
 
-def _looks() -> tuple[float, ...]:
-    """Return shares of the rounds, evenly spaced in the logarithm."""
-    return tuple(round(0.02 ** (1 - i / 49), 6) for i in range(50))
-
-
 def _save(where: str, value: Any) -> int | float:
     if not isinstance(value, float):
         return checks.count(where, value, 1, MOST_STEPS)
     if not 0 < value <= 1:
-        raise refusal(where, "be a share of the rounds in (0, 1], or an integer, a round", value)
+        raise refusal(
+            where, "be a share of the observations in (0, 1], or an integer, a round", value
+        )
     return value
