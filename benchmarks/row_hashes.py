@@ -28,7 +28,7 @@ def cells() -> dict[str, Callable[[], Any]]:
     from jaxlsgd.inference import one_step, plug_in, random_scaling
     from jaxlsgd.schedules import constant, logarithmic, power, power_decay
 
-    linear, logistic = problems.linear(5, 10), problems.logistic(5, 10)
+    linear, logistic = problems.linear(5, 10, heterogeneity=1.0), problems.logistic(5, 10)
     decay = power_decay(1.0, 0.505)
     three = [plug_in(), random_scaling(), one_step()]
 
@@ -61,8 +61,10 @@ def cells() -> dict[str, Callable[[], Any]]:
             linear, five, algorithm=algorithms.client_dropout(0.3), methods=three[1:]
         ),
         "logistic, local Adam": rows(logistic, five, algorithm=algorithms.local_adam()),
-        "drifting": rows(problems.drifting(3, 4, period=200), five),
-        "twenty parameters, one client": rows(problems.linear(20, 1), root, steps=400),
+        "drifting": rows(problems.drifting(3, 4, heterogeneity=1.0, period=200), five),
+        "twenty parameters, one client": rows(
+            problems.linear(20, 1, heterogeneity=1.0), root, steps=400
+        ),
         "Poisson": rows(problems.regression(3, 6, "poisson"), five),
     }
 

@@ -99,6 +99,8 @@ class Algorithm:
       copies: how many copies of one model the parameters of a problem must hold.
       moves_by_gradients: whether Σ_k p_k (x_k − x̄) is −η_m times the sum of the round's mean gradients, so that
         the server can compute that sum. If None, this is so without a `direction`.
+      reaches: `(client, round) → 1 or 0`, whether the client's gradients at the server's anchor reach the server in this
+        round, which `one_step` needs. All of them do if None; `algorithms.client_dropout` is an example of the other.
     """
 
     name: str

@@ -28,7 +28,7 @@ Array = jax.Array
 # Pytrees of arrays. A narrower type would refuse a user's function that is typed for its own pytree.
 Params = Any
 Observation = Any
-Client = Any
+ClientNumbers = Any
 
 
 class Draws(NamedTuple):
@@ -93,9 +93,9 @@ class Problem(Tabular):
     init: Params
     loss: Callable[[Params, Observation], Array]
     num_clients: int
-    sample: Callable[[Array, Client], Observation] | None = None
+    sample: Callable[[Array, ClientNumbers], Observation] | None = None
     draws: Draws | None = None
-    observe: Callable[[Draws, Client], Observation] | None = None
+    observe: Callable[[Draws, ClientNumbers], Observation] | None = None
     weights: Any = None
     truth: Params | None = None
     clients: Any = None
@@ -264,8 +264,8 @@ class FlatFunctions(NamedTuple):
 
     gradient: Callable[[Array, Observation], Array | Scaled]
     hessian: Callable[[Array, Observation], Array | OuterProduct]
-    sample: Callable[[Array, Client], Observation] | None
-    observe: Callable[[Draws, Client], Observation] | None
+    sample: Callable[[Array, ClientNumbers], Observation] | None
+    observe: Callable[[Draws, ClientNumbers], Observation] | None
     unravel: Callable[[Array], Params]
     loss: Callable[[Array, Observation], Array]
 
