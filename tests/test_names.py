@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import inspect
 from pathlib import Path
+from typing import get_args
 
 import jax
 import numpy as np
@@ -27,7 +28,9 @@ from jaxlsgd.report.tables import Selection
 from jaxlsgd.study import Study, parts
 from jaxlsgd.study.store.reader import Results
 
-BRACKETS = [kind for role in registry.ROLES for kind in registry.kinds(role).values() if kind.brief]
+BRACKETS = [
+    kind for role in get_args(registry.Role) for kind in registry.kinds(role).values() if kind.brief
+]
 VALUES = {
     "one_step": ("estimate", "average"),
     "plug_in": ("asymptotic", "finite"),

@@ -36,6 +36,7 @@ from jaxlsgd.core.storage import check_output
 from jaxlsgd.report.paper.printed import HORIZONS, TARGETS
 
 if TYPE_CHECKING:
+    from jaxlsgd.core.registry import Role
     from jaxlsgd.study.array import ArrayPart
     from jaxlsgd.study.forecast import Times
     from jaxlsgd.study.progress import Stop
@@ -48,7 +49,7 @@ In a study file, give a name alone, or a table with arguments:
   problems = ["paper-linear", {kind = "linear", dim = 5, num_clients = 10, gamma0 = 0.5}]
   schedules = ["C5", {family = "power", beta = "1/4"}]"""
 # As a study file has them, each with its usual kinds first; the others follow.
-_KINDS_IN_ORDER = {
+_KINDS_IN_ORDER: dict[Role, tuple[str, ...]] = {
     "problem": (
         *("linear", "logistic", "regression", "multinomial", "instrumental", "drifting"),
         *("paper-linear", "paper-logistic", "minibatch"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ class Anchored(NamedTuple):
     observations: Any = 0  # how many those means are over, all clients together
 
 
-SIDES = ("both", "lower", "upper")
+Side = Literal["both", "lower", "upper"]
 
 
 class Interval(NamedTuple):
@@ -65,7 +65,7 @@ class Interval(NamedTuple):
     upper: Any  # (d,)
 
     @classmethod
-    def around(cls, estimate: Any, half: Any, side: str = "both") -> Interval:
+    def around(cls, estimate: Any, half: Any, side: Side = "both") -> Interval:
         """Return estimate ± half; with one side only, the other bound is infinite."""
         lower = estimate - half if side != "upper" else estimate - np.inf
         upper = estimate + half if side != "lower" else estimate + np.inf
@@ -202,10 +202,10 @@ class Law(NamedTuple):
     one_sided: Callable[[float, Plan | None, Any], Any] | None = None
     least_p: float = 0.0
 
-    def half(self, level: float, side: str, plan: Plan | None, detail: Any) -> Any:
+    def half(self, level: float, side: Side, plan: Plan | None, detail: Any) -> Any:
         """Return the multiplier of an interval with both bounds, or with one."""
         checks.level(level)
-        checks.choice("side", side, SIDES)
+        checks.choice("side", side, Side)
         if side == "both":
             return self.multiplier(level, plan, detail)
         if level <= 0.5:
@@ -391,7 +391,7 @@ class Estimator:
         return _compiled(self.measure, state, horizon)
 
     def interval(
-        self, state: tuple[Any, ...], level: float, plan: Plan | None = None, side: str = "both"
+        self, state: tuple[Any, ...], level: float, plan: Plan | None = None, side: Side = "both"
     ) -> Interval:
         """Return the interval of the given level (0.95, not 95).
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, message_size
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, hessians_due
 from jaxlsgd.core.forms import OuterProduct
 from jaxlsgd.core.problem import Draws, Problem, abstract_source
@@ -110,7 +111,7 @@ def tile_bytes(
     problem: Problem,
     methods: Iterable[Estimator],
     tile_size: int,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
@@ -155,7 +156,7 @@ def largest_tile(
     problem: Problem,
     methods: Iterable[Estimator],
     budget_bytes: int,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
@@ -198,7 +199,7 @@ def _rounded(fits: int) -> int:
 def default_tile(
     problem: Problem,
     methods: Iterable[Estimator],
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     platform: str = "cpu",
     algorithm: Algorithm | None = None,
 ) -> int:
@@ -224,7 +225,7 @@ def lane_widths(
     problem: Problem,
     methods: Iterable[Estimator],
     tile_size: int,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     platform: str = "cpu",
     algorithm: Algorithm | None = None,
 ) -> tuple[int, ...]:
@@ -273,7 +274,7 @@ def _alike_at_any_width(
 def replication_bytes(
     problem: Problem,
     methods: Iterable[Estimator],
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
@@ -296,7 +297,7 @@ _BESIDES, _BESIDES_PADDED = 2, 3
 
 
 def _anchor_bytes(
-    problem: Problem, methods: tuple[Estimator, ...], dtype: str, clients: int, sublanes: int
+    problem: Problem, methods: tuple[Estimator, ...], dtype: Dtype, clients: int, sublanes: int
 ) -> int:
     """Return the bytes per replication while an anchor is made, of the statistic that needs most; 0 if none has one."""
     item, d = jnp.dtype(dtype).itemsize, problem.dim
@@ -315,7 +316,7 @@ def _anchor_bytes(
 
 def draws_bytes(
     problem: Problem,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
@@ -336,7 +337,7 @@ def draws_bytes(
 def beyond_bytes(
     problem: Problem,
     methods: Iterable[Estimator],
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     dense: bool = True,
@@ -374,7 +375,7 @@ class ReadingCost(NamedTuple):
     kept: int  # per replication, of the statistics
 
 
-def reading_cost(method: Estimator, dim: int, dtype: str = "float32") -> ReadingCost:
+def reading_cost(method: Estimator, dim: int, dtype: Dtype = "float32") -> ReadingCost:
     """Predict the size of the program that reads a method's intervals, and its memory per replication.
 
     A program that factorises matrices was seen to keep about twice its largest product of arrays and up to
@@ -428,7 +429,7 @@ def _is_jaxpr(value: Any) -> bool:
 def own_bytes(
     problem: Problem,
     methods: Iterable[Estimator],
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
@@ -493,7 +494,7 @@ def _padded(shape: Shape, sublanes: int) -> int:
     return math.prod(shape[:-1]) * rows
 
 
-def _state_shapes(part: Accumulator, dim: int, dtype: str, *, stored: bool) -> list[Shape]:
+def _state_shapes(part: Accumulator, dim: int, dtype: Dtype, *, stored: bool) -> list[Shape]:
     """Return the shapes of a statistic's state per replication: the part that updates do not touch, or the rest."""
     vector = jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype))
     state, axes = jax.eval_shape(part.init, vector), axes_of(part, vector)
@@ -508,7 +509,7 @@ def _state_shapes(part: Accumulator, dim: int, dtype: str, *, stored: bool) -> l
     return [leaf.shape or (1,) for leaf, axis in pairs if axis is not None]
 
 
-def _algorithm_shapes(algorithm: Algorithm | None, K: int, d: int, dtype: str) -> list[Shape]:
+def _algorithm_shapes(algorithm: Algorithm | None, K: int, d: int, dtype: Dtype) -> list[Shape]:
     """Return the shapes of an algorithm's state besides x_k and x̄."""
     if algorithm is None or federation.folded(algorithm):
         return []

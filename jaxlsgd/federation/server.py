@@ -27,7 +27,7 @@ from scipy import special
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
-from jaxlsgd.core.estimator import SIDES, Anchored, Estimator, Interval, JointLaw
+from jaxlsgd.core.estimator import Anchored, Estimator, Interval, JointLaw, Side
 from jaxlsgd.core.problem import unravel
 from jaxlsgd.federation.agreement import (
     Agreement,
@@ -43,7 +43,7 @@ from jaxlsgd.federation.client import FinalMessage, RoundMessage, flatten
 from jaxlsgd.inference import joint
 from jaxlsgd.inference.anchored_rounds import bin_hessians, next_edge
 from jaxlsgd.inference.one_step import one_step
-from jaxlsgd.inference.tracking import Tracker, parameter_names, track
+from jaxlsgd.inference.tracking import Rows, Tracker, parameter_names, track
 
 FloatArray = NDArray[np.floating[Any]]
 Params = Any
@@ -81,7 +81,7 @@ class ServerState:
 def begin(
     params: Params,
     *,
-    rows: str,
+    rows: Rows,
     method: Estimator | None = None,
 ) -> ServerState:
     """Return the state of a server before the first round.
@@ -312,7 +312,7 @@ class FederationFit:
         """Two-sided p-values of no effect, (d,)."""
         return self._tail(self.estimate / self.std_error)
 
-    def interval(self, level: float | None = None, side: str = "both") -> Interval:
+    def interval(self, level: float | None = None, side: Side = "both") -> Interval:
         """Return intervals of all parameters, (d,).
 
         Args:
@@ -323,7 +323,7 @@ class FederationFit:
         return Interval.around(self.estimate, half, side)
 
     def function(
-        self, g: Callable[[Params], Any], level: float | None = None, side: str = "both"
+        self, g: Callable[[Params], Any], level: float | None = None, side: Side = "both"
     ) -> Interval:
         """Return an interval for a function of the parameters by the delta method: a contrast, or a prediction.
 
@@ -398,9 +398,9 @@ class FederationFit:
     def __str__(self) -> str:
         return self.table()
 
-    def _multiplier(self, level: float, side: str = "both") -> float:
+    def _multiplier(self, level: float, side: Side = "both") -> float:
         checks.level(level)
-        checks.choice("side", side, SIDES)
+        checks.choice("side", side, Side)
         if side != "both" and level <= 0.5:
             raise refusal("level", "be above 0.5 for an interval with one bound", level)
         up = (1 + level) / 2 if side == "both" else level

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxlsgd.analysis import failures
 from jaxlsgd.analysis.measures import (
@@ -119,7 +119,7 @@ def _unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-FORMATS = ("text", "markdown", "csv", "latex", "json")
+Format = Literal["text", "markdown", "csv", "latex", "json"]
 SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
 EVERYTHING = Selection()
 # Columns that a text table leaves out to be narrow, in this order, and those it is cut into parts by.
@@ -202,7 +202,7 @@ def cells_of(source: Any) -> list[CellRows]:
 
 def render(
     source: Any,
-    format: str = "text",
+    format: Format = "text",
     *,
     selection: Selection = EVERYTHING,
     measures: Sequence[str] | None = None,
@@ -241,7 +241,7 @@ def render(
         print(render(cells, selection=Selection(methods=["one_step"]), sort="coverage"))
         pandas.read_csv(io.StringIO(render(cells, "csv")))
     """
-    checks.choice("format", format, FORMATS)
+    checks.choice("format", format, Format)
     for name in measures or ():
         checks.choice("measure", name, MEASURES)
     people = format in _FOR_PEOPLE
@@ -279,7 +279,7 @@ def _for_format(selection: Selection, people: bool) -> Selection:
 
 def render_differences(
     source: Any,
-    format: str = "text",
+    format: Format = "text",
     *,
     reference: tuple[str, str] | None = None,
     selection: Selection = EVERYTHING,
@@ -305,7 +305,7 @@ def render_differences(
 
         print(render_differences(cells, reference=("C1", "plug_in")))
     """
-    checks.choice("format", format, FORMATS)
+    checks.choice("format", format, Format)
     cells = cells_of(source)
     selection.check(cells)
     people = format in _FOR_PEOPLE
@@ -332,7 +332,7 @@ def _plain_columns(measures: Sequence[str] | None) -> list[str]:
     return [*names, *TRUTH, "cost", *(["withheld"] if judged else [])]
 
 
-def _machine(rows: Iterable[Row], columns: Sequence[str], format: str) -> str:
+def _machine(rows: Iterable[Row], columns: Sequence[str], format: Format) -> str:
     if format == "csv":
         return Table.of(rows, columns).csv()
     records = [{name: row[name] for name in columns} for row in rows]

@@ -14,9 +14,9 @@ from jaxlsgd.analysis import verdict
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import Dtype, refusal
 from jaxlsgd.core.display import Table, p_value, paragraph, plural
-from jaxlsgd.core.estimator import Estimator, Interval
+from jaxlsgd.core.estimator import Estimator, Interval, Side
 from jaxlsgd.core.lazy import later
 from jaxlsgd.core.problem import Array, Params, Problem, check_finite, unravel
 from jaxlsgd.core.progress import Progress, shown
@@ -113,7 +113,7 @@ class Fit:
         method: str | None = None,
         level: float | None = None,
         save: int = -1,
-        side: str = "both",
+        side: Side = "both",
     ) -> Interval:
         """Return the interval of a method at a saved round.
 
@@ -132,7 +132,7 @@ class Fit:
             raise refusal("level", f"be one of {self.cell.levels}", level, code="choice")
         return Interval.around(center, rows.half_width[save, self.cell.levels.index(level), 0])
 
-    def _one_sided(self, method: str, level: float, save: int, side: str) -> Any:
+    def _one_sided(self, method: str, level: float, save: int, side: Side) -> Any:
         if save not in (-1, len(self.save_at) - 1):
             raise refusal(
                 "save", "be the last for an interval with one bound", save, code="unsupported"
@@ -145,7 +145,7 @@ class Fit:
         g: Callable[[Params], Any],
         method: str | None = None,
         level: float | None = None,
-        side: str = "both",
+        side: Side = "both",
     ) -> Interval:
         """Return an interval for a function of the parameters after the last round, by the delta method.
 
@@ -281,7 +281,7 @@ def fit(
     methods: Sequence[Estimator] = METHODS,
     levels: float | Sequence[float] = (0.95,),
     save_at: Sequence[int] | None = None,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     algorithm: Algorithm = LOCAL_SGD,
     replication: int = 0,
     until: float | Until | None = None,

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.progress import Progress, shown
@@ -182,7 +183,7 @@ def only(method: Estimator, vector: Any, states: tuple[Any, ...]) -> tuple[Any, 
     return tuple(jax.tree.map(one, state, axis) for state, axis in zip(states, axes, strict=True))
 
 
-def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
+def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, Dtype]:
     """Return what all cells have in common; refuse cells that differ in it."""
     if not cells:
         raise checks.refusal("cells", "be one or more", "none", code="missing")
@@ -249,7 +250,7 @@ def simulate(
     methods: Sequence[Estimator] = METHODS,
     levels: float | Sequence[float] = (0.95,),
     save_at: Sequence[int] | None = None,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     algorithm: Algorithm = LOCAL_SGD,
     tile_size: int | None = None,
     devices: int | Sequence[Device] | None = None,

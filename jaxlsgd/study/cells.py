@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.schedules import Plan, Schedule
 from jaxlsgd.schedules.step_size import power_or_constant
 from jaxlsgd.study.errors import SpecError
@@ -57,7 +58,7 @@ class CellSpec:
     levels: tuple[float, ...]
     save_at: tuple[int | float, ...]
     seed: int
-    dtype: str
+    dtype: Dtype
     tile_size: int
 
     def plain(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.engine import cost, machine
 from jaxlsgd.engine.layout import BLOCK_STEPS
@@ -194,7 +195,7 @@ def _reading(method: Part, cell: CellSpec) -> cost.ReadingCost:
 
 
 @functools.lru_cache(maxsize=4096)
-def _reading_of(method: Part, dim: int, dtype: str) -> cost.ReadingCost:
+def _reading_of(method: Part, dim: int, dtype: Dtype) -> cost.ReadingCost:
     try:
         return cost.reading_cost(method.built().made, dim, dtype)
     except Exception:  # of a user's own method: its cell fails with this error in the run

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxlsgd import schedules
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.engine import cost
@@ -122,7 +123,7 @@ def state_bytes(cell: CellSpec) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _own_bytes(problem: Part, algorithm: Part, methods: tuple[Part, ...], dtype: str) -> int:
+def _own_bytes(problem: Part, algorithm: Part, methods: tuple[Part, ...], dtype: Dtype) -> int:
     made = tuple(method.built().made for method in methods)
     return cost.own_bytes(problem.built().made, made, dtype, algorithm=algorithm.built().made)
 
@@ -143,7 +144,12 @@ def _widths(cell: CellSpec, platform: str = "cpu") -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _lane_widths(
-    problem: Part, algorithm: Part, methods: tuple[Part, ...], size: int, dtype: str, platform: str
+    problem: Part,
+    algorithm: Part,
+    methods: tuple[Part, ...],
+    size: int,
+    dtype: Dtype,
+    platform: str,
 ) -> tuple[int, ...]:
     made, own = tuple(method.built().made for method in methods), algorithm.built().made
     return cost.lane_widths(problem.built().made, made, size, dtype, platform, own)

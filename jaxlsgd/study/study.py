@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.core import checks
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import Dtype, refusal
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.rows import Until
 from jaxlsgd.core.storage import read_regular
@@ -38,7 +38,6 @@ from jaxlsgd.study.parts import (
 if TYPE_CHECKING:
     from jaxlsgd.study.runner import Outcome
 
-DTYPES = ("float32", "float64")
 MOST_CELLS = 100_000
 MOST_LEVELS = 1_000
 MOST_BYTES = 1_000_000  # of a study file
@@ -100,7 +99,7 @@ class Study(Tabular):
     save_at: Any = ()  # tuple[int | float, ...]
     until: Any = None  # Until | None
     tile_size: int = 512
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     cross: bool = True
     exclude: Any = ()
     extra: Any = ()
@@ -118,8 +117,9 @@ class Study(Tabular):
             raise refusal("warmup", "be a share of the observations in [0, 1)", warmup)
         read = functools.partial(schedule, warmup=share)
         put("schedules", _each("schedules", self.schedules, read, "schedule"))
-        for key, role in (("methods", "method"), ("algorithms", "algorithm")):
-            put(key, _each(key, getattr(self, key), functools.partial(part, role), role))
+        put("methods", _each("methods", self.methods, functools.partial(part, "method"), "method"))
+        read_algorithm = functools.partial(part, "algorithm")
+        put("algorithms", _each("algorithms", self.algorithms, read_algorithm, "algorithm"))
         put("levels", _each("levels", _one_or_more(self.levels), checks.level, "level"))
         for key in ("problems", "schedules", "methods", "algorithms"):
             checks.distinct(key, names(getattr(self, key)), named=True)
@@ -130,7 +130,7 @@ class Study(Tabular):
         put("replications", checks.count("replications", self.replications, 1, most))
         put("seed", checks.count("seed", self.seed, 0, 2**32 - 1))
         put("tile_size", checks.count("tile_size", self.tile_size, 1, 65_536))
-        put("dtype", checks.choice("dtype", self.dtype, DTYPES))
+        put("dtype", checks.choice("dtype", self.dtype, checks.Dtype))
         put("until", None if self.until is None else Until.of(self.until))
         looks = () if self.until is None else LOOKS
         put("save_at", _save_at(self.save_at) or looks)
