@@ -29,6 +29,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import Refusal, refusal
 from jaxlsgd.federation import client, server, validate
 from jaxlsgd.federation.client import FinalMessage, RoundMessage
+from jaxlsgd.inference.tracking import Rows
 from jaxlsgd.problems import losses
 
 try:
@@ -296,7 +297,7 @@ class InferenceStrategy(Strategy):
         *,
         E: int | Callable[[int], int],
         eta: float | Callable[[int], float],
-        rows: str,
+        rows: Rows,
         clients: str = "given",
         level: float = 0.95,
         enough: float | None = None,
@@ -314,7 +315,7 @@ class InferenceStrategy(Strategy):
         self.strategy = strategy
         self.E: Callable[[int], int] = E if callable(E) else lambda _: E
         self.eta: Callable[[int], float] = eta if callable(eta) else lambda _: eta
-        self.rows = checks.choice("rows", rows, ("fresh", "reused"))
+        self.rows: Rows = checks.choice("rows", rows, Rows)
         self.clients = checks.choice("clients", clients, server.CLIENTS)
         self.level = checks.level(level)
         self.enough = None if enough is None else checks.positive("enough", enough)

@@ -32,7 +32,7 @@ from scipy import special
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import Refusal, refusal
 from jaxlsgd.core.display import align
-from jaxlsgd.core.estimator import SIDES, Estimator, Interval, JointLaw, Sync
+from jaxlsgd.core.estimator import Estimator, Interval, JointLaw, Side, Sync
 from jaxlsgd.core.problem import unravel
 from jaxlsgd.federation import strata, validate
 from jaxlsgd.federation.agreement import (
@@ -51,7 +51,7 @@ from jaxlsgd.federation.validate import several, shown_name
 from jaxlsgd.inference import anchored_rounds, joint
 from jaxlsgd.inference.anchored_rounds import LEAST_ROUNDS, AnchoredState
 from jaxlsgd.inference.one_step import one_step
-from jaxlsgd.inference.tracking import Tracked, Tracker, parameter_names, track
+from jaxlsgd.inference.tracking import Rows, Tracked, Tracker, parameter_names, track
 
 FloatArray = NDArray[np.floating[Any]]
 Params = Any
@@ -159,7 +159,7 @@ class ServerState:
 def begin(
     params: Params,
     *,
-    rows: str,
+    rows: Rows,
     method: Estimator | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> ServerState:
@@ -475,7 +475,7 @@ class FederationFit:
         """Two-sided p-values of no effect, (d,)."""
         return self._tail(self.estimate / self.std_error)
 
-    def interval(self, level: float | None = None, side: str = "both") -> Interval:
+    def interval(self, level: float | None = None, side: Side = "both") -> Interval:
         """Return intervals of all parameters, (d,).
 
         Args:
@@ -486,7 +486,7 @@ class FederationFit:
         return Interval.around(self.estimate, half, side)
 
     def function(
-        self, g: Callable[[Params], Any], level: float | None = None, side: str = "both"
+        self, g: Callable[[Params], Any], level: float | None = None, side: Side = "both"
     ) -> Interval:
         """Return an interval for a function of the parameters by the delta method: a contrast, or a prediction.
 
@@ -561,9 +561,9 @@ class FederationFit:
     def __str__(self) -> str:
         return self.table()
 
-    def _multiplier(self, level: float, side: str = "both") -> float:
+    def _multiplier(self, level: float, side: Side = "both") -> float:
         checks.level(level)
-        checks.choice("side", side, SIDES)
+        checks.choice("side", side, Side)
         if side != "both" and level <= 0.5:
             raise refusal("level", "be above 0.5 for an interval with one bound", level)
         up = (1 + level) / 2 if side == "both" else level

@@ -94,7 +94,7 @@ def one_step(
     valid: str = "fixed",
     best_at: float | None = None,
     looks: Sequence[int] | None = None,
-    shape: str = "pocock",
+    shape: sequential.Shape = "pocock",
     name: str | None = None,
 ) -> Estimator:
     """One-step intervals: x̂_j ± q √V_jj from gradients at the server's anchor, for any federated optimiser.
@@ -430,10 +430,14 @@ class _When(NamedTuple):
 
 
 def _when(
-    valid: str, best_at: float | None, looks: Sequence[int] | None, shape: str, efficient: bool
+    valid: str,
+    best_at: float | None,
+    looks: Sequence[int] | None,
+    shape: sequential.Shape,
+    efficient: bool,
 ) -> _When:
     checks.choice("valid", valid, VALID)
-    checks.choice("shape", shape, sequential.SHAPES)
+    checks.choice("shape", shape, sequential.Shape)
     if valid != "always" and best_at is not None:
         raise refusal("best_at", 'be left out unless valid="always"', best_at, code="unwanted")
     if valid != "looks" and looks is not None:
@@ -489,7 +493,7 @@ def always_law(best_at: float) -> Law:
 
 
 @functools.cache
-def looks_law(shape: str, clocks: tuple[float, ...]) -> Law:
+def looks_law(shape: sequential.Shape, clocks: tuple[float, ...]) -> Law:
     """Return the law for looks at known numbers of observations per client; those before `first_look` do not count."""
 
     def counted(detail: Any) -> tuple[float, ...]:
@@ -542,7 +546,7 @@ def _begun(detail: Any) -> np.ndarray:
 
 
 @functools.cache
-def _law_at(shape: str) -> functools.partial[Law]:
+def _law_at(shape: sequential.Shape) -> functools.partial[Law]:
     return functools.partial(looks_law, shape)
 
 
