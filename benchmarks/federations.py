@@ -453,7 +453,7 @@ def agreements(
         S = (outer - s[..., None] * s[..., None, :] / m) / (m - 1)
         for r, x_of_all in enumerate(x):
             parts = zip(n[r].tolist(), s[r] / n[r][:, None], S[r], H[r] / m[r], strict=True)
-            sent = {str(k): FinalMessage(*one) for k, one in enumerate(parts)}
+            sent = {str(k): FinalMessage(*one, answers=0) for k, one in enumerate(parts)}
             yield agree(sent, estimate=x_of_all)
 
 

@@ -383,7 +383,7 @@ def test_comparisons_do_not_depend_on_units():
     np.testing.assert_allclose(other.p_values, found.p_values, rtol=1e-6)
     np.testing.assert_allclose(other.errors * units, found.errors, rtol=1e-6)
     with refused("messages", "data"):
-        agree({k: FinalMessage(30, np.zeros(2), np.eye(2), np.ones((2, 2))) for k in "ab"})
+        agree({k: FinalMessage(30, np.zeros(2), np.eye(2), np.ones((2, 2)), 0) for k in "ab"})
 
 
 def test_too_few_clients_that_identify_a_coefficient_are_said_so():
