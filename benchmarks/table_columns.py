@@ -1,7 +1,6 @@
 """Time a fit of many columns beside statsmodels: `python -m benchmarks.table_columns --out benchmarks/results`.
 
-Rows of normal columns and ten clients, all arguments left at their defaults: above 64 columns `fit_table` stops at
-Newton's steps and final messages. Seconds are of the processor, for one call after all imports, with its compiling; statsmodels' is of
+Rows of normal columns and ten clients, all arguments left at their defaults. Seconds are of the processor, for one call after all imports, with its compiling; statsmodels' is of
 `GLM(...).fit(cov_type="HC0")` on the pooled rows, with standard errors. Both with one thread of BLAS (OMP_NUM_THREADS=1).
 """
 

@@ -111,8 +111,7 @@ def compare(name: str, **more: Any) -> dict[str, Any]:
         "gap": float(gap.max()),
         "least": float(ratio.min()),
         "most": float(ratio.max()),
-        "passes": found.communication.passes,
-        "E": found.communication.local_steps,
+        "steps": found.communication.pilot,
         "warnings": found.warnings,
     }
 
@@ -124,16 +123,16 @@ def main() -> int:
     arguments = parser.parse_args()
     lines = [
         "| data | family | rows | clients | columns | variance | largest gap, in standard errors | "
-        "standard errors over statsmodels' | passes | E | warnings |",
-        "|---|---|--:|--:|--:|---|--:|--:|--:|--:|---|",
+        "standard errors over statsmodels' | Newton steps | warnings |",
+        "|---|---|--:|--:|--:|---|--:|--:|--:|---|",
     ]
     for name in CASES:
         for variance in ("clients", "pooled"):
             one = compare(name, variance=variance)
             lines.append(
                 f"| {name} | {CASES[name].family} | {one['rows']:,} | {one['clients']} | {one['columns']} | "
-                f"{variance} | {one['gap']:.3f} | {one['least']:.3f}–{one['most']:.3f} | {one['passes']} | "
-                f"{one['E']} | {'; '.join(one['warnings']) or '-'} |"
+                f"{variance} | {one['gap']:.1g} | {one['least']:.3f}–{one['most']:.3f} | {one['steps']} | "
+                f"{'; '.join(one['warnings']) or '-'} |"
             )
             print(lines[-1], flush=True)
     page = f"# Real tables\n\n{(__doc__ or '').strip()}\n\n" + "\n".join(lines) + "\n"

@@ -1,7 +1,8 @@
 """Measure how often intervals from tables cover, over 500 simulated tables per cell: `python -m benchmarks.tables`.
 
 Ten clients of 200 to 5,000 rows with coefficients, means and spreads of their own; gaussian, logistic and
-Poisson; for the population, and for the minimiser of each table's own rows. Writes `results/tables.md`.
+Poisson; for the population, by Newton's method, and for the minimiser of each table's own rows, by Local SGD. Writes
+`results/tables.md`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Outcome(NamedTuple):
 
     family: str
     target: str
-    rows: str
+    method: str
     covered: NDArray[np.bool_]  # (tables, d)
     errors: NDArray[np.float64]  # (tables, d) (estimate − truth)/standard error
     added: float  # largest share that the run added to a standard error, mean over tables
@@ -44,12 +45,10 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def run_cell(
-    family: str, target: str, tables: int, rows: str = "reused", seed: int = 1, most: int = 5000
-) -> Outcome:
+def run_cell(family: str, target: str, tables: int, seed: int = 1, most: int = 5000) -> Outcome:
     """Fit that many tables."""
     world = population(family, most=most)
-    options = check_options({**DEFAULTS, "family": family, "target": target, "rows": rows})
+    options = check_options({**DEFAULTS, "family": family, "target": target})
     covered, errors, added, warned, begun = [], [], [], 0, time.perf_counter()
     for r in range(tables):
         block = world.table(np.random.default_rng([seed, r]))
@@ -65,7 +64,7 @@ def run_cell(
     return Outcome(
         family,
         target,
-        "with replacement" if target == "sample" else rows,
+        options.first,
         np.array(covered),
         np.array(errors),
         float(np.mean(added)),
@@ -92,9 +91,9 @@ def markdown(outcomes: list[Outcome]) -> str:
         cells = [f"{100 * c:.1f} ({100 * np.sqrt(max(c * (1 - c), 1e-9) / n):.1f})" for c in cover]
         spread = np.sqrt(np.mean(one.errors**2))
         found = (percent(one.covered.mean()), f"{spread:.3f}", f"{100 * one.added:.1f} %")
-        where = (one.family, one.target, one.rows)
+        where = (one.family, one.target, one.method)
         lines.append([*where, *cells, *found, one.warned, f"{one.seconds / n:.2f}"])
-    header = ("family", "target", "rows", *NAMES, *last)
+    header = ("family", "target", "method", *NAMES, *last)
     return "\n".join(pipe_table(header, lines, left=range(3)))
 
 

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def test_p_values_and_intervals_agree(u: float) -> None:
 
 def test_p_value_at_a_look_is_the_level_whose_band_reaches_it() -> None:
     clocks = (1, 2, 4, 7)
-    for shape in sequential.SHAPES:
+    for shape in get_args(sequential.Shape):
         c = sequential.looks_value(0.9, clocks, shape)
         z = c * float(sequential.shape_of(2, clocks, shape))
         assert sequential.looks_p(z, clocks, 2, shape) == pytest.approx(0.1, abs=1e-6)
@@ -101,7 +101,7 @@ def _held(z: np.ndarray, q: np.ndarray | float) -> float:
 
 def test_laws_hold_on_brownian_motion_and_the_fixed_one_does_not(brownian: np.ndarray) -> None:
     error = 4 * np.sqrt(0.05 * 0.95 / RUNS)  # three comparisons at 4 standard errors: 2e-4
-    for shape in sequential.SHAPES:
+    for shape in get_args(sequential.Shape):
         q = sequential.looks_value(0.95, CLOCKS, shape) * sequential.shape_of(CLOCKS, CLOCKS, shape)
         assert abs(_held(brownian, q) - 0.95) < error
     always = sequential.robbins(0.95, sequential.best_ratio() * CLOCKS / 500)
@@ -113,7 +113,7 @@ def test_laws_hold_on_brownian_motion_and_the_fixed_one_does_not(brownian: np.nd
 
 
 def _detail(t: float, df: float = 1e6, used: float = 1.0) -> AnchoredDetail:
-    rest = [np.zeros(2), np.asarray(used), *np.zeros(6)]
+    rest = [np.zeros(2), np.asarray(used), *np.zeros(5)]
     return AnchoredDetail(np.full(2, df), *rest, clock=np.asarray(t))
 
 

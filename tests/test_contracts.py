@@ -432,7 +432,6 @@ NUMBERS = numbers()
 WHERE: dict[str, Callable[[], dict[str, Any]]] = {
     "one device": lambda: {"devices": jax.devices()[:1]},
     "two devices": lambda: {"devices": jax.devices()[:2]},
-    "clients on two devices": lambda: {"mesh": jax.make_mesh((2,), ("clients",))},
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import jax
 import numpy as np
 import pytest
@@ -57,7 +59,7 @@ def test_simultaneous_intervals_are_ordered_by_width(result: jaxlsgd.Fit) -> Non
     found = result.joint("plug_in")
     width = {
         how: np.ptp(np.asarray(joint.simultaneous(found, how=how)[1:]), axis=0)
-        for how in joint.SIMULTANEOUS
+        for how in get_args(joint.Simultaneous)
     }
     single = np.ptp(np.asarray(result.interval("plug_in")[1:]), axis=0)
     assert np.all(single < width["sup_t"])

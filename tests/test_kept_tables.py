@@ -14,8 +14,8 @@ from study_helpers import fake_rows, small
 
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.study import StoreError, progress, run
-from jaxlsgd.study.executors import dask_worker, joined, threads
-from jaxlsgd.study.jobs import Job, Tabulated, Tile, TileFinished
+from jaxlsgd.study.executors import dask_worker, threads
+from jaxlsgd.study.jobs import Job, Tabulated, TileFinished
 from jaxlsgd.study.store import files, law_tables
 
 ROWS = {"a": np.array([1.0, 0.1, np.inf]), "b": np.array([np.nextafter(2.0, 3.0)])}
@@ -116,16 +116,8 @@ def test_what_are_no_tables_is_refused(content: Any) -> None:
 def test_workers_hand_tables_over_and_take_them(
     made: list[str], new_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What comes back from a Dask worker is plain, and is what a worker of a later run is given."""
     cell = small().cells[0]
-    tile = Tile(cell, 0)
-    events: list[Any] = list(threads.run_job((tile,)))
-    used = events[0].rows
-    # A joined process, and what its leader makes of that.
-    content = joined._content(events[1], used)
-    back: list[Any] = list(joined._events(tile, content))
-    assert [type(event) for event in back] == [Tabulated, TileFinished]
-    np.testing.assert_array_equal(back[0].rows[cell.id], used[cell.id])
-    # A Dask worker; what comes back is plain, and is what a worker of a later run is given.
     monkeypatch.setattr("jaxlsgd.study.jobs.run_job", threads.run_job)
     answer = dask_worker._answer([cell], 0)
     plain = json.loads(json.dumps(answer.get("tables")))

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_helpers import NO_LAW, last_reading, numpy_draws
-from jax.sharding import Mesh
 from refusals import refused
 
-from jaxlsgd import Algorithm, Estimator, Measurement, Problem, problems, random_scaling, simulate
+from jaxlsgd import Algorithm, Estimator, Measurement, Problem, problems, random_scaling
 from jaxlsgd.algorithms import local_sgd, participation, plain_rounds, scaffold, server_momentum
 from jaxlsgd.core import random
 from jaxlsgd.core.algorithm import Participation
@@ -312,6 +311,3 @@ def test_what_is_refused():
         Cell(problem(), plan(), algorithm=keeps)
     with refused("problem", "unsupported", "5 clients", "participation"):
         Cell(problem(), plan(), algorithm=participation(5))
-    mesh = Mesh(np.asarray(jax.devices()[:2]), ("clients",))
-    with refused("mesh", "unsupported", "{'clients': 2}"):
-        simulate(key(), problem(), plan(), replications=1, algorithm=participation(2), mesh=mesh)

@@ -4,6 +4,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalCall=false
 # pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
+import dataclasses
 import doctest
 import functools
 import importlib
@@ -17,11 +18,14 @@ import numpy as np
 import pytest
 from refusals import Why, refused
 
+from jaxlsgd import fit, one_step
 from jaxlsgd.core.forms import dense
+from jaxlsgd.core.identity import digest
 from jaxlsgd.core.problem import Draws, Problem
 from jaxlsgd.problems import _moments as moments
 from jaxlsgd.problems import dataset, linear, logistic, paper_linear, paper_logistic
 from jaxlsgd.problems.dataset import MAX_ROWS
+from jaxlsgd.schedules import constant, power_decay
 
 SIGMA = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]])
 WEIGHTS = np.array([0.5, 0.3, 0.2])
@@ -88,6 +92,29 @@ def written_out(function: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 # --- functions ---
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loss_that_is_said_to_be_convex_is(case: str) -> None:
+    problem = CASES[case]()
+    assert problem.convex
+    with jax.enable_x64(True):
+        observations = jax.tree.map(lambda x: x[:, 0], observe_all(problem, 20, "float64"))
+        hessian = over_rows(problem.loss, jax.hessian)
+        for point in (jnp.zeros(problem.dim), jnp.linspace(-2.0, 2.0, problem.dim)):
+            H = np.asarray(hessian(point, observations))
+            assert np.linalg.eigvalsh(H).min() > -1e-9 * np.abs(H).max()
+
+
+def test_a_printed_fit_says_which_minimum_unless_there_is_only_one() -> None:
+    problem = linear(2, 2)
+    plan = constant(5).plan(power_decay(0.5), num_steps=500)
+    words = "about the minimum near the estimate"
+    for known in (True, False):
+        same = dataclasses.replace(problem, convex=known)
+        found = fit(jax.random.key(0), same, plan, methods=[one_step()])
+        assert (words in str(found)) == (words in found._repr_html_()) == (not known)
+        assert digest(same) == digest(problem)  # words alone: stored studies stay valid
 
 
 @pytest.mark.parametrize("case", CASES)

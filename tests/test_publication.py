@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import matplotlib.image
 import numpy as np
@@ -26,7 +27,7 @@ def cells():
 
 
 @pytest.mark.parametrize("width", style.WIDTHS)
-@pytest.mark.parametrize("figure", figures.PRINTED)
+@pytest.mark.parametrize("figure", get_args(figures.PrintedFigure))
 def test_a_figure_has_the_width_that_was_asked_for(cells, tmp_path, figure, width):
     path = save_for_print(cells, tmp_path, figure, format="png", width=width)
     assert path == tmp_path / f"{figure}_{width}.png"

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import get_args
 
 import numpy as np
 import page_helpers
@@ -61,7 +62,7 @@ def test_json_is_the_same_records(cells):
         assert record == {key: row[key] for key in record}
 
 
-@pytest.mark.parametrize("format", tables.FORMATS)
+@pytest.mark.parametrize("format", get_args(tables.Format))
 def test_every_format_takes_every_kind_of_source(cells, format):
     class Results:
         def read_all(self):

@@ -208,7 +208,7 @@ def test_figures_warm_up_for_a_share_of_the_rounds(horizon):
         np.testing.assert_array_equal(plan.E, np.concatenate([np.ones(first), rest]))
         assert plan.warmup_rounds == first
         assert plan.beta == paper(cell.schedule.name).beta, "which the paper's q needs"
-        assert cell.saved_rounds(rounds)[-1] == rounds
+        assert cell.saved_rounds(plan)[-1] == rounds
 
 
 # A directory: resumed, extended, put together, refused.

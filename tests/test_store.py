@@ -27,7 +27,7 @@ ENVIRONMENT = {"jax": "0", "xla_flags": ""}
 def about(cell: CellSpec) -> CellRows:
     """What the engine would say of a cell."""
     plan = cell.plan()
-    saves = cell.saved_rounds(plan.num_rounds)
+    saves = cell.saved_rounds(plan)
     names = [method.name for method in cell.methods]
     return CellRows(
         problem=cell.problem.name,

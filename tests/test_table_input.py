@@ -357,6 +357,59 @@ def test_dropped_rows_are_counted():
     assert "6 rows dropped, with missing values" in str(found)
 
 
+GAPS = {"client": ["", "NA", " "], "ward": ["null", "N/A", "<NA>"], "dose": ["NaN", "#N/A", "na"]}
+
+
+@pytest.mark.parametrize("kind", ["pandas", "category", "csv", "parquet", "csv stream"])
+def test_gaps_are_spelt_alike_everywhere(tmp_path: Path, monkeypatch, kind: str):
+    """Clients, factors and numbers, also in a later block of a stream: nine gaps in nine rows."""
+    monkeypatch.setattr(stream, "CHUNK", 1200)
+    monkeypatch.setattr(stream, "PILOT_ROWS", 2000)
+    monkeypatch.setattr("jaxlsgd.regression.files.BLOCK_BYTES", 1 << 16)
+    streamed = kind == "csv stream"
+    frame = table(6000 if streamed else 300).rename(columns={"site": "client"})
+    frame["ward"] = np.where(frame.index % 3 == 0, "a", "b")
+    frame["dose"] = frame["dose"].map(repr)
+    gaps = [(name, text) for name, texts in GAPS.items() for text in texts]
+    for i, (name, text) in enumerate(gaps, start=len(frame) - 200):
+        frame.loc[i, name] = text
+    source: Any = frame.assign(dose=pd.to_numeric(frame["dose"], errors="coerce"))
+    if kind == "category":
+        source = source.astype({"ward": "category", "client": "category"})
+    elif kind == "parquet":
+        source.to_parquet(source := tmp_path / "gaps.parquet")
+    elif kind != "pandas":
+        frame.to_csv(source := tmp_path / "gaps.csv", index=False)
+    given = {
+        "client": "client",
+        "formula": "sick ~ age + dose + C(ward)",
+        "response": None,
+        "stream": True if streamed else None,
+    }
+    with refused("frame", "data") as caught:
+        fit(source, **given)
+    assert all(f"3 of '{name}'" in str(caught.value) for name in GAPS)
+    found = fit(source, missing="drop", **given)
+    assert found.dropped == 9
+    assert list(found.sizes) == ["s0", "s1", "s2"]
+    assert found.names == ("Intercept", "age", "dose", "C(ward)[T.b]")
+
+
+def test_a_new_row_with_a_spelt_gap_has_no_prediction():
+    found = fit(table())
+    new = found.predict(pd.DataFrame({"age": ["40", "NA"], "dose": [1.0, 1.0]}))
+    assert list(new["mean"].isna()) == [False, True]
+
+
+@pytest.mark.parametrize(
+    "more", [{"client": "lists"}, {"response": None, "formula": "sick ~ lists"}]
+)
+def test_a_column_of_lists(more: dict[str, Any]):
+    frame = table(30).assign(lists=[np.zeros(2)] * 30)
+    with refused("column 'lists'", "type"):
+        fit(frame, **more)
+
+
 def test_odd_clients_are_met():
     """One client; a client with one row; a client that lacks a level of a factor."""
     frame = table()
@@ -387,7 +440,7 @@ def test_rare_responses_are_fitted_and_said():
 
 
 def test_what_could_not_be_reached_is_said():
-    found = fit(table(), max_passes=2)
+    found = fit(table(), methods=["one_step"], max_passes=2)
     assert found.communication.passes == 2
     assert "% of the sample's after 2 passes" in found.warnings[0]
     assert "Warnings" in str(found)

@@ -30,7 +30,7 @@ def add_verbs(verbs: Verbs) -> None:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--beta", help="growth exponent of E_m in [0, 1): 0, 0.5, 1/3")
     way.add_argument("--schedule", help="C1, C5, Log, P(1/3) or P(1/2), as actually run")
-    add_several(parser, "levels", "level", type=share, metavar="LEVEL", help="default: 0.95")
+    add_several(parser, "levels", type=share, metavar="LEVEL", help="default: 0.95")
     parser.add_argument("--num-steps", type=positive, help="t_T, with --schedule")
     parser.add_argument("--warmup", type=float, help="share of the observations, with --schedule")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import inspect
 import re
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import Verbs, add_verb, in_options
-from jaxlsgd.core import renamed
 from jaxlsgd.core.display import p_value, plural, printable
 from jaxlsgd.core.storage import check_output, replacing
 
@@ -39,9 +37,10 @@ def add_verbs(verbs: Verbs) -> None:
     """Declare the verb."""
     text = (
         "fit a regression to a CSV or Parquet file whose rows belong to clients\n\n"
-        "By Local SGD, with steps and length from a pilot. Columns are standardised inside; coefficients,\n"
-        "standard errors and intervals are on the scale of the file, and about the population that its rows\n"
-        "were drawn from, unless --target sample. Needs the extra 'data'.\n\n"
+        "By Newton's method, for which clients send d² numbers per step; with --methods, and for a file that\n"
+        "is read once, by Local SGD. Columns are standardised inside; coefficients, standard errors and\n"
+        "intervals are on the scale of the file, and about the population that its rows were drawn from,\n"
+        "unless --target sample. Needs the extra 'data'.\n\n"
         "A formula is made of columns (in `backticks` if their names have spaces), numbers, ~ + - * / : ** ( )\n"
         "and functions: log, log2, log10, log1p, exp, expm1, sqrt, abs, sin, cos, I, C, Treatment, Sum, poly,\n"
         "bs, cr, cc, center, scale. All other Python in it is refused, and not run."
@@ -76,7 +75,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             given["action"] = argparse.BooleanOptionalAction
         elif name in CHOICES:
             given["choices"] = CHOICES[name]
-            given["type"] = functools.partial(renamed.value_of, "function", "fit_table", name)
         elif any(typing.get_origin(kind) is Sequence for kind in kinds):
             given["nargs"] = "*" if name == "methods" else "+"
         else:
@@ -91,7 +89,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="after the text, odds or rate ratios: exp of coefficients and of the ends of their intervals",
     )
     group.add_argument(
-        "--margins", action="store_true", help="after the text, average marginal effects"
+        "--margins",
+        action="store_true",
+        help="after the text, average marginal effects; for columns of 0 and 1 the change from 0 to 1",
     )
     group.add_argument(
         "--test",
@@ -164,7 +164,8 @@ def _more(result: TableFit, arguments: argparse.Namespace) -> str:
     if arguments.margins:
         look: dict[str, Any] = {"float_format": "{:.5g}".format, "formatters": {"p_value": p_value}}
         shown = result.margins().to_string(**look)
-        parts.append(f"Average marginal effects\n{shown}")
+        head = "Average marginal effects (for columns of 0 and 1, the change from 0 to 1)"
+        parts.append(f"{head}\n{shown}")
     if arguments.test:
         found = result.test(arguments.test)
         parts.append(

@@ -15,7 +15,7 @@ import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +27,8 @@ MOST_REPLICATIONS = (
 LARGEST_COUNT = 2**53
 MOST_ENTRIES = 100_000  # in a list of problems, schedules, horizons, methods or levels
 _SHOWN = 80  # characters of a refused value in a message
+Dtype = Literal["float32", "float64"]
+T = TypeVar("T")
 _DEEPEST = 8  # levels of nested lists in an argument; a covariance needs 2
 
 
@@ -157,8 +159,15 @@ def fixed_time(valid: Any, method: str) -> None:
         raise refusal("valid", rule, valid, code="unsupported")
 
 
-def choice(argument: str, value: Any, known: Collection[str]) -> str:
-    """Return one of the known names."""
+def choice(argument: str, value: T, known: Any) -> T:
+    """Return one of the known names.
+
+    Args:
+      argument: which argument it is.
+      value: what was given.
+      known: the names, or a `Literal` of them.
+    """
+    known = get_args(known) or known
     if not isinstance(value, str) or value not in known:
         raise refusal(
             argument, f"be one of {', '.join(known)}", value, nearest(value, known), code="choice"

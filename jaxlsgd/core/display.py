@@ -61,6 +61,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
+def standard_errors(count: float) -> str:
+    """Return a distance in words: '1 standard error', '2.4 standard errors'."""
+    shown = f"{count:.2g}"
+    return f"{shown} standard error" + ("" if shown == "1" else "s")
+
+
 def with_error(value: float | None, error: float | None, decimals: int | None = None) -> str:
     """Return `value (error)`, with two significant digits of the error; "-" for None.
 

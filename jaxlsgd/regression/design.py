@@ -23,6 +23,13 @@ FloatArray = NDArray[np.floating[Any]]
 INTERCEPT = "Intercept"
 _NEAR = 1024  # whole numbers within that range are codes already
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*(,\d+)?")
+# Text that is a gap, without the spaces around it and in small letters: what Excel, R, pandas and C write for one.
+_GAPS = ("", "na", "n/a", "nan", "-nan", "null", "#n/a", "#na", "#n/a n/a", "<na>")
+_GAPS += ("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan")
+# The same for Arrow's parser, which reads numbers and knows no rule.
+CSV_GAPS = sorted(
+    {made(one) for one in (*_GAPS, " ", "NaN", "-NaN") for made in (str, str.upper, str.title)}
+)
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?($|[T ])|\d\d?[./]\d\d?[./]\d{4}($| )")
 
 
@@ -154,21 +161,48 @@ class Design:
 
 
 def as_frame(table: Any) -> Any:
-    """Return a pandas table of whatever has columns: pandas, polars, pyarrow, a mapping of arrays."""
+    """Return a pandas table of whatever has columns (pandas, polars, pyarrow, a mapping of arrays), its gaps found."""
     pandas = extra("pandas")
-    if isinstance(table, pandas.DataFrame):
-        return table.rename(columns=str)
     if hasattr(table, "collect") and not hasattr(table, "to_pandas"):
         table = table.collect()  # a polars LazyFrame
-    if hasattr(table, "to_pandas"):
-        return table.to_pandas()
-    if hasattr(table, "__arrow_c_stream__"):
-        return extra("pyarrow").table(table).to_pandas()
-    if isinstance(table, Mapping):
-        return pandas.DataFrame({name: np.asarray(column) for name, column in table.items()})
-    raise refusal(
-        "frame", "be a table with named columns, such as a pandas DataFrame", table, code="type"
-    )
+    if isinstance(table, pandas.DataFrame):
+        table = table.rename(columns=str)
+    elif hasattr(table, "to_pandas"):
+        table = table.to_pandas()
+    elif hasattr(table, "__arrow_c_stream__"):
+        table = extra("pyarrow").table(table).to_pandas()
+    elif isinstance(table, Mapping):
+        table = pandas.DataFrame({name: np.asarray(column) for name, column in table.items()})
+    else:
+        rule = "be a table with named columns, such as a pandas DataFrame"
+        raise refusal("frame", rule, table, code="type")
+    return _with_gaps(table)
+
+
+def is_gap(text: Any) -> bool:
+    """Return whether a text stands for a value that is missing: the rule of all kinds of tables and files."""
+    return isinstance(text, str) and text.strip().casefold() in _GAPS
+
+
+def _with_gaps(frame: Any) -> Any:
+    """Return a pandas table in which text that stands for a missing value is missing."""
+    changed = frame
+    for i, kind in enumerate(frame.dtypes):
+        if kind.kind not in "OU":
+            continue
+        column = frame.iloc[:, i]
+        try:
+            gaps = [one for one in column.dropna().unique() if is_gap(one)]
+        except TypeError:  # lists, which are refused if they are used
+            continue
+        if gaps:
+            changed = frame.copy(deep=False) if changed is frame else changed
+            by_level = column.dtype == "category"
+            changed.isetitem(
+                i,
+                column.cat.remove_categories(gaps) if by_level else column.mask(column.isin(gaps)),
+            )
+    return changed
 
 
 def extra(module: str) -> Any:
@@ -189,7 +223,8 @@ def design(frame: Any, model: Model) -> Design:
     if len(set(frame.columns)) < len(frame.columns):
         twice = [name for name in frame.columns if list(frame.columns).count(name) > 1]
         raise refusal("frame", "have columns with names of their own", twice[0], code="duplicate")
-    client = None if client is None else _known(frame, "client", client)
+    if client is not None:
+        _levels(frame[_known(frame, "client", client)])
     if model.formula is not None:
         if features is not None:
             raise refusal("features", "be left out with a formula", features, code="unwanted")
@@ -253,10 +288,20 @@ def _check_numeric(column: Any) -> None:
     with contextlib.suppress(ValueError, TypeError):
         column.dropna().astype(np.float64)
         return
-    levels = column.dropna().unique()
+    levels = _levels(column)
     raise refusal(
         f"column {column.name!r}", "be numbers", *_not_numbers(column, levels), code="type"
     )
+
+
+def _levels(column: Any) -> Any:
+    """Return the values of a column, each once; refuse a column of lists."""
+    try:
+        return column.dropna().unique()
+    except TypeError as error:
+        rule, hint = "have one value per row", "; make each of its parts a column"
+        what = f"a {type(column.dropna().iloc[0]).__name__} in each"
+        raise refusal(f"column {column.name!r}", rule, what, hint, code="type") from error
 
 
 def _not_numbers(column: Any, levels: Any) -> tuple[str, str]:
@@ -292,7 +337,7 @@ def _numbers(column: Any, what: str) -> FloatArray:
     try:
         return column.astype(str).str.strip().astype(np.float64).to_numpy()
     except (ValueError, TypeError) as error:
-        levels = column.dropna().unique()
+        levels = _levels(column)
         shown, hint = _not_numbers(column, levels)
         if len(levels) == 2:
             hint = f"; recode it, as in frame[{column.name!r}] == {max(map(str, levels))!r}"
@@ -316,6 +361,8 @@ def _complete(frame: Any, missing: str, first_row: int) -> tuple[Any, int]:
     found = ", ".join(f"{count:,} of {name!r}" for name, count in counts.items() if count)
     first = first_row + int(rows.argmax())
     hint = f", the first in row {first}; missing='drop' leaves such rows out"
+    if any(counts[name] and frame[name].dtype.kind in "OU" for name in frame.columns):
+        hint += ". Blank text, NA, NaN and NULL count as missing; rename a level that is called so"
     raise refusal("frame", "have no missing values", found, hint, code="data")
 
 
@@ -344,7 +391,7 @@ def _from_formula(frame: Any, response: str | None, client: str | None, model: M
         hint = f"; did you mean '{response} ~ {formula}'?" if response else ""
         raise refusal("formula", "have a response, as in 'y ~ x'", formula, hint, code="missing")
     for name in needed:
-        _known(frame, "formula", name)
+        _levels(frame[_known(frame, "formula", name)])
     columns = (*needed, *([client] if client is not None and client not in needed else []))
     columns += tuple(one for one in _others(frame, model, "") if one not in columns)
     whole, _ = _complete(frame[list(columns)], missing, 0)
@@ -419,7 +466,7 @@ def first_rows(table: Any, model: Model) -> tuple[Design, Block]:
     arrow = extra("pyarrow")
     plan = plain_design(table.schema, model)
     if plan is None:
-        plan = design(table.to_pandas(), model)
+        plan = design(as_frame(table), model)
         return plan, read_block(plan, table)
     whole = table.combine_chunks().to_batches()[0]
     found = _plain(arrow, plan, whole)
@@ -468,7 +515,7 @@ def read_block(plan: Design, table: Any, first_row: int = 0) -> Block:
     if plan.missing == "drop":
         # Before pandas, which would turn whole numbers with gaps into fractions, and client 1 into 1.0.
         whole = whole.drop_null()
-    block = plan.read(whole.to_pandas(), first_row)
+    block = plan.read(as_frame(whole), first_row)
     return block._replace(dropped=block.dropped + table.num_rows - whole.num_rows)
 
 
@@ -547,4 +594,6 @@ def _clients(arrow: Any, plan: Design, batch: Any) -> tuple[NDArray[Any], list[s
     if not simple or column.null_count or column.dictionary.null_count:
         return None
     labels = [str(one) for one in column.dictionary.to_pylist()]
+    if any(map(is_gap, labels)):
+        return None
     return np.from_dlpack(column.indices), labels

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.regression.design import extra
+from jaxlsgd.regression.design import CSV_GAPS, extra
 
 BLOCK_BYTES = 16 << 20  # of a CSV that are parsed at a time
 BLOCK_ROWS = 1 << 17  # of a Parquet file
@@ -61,7 +61,7 @@ class Dialect(NamedTuple):
         return {
             "read_options": reading,
             "parse_options": csv.ParseOptions(delimiter=separator),
-            "convert_options": csv.ConvertOptions(decimal_point=self.decimal),
+            "convert_options": csv.ConvertOptions(decimal_point=self.decimal, null_values=CSV_GAPS),
         }
 
 

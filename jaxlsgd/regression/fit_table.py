@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator
 from jaxlsgd.core.progress import Progress, shown
@@ -61,10 +61,13 @@ def fit_table(
     progress: Progress = None,
     **unknown: NoReturn,
 ) -> TableFit:
-    """Fit a regression to rows that clients hold, by Local SGD, with intervals.
+    """Fit a regression to rows that clients hold, with intervals.
 
-    Step size and length come from a pilot (see `regression.pilot`). The run stops when its own variance is
-    below 5 % of the sample's. Columns are standardised inside; all results are on the scale of the table.
+    A table in memory is fitted by Newton's method: clients send d² numbers per step, and no rows. With `methods`,
+    and for a file that is read once, Local SGD runs instead. Its step size and length come from a pilot (see
+    `regression.pilot`), and it stops when its own variance is below 5 % of the sample's. A run that fails its own
+    test is refused, and the error names the call that works. Columns are standardised inside; all results are on
+    the scale of the table.
 
     Args:
       frame: a pandas table, anything with `to_pandas`, a mapping of columns, or the path of a CSV or
@@ -77,7 +80,9 @@ def fit_table(
         all but columns, numbers, operators and the functions of `regression.formulas.FUNCTIONS` is refused first.
       features: columns to explain it by; if None all but response, client, weights, offset and exposure.
       intercept: whether to add one; unused with a formula, which has or omits its own.
-      missing: "refuse" or "drop" rows in which something is missing.
+      missing: "refuse" or "drop" rows in which something is missing: None, NaN, and text that is blank or reads NA,
+        N/A, #N/A, <NA>, NaN or NULL, in capitals or not. The rule is the same for tables, CSV and Parquet, and for
+        numbers, factors and clients.
       row_weights: column with the weight of each row, as of a survey or of a mean of several observations; standard
         errors are robust (HC0 of weighted rows). A weight does not count as several rows.
       offset: column that is added to the linear predictor, with a coefficient of 1.
@@ -100,9 +105,9 @@ def fit_table(
         many degrees of freedom as clients less 1.
       weights: of clients: by "size", or "equal".
       level: of the intervals.
-      methods: "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for the sample), or estimators;
-        or none, as in (), for Newton's steps alone, which exchange d² numbers. If None "one_step"; none for the
-        population with more than 64 columns in memory, where a run takes longer and adds only its own noise.
+      methods: of intervals of Local SGD: "one_step", "plug_in[finite]", "random_scaling[schedule]" (in one pass, or for
+        the sample), or estimators; or none, as in (), for Newton's method. If None none for a table in memory, and
+        "one_step" for a file that is read once, for rows="fresh" and for target="sample".
       rows: "reused", in another order in every pass, or "fresh", each met once, for which all clients need 100 rows;
         as `track` has them.
       local_steps: E, steps between two exchanges; from the pilot, 5 at most, if None.
@@ -130,7 +135,6 @@ def fit_table(
         result = jaxlsgd.fit_table(frame, response="sick", client="hospital", family="logistic")
         print(result)
     """
-    rows = renamed.value_of("function", "fit_table", "rows", rows)
     given = locals()
     _refuse_unknown(unknown)
     options = check_options(given)

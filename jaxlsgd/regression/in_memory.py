@@ -12,15 +12,20 @@ from jaxlsgd.core.progress import Report
 from jaxlsgd.federation import FederationFit
 from jaxlsgd.regression import local_sgd
 from jaxlsgd.regression.design import Block, Design
-from jaxlsgd.regression.options import MANY_COLUMNS, STEPS, Options, check_columns, for_columns
+from jaxlsgd.regression.options import (
+    MANY_COLUMNS,
+    STEPS,
+    Options,
+    check_columns,
+    no_interval,
+)
 from jaxlsgd.regression.pilot import Rule, Whitened, start_from
 from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
 from jaxlsgd.regression.standardise import by_client, check_one_pass, comparable, remarks
 
 FloatArray = NDArray[np.floating[Any]]
-DIVERGED = (
-    "the run diverged, even with steps 64 times smaller than the pilot's; is a row an outlier?"
-)
+DIVERGED = "it diverged, even with steps 64 times smaller than the pilot's"
+_FAR_OFF = "its estimate is far from the pilot's: the rows are too few for Local SGD's curvature"
 _ONE_PASS_STEPS = 1000
 _READINGS = 10  # of the estimate during a run, about
 _RETRIES = 3
@@ -34,7 +39,6 @@ def fit_block(
     report: Report | None = None,
 ) -> TableFit:
     """Fit rows that are numbers already."""
-    options = for_columns(options, len(plan.names))
     clients = len(np.unique(comparable(block.client)))
     check_columns(len(block.y), len(plan.names), clients, options)
     rows = by_client(plan, block, options)
@@ -54,7 +58,7 @@ def fit_block(
         found = run.go(4.0**-retry)
         if found is not None:
             return assemble(plan, options, space, found, block.dropped, remarks(rows, options))
-    raise RuntimeError(DIVERGED)
+    raise no_interval(options.first, DIVERGED, options)
 
 
 def _pilot_alone(space: Whitened, options: Options) -> Finished:
@@ -69,14 +73,6 @@ def _pilot_alone(space: Whitened, options: Options) -> Finished:
         rule=Rule(0.0, 1, 0, "none"),
         share=0.0,
         slower=1.0,
-    )
-
-
-def _too_many(shape: tuple[int, ...]) -> str:
-    n, d = shape
-    return (
-        f"the run's estimate is far from the pilot's: {n:,} rows are too few for Local SGD's curvature in {d} "
-        "coefficients; methods=() gives Newton's minimiser of these rows, or choose columns"
     )
 
 
@@ -138,7 +134,7 @@ class _Run:
             if np.linalg.norm(first.estimate - self.space.start) > _FAR * np.sqrt(
                 len(first.estimate)
             ):
-                raise RuntimeError(_too_many(self.rows.X.shape))
+                raise no_interval(options.first, _FAR_OFF, options)
             found = self._finish(first)
             ours = np.diagonal(self.space.covariance(first.matrix))
             back = self.rows.coordinates.back

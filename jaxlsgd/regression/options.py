@@ -34,7 +34,7 @@ METHODS = {
     )
 }
 NEWTON = "newton"  # what the table of a fit without methods is called
-MANY_COLUMNS = 64  # above which methods that are not given are none
+MANY_COLUMNS = 64  # above which a run reads its estimate once, and memory is checked
 MOST_COLUMNS = 1000  # d: a run of 20 passes has 2,000 rounds, and needs two per column
 MOST_FOR_NEWTON = 10_000
 STEPS = 100  # per pass: that many batches of every client
@@ -93,10 +93,11 @@ def check_options(given: Mapping[str, Any]) -> Options:
         rule = "be left out unless the family is poisson or negative_binomial"
         raise refusal("exposure", rule, given["exposure"], code="unwanted")
     by_default = given["methods"] is None
-    listed = ["one_step"] if by_default else list(given["methods"])
+    needs_run = given["target"] == "sample" or given["rows"] == "fresh"
+    listed = list(given["methods"] or ()) if not by_default else ["one_step"] * needs_run
     if listed:
         checks.sequence("methods", listed, "method")
-    elif given["target"] == "sample" or given["rows"] == "fresh":
+    elif needs_run:
         rule = (
             "have one for these rows alone, or for one pass: Newton's steps have no error of a run"
         )
@@ -163,18 +164,11 @@ def check_methods(methods: Sequence[Estimator], dim: int) -> None:
         check_measure(method, dim, "float32")
 
 
-def for_columns(options: Options, dim: int) -> Options:
-    """Return the options of a table in memory: with many columns, and no methods given, Newton's steps alone."""
-    if options.by_default and dim > MANY_COLUMNS and options.target == "population":
-        return options if options.fresh else dataclasses.replace(options, methods=())
-    return options
-
-
 def check_columns(rows: int, dim: int, clients: int, options: Options) -> None:
     """Refuse more columns than a run can be made with, and than memory has room for."""
     if dim > MOST_COLUMNS and options.methods:
         what = f"{dim:,} with methods {', '.join(one.name for one in options.methods)}"
-        hint = "; methods=() stops at Newton's steps, which allow 10,000, or choose columns"
+        hint = "; without methods, Newton's steps allow 10,000; or choose columns"
         rule = f"be at most {MOST_COLUMNS:,} for a run, which needs rounds in proportion"
         raise refusal("columns", rule, what, hint, code="data")
     if dim > MOST_FOR_NEWTON:
@@ -186,3 +180,16 @@ def check_columns(rows: int, dim: int, clients: int, options: Options) -> None:
         rule = f"be so few that their matrices and rows fit in the {room / 2**30:.2g} GiB of memory"
         what = f"{dim:,} columns of {clients:,} clients, about {need / 2**30:.2g} GiB"
         raise refusal("columns", rule, what, "; choose columns, or larger clients", code="memory")
+
+
+def no_interval(name: str, reason: str, options: Options, stream: bool = False) -> checks.Refusal:
+    """Return the error of a run that has failed its own test, with the call that works."""
+    call = "leave methods out: Newton's method is exact for these rows"
+    if stream:
+        call = "stream=False without methods reads the file whole, and fits it by Newton's method"
+    elif options.target == "sample":
+        call = "target='population' without methods finds the minimiser of these rows, by Newton's method"
+    elif options.fresh:
+        call = "rows='reused' without methods fits these rows by Newton's method"
+    text = f"methods: {name} reports no interval, as {reason}. What works: {call}"
+    return checks.Refusal(text, "methods", "data")

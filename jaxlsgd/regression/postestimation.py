@@ -17,7 +17,7 @@ from jaxlsgd.inference import joint
 from jaxlsgd.inference.joint import JointTest
 from jaxlsgd.inference.laws.standard import student
 from jaxlsgd.regression import families
-from jaxlsgd.regression.design import Design, as_frame, extra
+from jaxlsgd.regression.design import INTERCEPT, Design, as_frame, extra
 from jaxlsgd.regression.options import Options
 from jaxlsgd.regression.pilot import Whitened, minimise
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.floating[Any]]
 RATIOS = {"logit": "odds ratio", "log": "rate ratio"}
 KINDS = ("pandas", "polars", "arrow")
+_COLUMNS_AT_ONCE = 64
 
 
 class Details(NamedTuple):
     """Numbers of the fitted rows, or of the first rows of a stream, at the first method's estimate."""
 
-    slope: float  # mean of the derivative of the mean in the linear predictor
-    bend: FloatArray  # (d,) mean of its second derivative times the row
+    effect: FloatArray  # (d,) average marginal effects
+    jacobian: FloatArray  # (d, d) their derivatives in the coefficients
     deviance: float
     null_deviance: float  # of the intercept alone
     pseudo_r2: float  # McFadden's if there is a likelihood, else 1 − deviance/null deviance
@@ -47,6 +48,7 @@ def details(
 ) -> Details:
     """Compute the numbers of the rows of a pilot at θ; `part` says that a stream has more."""
     rows, family, tuning = space.rows, options.family, space.objective.tuning
+    n, d = rows.X.shape
     frame, share = rows.coordinates, rows.shares
     z = rows.predictors(theta)
     mean, slope, bend = families.mean_of(family.link, z)
@@ -65,12 +67,15 @@ def details(
         llf = total * float(share @ likely)
         nothing = families.log_likelihood(family, null, rows.y)
         r2 = 1 - llf / (total * float(share @ np.asarray(nothing)))
-    n, d = rows.X.shape
     residual = scale**2 * float(share @ (rows.y - mean) ** 2) * n / max(n - d, 1)
-    weight = share * slope
+    beta = frame.coefficients(theta)
+    effect = float(share @ slope) * beta
+    jacobian = float(share @ slope) * np.eye(d) + np.outer(beta, (share * bend) @ X)
+    if family.link != "identity":
+        _discrete(effect, jacobian, plan.names, X, beta, z, share, family.link)
     return Details(
-        float(weight.sum()),
-        (share * bend) @ X,
+        effect,
+        jacobian,
         deviance,
         null_deviance,
         r2,
@@ -80,6 +85,34 @@ def details(
     )
 
 
+def _discrete(
+    effect: FloatArray,
+    jacobian: FloatArray,
+    names: tuple[str, ...],
+    X: FloatArray,
+    beta: FloatArray,
+    z: FloatArray,
+    share: FloatArray,
+    link: str,
+) -> None:
+    """Put the change of the mean from 0 to 1 in place of the derivative, for columns of 0 and 1."""
+    groups: dict[str, list[int]] = {}
+    for j, name in enumerate(names):
+        if name != INTERCEPT and np.all(np.minimum(np.abs(X[:, j]), np.abs(X[:, j] - 1)) < 1e-9):
+            of_factor = name.endswith("]") and ":" not in name
+            groups.setdefault(name.partition("[")[0] if of_factor else name, []).append(j)
+    for together in groups.values():
+        rest = z - X[:, together] @ beta[together]  # at the reference level
+        low, slope, _ = families.mean_of(link, rest)
+        for start in range(0, len(together), _COLUMNS_AT_ONCE):
+            chosen = together[start : start + _COLUMNS_AT_ONCE]
+            high, steep, _ = families.mean_of(link, rest[:, None] + beta[chosen])
+            effect[chosen] = share @ (high - low[:, None])
+            jacobian[chosen] = (share[:, None] * (steep - slope[:, None])).T @ X
+            jacobian[np.ix_(chosen, together)] = 0.0
+            jacobian[chosen, chosen] = share @ steep
+
+
 def _null_mean(space: Whitened, options: Options) -> FloatArray:
     """Return the fitted means of an intercept alone, with the offset of the rows."""
     rows = space.rows
@@ -87,7 +120,7 @@ def _null_mean(space: Whitened, options: Options) -> FloatArray:
     objective = space.objective._replace(ridge=np.zeros(1))
     if options.family.name == "gaussian":
         return np.full(len(rows.y), rows.shares @ rows.y)
-    theta, _ = minimise(objective, ones, rows.y, rows.shares, ("Intercept",), rows.offset)
+    theta, _ = minimise(objective, ones, rows.y, rows.shares, (INTERCEPT,), rows.offset)
     z = theta[0] + (0.0 if rows.offset is None else rows.offset)
     return families.mean_of(options.family.link, np.broadcast_to(z, rows.y.shape))[0]
 
@@ -163,7 +196,7 @@ def ratios(fit: TableFit, method: str | None, level: float | None) -> Any:
         raise refusal("family", rule, fit.family.name, code="unsupported")
     estimate, lower, upper = (np.exp(part) for part in fit.interval(method, level))
     name = RATIOS[fit.family.link].replace(" ", "_")
-    shown = [j for j, one in enumerate(fit.names) if one != "Intercept"]
+    shown = [j for j, one in enumerate(fit.names) if one != INTERCEPT]
     columns = {name: estimate[shown], "lower": lower[shown], "upper": upper[shown]}
     return extra("pandas").DataFrame(columns, index=[fit.names[j] for j in shown])
 
@@ -171,10 +204,9 @@ def ratios(fit: TableFit, method: str | None, level: float | None) -> Any:
 def margins(fit: TableFit, method: str | None, level: float | None) -> Any:
     """Return average marginal effects; see `TableFit.margins`."""
     found, about = fit.coefficients(method), fit.details
-    shown = [j for j, one in enumerate(fit.names) if one != "Intercept"]
-    # ∂/∂β of β_j · mean μ'(z) is e_j mean μ'(z) + β_j mean μ''(z) x.
-    J = about.slope * np.eye(len(fit.names)) + np.outer(found.estimate, about.bend)
-    effect = about.slope * found.estimate
+    shown = [j for j, one in enumerate(fit.names) if one != INTERCEPT]
+    J = about.jacobian
+    effect = about.effect + J @ (found.estimate - fit.coefficients().estimate)
     error = np.sqrt(np.diagonal(J @ found.covariance @ J.T))
     half = found.multiplier(fit.level if level is None else level) * error
     statistic = effect / error

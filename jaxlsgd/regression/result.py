@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import SIDES, Estimator, Interval
+from jaxlsgd.core.display import standard_errors
+from jaxlsgd.core.estimator import Estimator, Interval, Side
 from jaxlsgd.core.products import times
 from jaxlsgd.federation import FederationFit
 from jaxlsgd.inference import joint
@@ -22,7 +23,7 @@ from jaxlsgd.inference.joint import JointTest
 from jaxlsgd.regression import dependence, figures, postestimation, text
 from jaxlsgd.regression.design import Design, extra
 from jaxlsgd.regression.families import Family
-from jaxlsgd.regression.options import NEWTON, Options
+from jaxlsgd.regression.options import NEWTON, Options, no_interval
 from jaxlsgd.regression.pilot import Rule, Whitened
 from jaxlsgd.regression.postestimation import Details, Named
 from jaxlsgd.schedules import Plan
@@ -40,7 +41,7 @@ class MethodReading(NamedTuple):
     plan: Plan
     floored: bool
 
-    def multiplier(self, level: float, side: str = "both") -> float:
+    def multiplier(self, level: float, side: Side = "both") -> float:
         """Return the critical value of a combination: the largest, if those of coordinates differ."""
         return float(np.max(self.method.law.half(level, side, self.plan, self.detail)))
 
@@ -134,10 +135,10 @@ class Coefficients:
         with np.errstate(divide="ignore"):
             return np.sqrt(total / rest) - 1
 
-    def multiplier(self, level: float, side: str = "both") -> float:
+    def multiplier(self, level: float, side: Side = "both") -> float:
         """Return the half-width of an interval in standard errors."""
         checks.level(level)
-        checks.choice("side", side, SIDES)
+        checks.choice("side", side, Side)
         if self.from_run and self.reading is not None:
             return self.reading.multiplier(level, side)
         if side != "both" and level <= 0.5:
@@ -198,7 +199,7 @@ class TableFit:
         return dict(zip(self.names, self.coefficients().estimate.tolist(), strict=True))
 
     def interval(
-        self, method: str | None = None, level: float | None = None, side: str = "both"
+        self, method: str | None = None, level: float | None = None, side: Side = "both"
     ) -> Interval:
         """Return intervals of all coefficients.
 
@@ -216,7 +217,7 @@ class TableFit:
         g: Callable[[dict[str, Any]], Any],
         method: str | None = None,
         level: float | None = None,
-        side: str = "both",
+        side: Side = "both",
     ) -> Interval:
         """Return the interval of a function of the coefficients, by the delta method.
 
@@ -280,9 +281,10 @@ class TableFit:
     def margins(self, method: str | None = None, level: float | None = None) -> Any:
         """Return average marginal effects as a pandas table, by the delta method.
 
-        The effect of a column is the mean over the fitted rows of ∂ mean/∂ column, all other columns of the design
-        held: a square or an interaction in a formula counts as a column of its own. In a stream the rows are the
-        first ones of the file.
+        The effect of a column is the mean over the fitted rows of ∂ mean/∂ column. For a column of 0 and 1 it is the
+        mean change from 0 to 1, and for a level of a factor that from the reference level. All other columns of the
+        design are held: a square or an interaction in a formula counts as a column of its own. In a stream the rows
+        are the first ones of the file.
 
         Args:
           method: its name; the first if None.
@@ -466,6 +468,7 @@ def assemble(
         given = (rows.coordinates.coefficients(theta), V, np.zeros_like(V), None, False)
         methods = {NEWTON: Coefficients(NEWTON, *given, int(alone.df))}
     first = next(iter(methods.values()))
+    _check_run(options, methods, left, part)
     if options.clients == "sampled":
         remarks = [*remarks, *found.finished[0].notes]
     about_rows = postestimation.details(plan, options, space, theta, part)
@@ -488,7 +491,6 @@ def assemble(
         "exposure": plan.exposure,
         "ridge": options.ridge,
         "share": options.share,
-        "by_default": options.by_default,
     }
     used = Communication(found.rounds, rule.E, found.passes, rule.eta, rule.bound, space.exchanges)
     warnings = (*_run_warnings(options, found, first, left), *remarks)
@@ -544,6 +546,22 @@ def _coefficients(
     return Coefficients(reading.method.name, estimate, total, ours, reading, from_run, freedom)
 
 
+def _check_run(
+    options: Options, methods: dict[str, Coefficients], left: FloatArray, stream: bool
+) -> None:
+    """Refuse a run without intervals, or whose estimate is so far from the minimiser that its intervals are wrong."""
+    for name, one in methods.items():
+        if not (np.isfinite(one.std_error).all() and np.isfinite(one.estimate).all()):
+            notes = one.reading.notes if one.reading is not None else ()
+            reason = notes[0].removeprefix("withheld: ") if notes else "its variance is not finite"
+            raise no_interval(name, reason, options, stream)
+    first = next(iter(methods.values()))
+    far = float(np.max(np.abs(left) / first.std_error))
+    if far > (4.0 if options.target == "sample" else 2.0 if options.fresh else 1.0):
+        reason = f"its estimate is {standard_errors(far)} from the minimiser of these rows"
+        raise no_interval(first.method, reason, options, stream)
+
+
 def _run_warnings(
     options: Options, found: Finished, first: Coefficients, left: FloatArray
 ) -> list[str]:
@@ -558,10 +576,10 @@ def _run_warnings(
         notes.append(
             f"the run diverged with the pilot's steps, and was begun again {1 / found.slower:g} times slower"
         )
-    far = np.max(np.abs(left) / first.std_error)
-    if far > (4.0 if options.target == "sample" else 1.0 if options.fresh else 0.25):
+    far = float(np.max(np.abs(left) / first.std_error))
+    if options.target == "population" and far > (1.0 if options.fresh else 0.25):
         notes.append(
-            f"the estimate is up to {far:.2g} standard errors from the minimiser of these rows: "
+            f"the estimate is up to {standard_errors(far)} from the minimiser of these rows: "
             "the run has not settled; raise max_passes or lower local_steps"
         )
     for reading in found.readings:

@@ -236,13 +236,13 @@ def remarks(rows: Rows, options: Options) -> list[str]:
         )
     if n < 10 * d:
         more = "" if options.variance == "HC3" or options.clients == "sampled" else _SMALL
-        notes.append(f"{n:,} rows for {d} coefficients: normal intervals may be too short{more}")
+        notes.append(f"{n:,} rows for {d} coefficients: intervals may be too short{more}")
     notes += rows.notes
     if options.family.separable and options.family.most == 1:
         events = int(min(rows.y.sum(), n - rows.y.sum()))
         if events < 10 * d:
             notes.append(
-                f"{events} rows have the rarer response, for {d} coefficients: normal intervals may be "
-                "too short, and coefficients too large"
+                f"{events} rows have the rarer response, for {d} coefficients: intervals may be too short, "
+                "and coefficients too large"
             )
     return notes

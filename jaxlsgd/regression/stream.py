@@ -37,7 +37,7 @@ from jaxlsgd.regression.design import (
 )
 from jaxlsgd.regression.in_memory import DIVERGED, fit_block
 from jaxlsgd.regression.local_sgd import Hosted, on_host
-from jaxlsgd.regression.options import STEPS, Options
+from jaxlsgd.regression.options import METHODS, STEPS, Options, no_interval
 from jaxlsgd.regression.pilot import Whitened, start_from
 from jaxlsgd.regression.result import Along, Finished, MethodReading, TableFit, assemble, read
 from jaxlsgd.regression.standardise import by_client, remarks
@@ -83,15 +83,16 @@ def fit_stream(
             raise refusal(
                 name, rule, getattr(options, name), "; or give stream=False", code="unsupported"
             )
-    if not options.methods:
+    if not options.methods and not options.by_default:
         raise refusal("methods", "have one for a file that is read once", (), code="missing")
-    options = dataclasses.replace(options, rows="fresh")
+    given, methods = options, options.methods or (METHODS["one_step"],)
+    options = dataclasses.replace(options, rows="fresh", methods=methods)
     path = Path(path)
     source = _ahead(files.blocks(path, dialect), _BLOCKS_AHEAD)
     first = _pilot_blocks(source)
     table = extra("pyarrow").Table.from_batches(first).slice(0, PILOT_ROWS)
     if table.num_rows < PILOT_ROWS:
-        return _fit_whole(*first_rows(table, model), options, report)
+        return _fit_whole(*first_rows(table, model), given, report)
     compiling = threading.Thread(target=_compiler(table, model, options))
     compiling.start()
     plan, block = first_rows(table, model)
@@ -115,13 +116,17 @@ def fit_stream(
                 notes.append(f"the last {chunks.stub:,} rows of the file were too few for a chunk")
             return assemble(plan, options, space, found, chunks.dropped, notes, part=True)
         blocks = files.blocks(path, dialect)
-    raise RuntimeError(DIVERGED)
+    raise no_interval(options.first, DIVERGED, options, stream=True)
 
 
 def _fit_whole(plan: Design, block: Block, options: Options, report: Report | None) -> TableFit:
-    """Fit a file that was read to its end by the pilot: in one pass if its clients have rows enough for one."""
-    if len(block.y) and np.unique(block.client.astype(str), return_counts=True)[1].min() < STEPS:
-        options = dataclasses.replace(options, rows="reused")
+    """Fit a file that was read to its end by the pilot: by Newton's method, or by the methods that were asked for."""
+    if options.methods and not options.by_default:
+        sizes = np.unique(block.client.astype(str), return_counts=True)[1]
+        enough = len(sizes) and sizes.min() >= STEPS  # for one pass
+        options = dataclasses.replace(options, rows="fresh" if enough else "reused")
+    else:
+        options = dataclasses.replace(options, rows="reused", methods=())
     found = fit_block(plan, block, options, report)
     if options.until is None:
         return found

@@ -69,13 +69,7 @@ def _target(fit: TableFit) -> str:
 def _exchanged(fit: TableFit) -> str:
     used = fit.communication
     if not used.rounds:
-        said = f"Newton's steps alone: {plural(used.pilot, 'exchange')} of d² numbers"
-        if fit.about["by_default"]:
-            said += (
-                f"; with {len(fit.names)} columns Local SGD would add its own noise only, "
-                "methods=['one_step'] runs it"
-            )
-        return said
+        return f"Newton's method: {plural(used.pilot, 'exchange')} of d² numbers with every client"
     passes = "one pass" if used.passes == 1 else f"{used.passes} passes"
     return (
         f"Local SGD: {passes}, {plural(used.rounds, 'round')} of {plural(used.local_steps, 'local step')} "
