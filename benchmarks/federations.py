@@ -534,44 +534,46 @@ def shifts(replications: int, seed: int) -> list[Row]:
 
 
 def participation(replications: int, seed: int) -> list[Row]:
-    """Return a row per federation of linear clients, whose minima and covariates differ; the first has the most runs."""
+    """Return a row per federation of linear clients; the first has the most runs."""
+    return [
+        taking_part(name, replications // (4 if i else 1), seed)
+        for i, name in enumerate(TAKING_PART)
+    ]
+
+
+def taking_part(name: str, runs: int, seed: int) -> Row:
+    """Return the row of one federation, whose clients differ in minima and covariates."""
     from jaxlsgd.core.checks import Refusal
     from jaxlsgd.federation import finish
 
-    found = []
-    for i, (name, (sizes, many, steps, rounds)) in enumerate(TAKING_PART.items()):
-        p = np.array(sizes) / sum(sizes)
-        place = np.linspace(0, 1, len(sizes))
-        minima = np.stack([place**2, 0.5 - place], 1)
-        spread = 1 + 0.5 * place  # standard deviation of covariates
-        truth = (p * spread**2) @ minima / (p @ spread**2)
-        hits, ratio, off, lost = [], [], [], 0
-        runs = replications // (4 if i else 1)
-        for r in range(runs):
-            rng = np.random.default_rng([seed, i, r])
-            given = (
-                None if "not given" in name else dict(zip(map(str, range(len(p))), p, strict=True))
-            )
-            state = linear_rounds(rng, given, sizes, minima, spread, many, steps, rounds)
-            try:
-                fit = finish(state, None)
-            except Refusal:
-                lost += 1
-                continue
-            hits.append(covered(*fit.interval()[1:], truth))
-            off.append(fit.estimate - truth)
-            ratio.append(fit.std_error)
-        sd = np.std(off, 0)
-        row = {"federation": name, "rounds": rounds, "runs": runs, "covered": told(hits)}
-        row |= {f"covered, {j + 1}": told(np.array(hits)[:, j]) for j in range(2)}
-        row |= {
-            "bias, in sd": ", ".join(f"{b:.2f}" for b in np.mean(off, 0) / sd),
-            "standard error over sd": ", ".join(f"{b:.2f}" for b in np.mean(ratio, 0) / sd),
-            "no interval": f"{100 * lost / runs:.1f}",
-        }
-        found.append(row)
-        print(row, flush=True)
-    return found
+    sizes, many, steps, rounds = TAKING_PART[name]
+    p, place = np.array(sizes) / sum(sizes), np.linspace(0, 1, len(sizes))
+    minima = np.stack([place**2, 0.5 - place], 1)
+    spread = 1 + 0.5 * place  # standard deviation of covariates
+    truth = (p * spread**2) @ minima / (p @ spread**2)
+    weights = None if "not given" in name else dict(zip(map(str, range(len(p))), p, strict=True))
+    hits, errors, off, lost = [], [], [], 0
+    for r in range(runs):
+        rng = np.random.default_rng([seed, list(TAKING_PART).index(name), r])
+        state = linear_rounds(rng, weights, sizes, minima, spread, many, steps, rounds)
+        try:
+            fit = finish(state, None)
+        except Refusal:
+            lost += 1
+            continue
+        hits.append(covered(*fit.interval()[1:], truth))
+        off.append(fit.estimate - truth)
+        errors.append(fit.std_error)
+    sd, mean = np.std(off, 0), lambda each: np.mean(each, 0)
+    row = {"federation": name, "rounds": rounds, "runs": runs, "covered": told(hits)}
+    row |= {f"covered, {j + 1}": told(np.array(hits)[:, j]) for j in range(2)}
+    row |= {
+        "bias, in sd": ", ".join(f"{b:.2f}" for b in mean(off) / sd),
+        "standard error over sd": ", ".join(f"{b:.2f}" for b in mean(errors) / sd),
+        "no interval": f"{100 * lost / runs:.1f}",
+    }
+    print(row, flush=True)
+    return row
 
 
 def linear_rounds(

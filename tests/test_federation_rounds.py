@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refused
@@ -17,6 +19,7 @@ from jaxlsgd.federation import (
     round_message,
     strata,
 )
+from jaxlsgd.federation.client import digest
 from jaxlsgd.inference import anchored_step
 
 SIZES = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 5.0}
@@ -140,6 +143,18 @@ def test_degrees_of_freedom_of_clients_that_are_alike_add_up():
             ]
             found.append(float(strata.together(sums, np.full(K, 1 / K), nothing)[1].n) - 1)
         assert 0.85 < np.median(found) / (K * (count - 1)) <= 1
+
+
+def test_models_and_anchors_keep_their_precision():
+    model = {"w": jnp.zeros(2), "b": np.zeros(())}
+    state = begin(model, rows="fresh", weights={"a": 1.0})
+    zero = {"w": np.zeros(2), "b": np.zeros(())}
+    message = RoundMessage(zero, 1, 1, np.zeros(3), digest(broadcast(state).anchors[0], 1))
+    for params in (None, zero):
+        moved = receive(state, {"a": message}, eta=0.1, params=params)
+        assert moved.params["w"].dtype == np.float32 and moved.params["b"].dtype == np.float64
+    same = begin({"w": jnp.zeros(2)}, rows="fresh")
+    assert {leaf.dtype for leaf in jax.tree.leaves(broadcast(same).anchors)} == {np.dtype("f4")}
 
 
 def test_an_anchor_waits_for_all_clients_and_says_so():

@@ -409,6 +409,22 @@ def test_one_odd_reply_is_left_out_and_ends_nothing(spoil: Any):
         np.testing.assert_array_equal(strategy.state.clients[name].mean, one.mean)
 
 
+def test_one_odd_reply_to_an_evaluation_ends_nothing(caplog: Any):
+    strategy, grid, _ = before_hessians()
+    asked = [Message(RecordDict(), dst_node_id=node, message_type="evaluate") for node in grid.apps]
+    metrics = [{"num-examples": 10, "loss": 1.0}] * 2 + [{"num-examples": 10, "accuracy": 1.0}]
+    replies = [
+        Message(RecordDict({"m": MetricRecord(one)}), reply_to=message)
+        for one, message in zip(metrics, asked, strict=True)
+    ]
+    nothing = Message(RecordDict(), reply_to=asked[2])
+    for last in (replies[2], nothing):
+        caplog.clear()
+        found = strategy.aggregate_evaluate(1, [*replies[:2], last])
+        assert found is not None and found["loss"] == 1.0
+        assert "node 12: client 2 is left out" in caplog.text
+
+
 @functools.cache
 def client_2_is_silent() -> tuple[InferenceStrategy, ArrayRecord]:
     return one_more(lambda reply: setattr(reply, "content", RecordDict()))

@@ -20,7 +20,7 @@ import contextvars
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
@@ -72,6 +72,7 @@ _STEPS: contextvars.ContextVar[list[client.Rows] | None] = contextvars.ContextVa
 )
 
 Arrays = dict[str, np.ndarray]
+Key = TypeVar("Key", str, int)
 
 
 class InferenceMod:
@@ -327,7 +328,7 @@ class InferenceStrategy(Strategy):
         self._asked: dict[int, bool] = {}  # nodes of this round, whether for Hessians
         self._clients: dict[int, str] = {}  # names by node
         self._connected: set[int] = set()
-        self._layout: Layout | None = None
+        self._layouts: dict[str, Layout] = {}  # of the last replies, by kind
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -392,7 +393,7 @@ class InferenceStrategy(Strategy):
             except Exception as error:  # whatever a client's records raise when they are read
                 left_out[node] = str(error)
         used, refused = server.usable(state, sums)
-        odd = self._odd({name: came[name].content for name in used})
+        odd = self._odd("train", {name: came[name].content for name in used})
         for name, why in {**refused, **odd}.items():
             left_out[came[name].metadata.src_node_id] = str(why)
             used.pop(name, None)
@@ -419,10 +420,18 @@ class InferenceStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Aggregate as the wrapped strategy does."""
+        """Aggregate as the wrapped strategy does, without replies whose metrics are not like those of most."""
         if self.stopped_after is not None and server_round > self.stopped_after:
             return None
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        came = list(replies)
+        contents = {i: one.content for i, one in enumerate(came) if not one.has_error()}
+        odd = self._odd("evaluate", contents)
+        for i, why in odd.items():
+            node = came[i].metadata.src_node_id
+            reason = validate.left_out(self._clients.get(node, node), why)
+            LOG.warning("round %d, evaluation: node %d: %s", server_round, node, reason)
+        used = [one for i, one in enumerate(came) if i not in odd]
+        return self.strategy.aggregate_evaluate(server_round, used)
 
     def start(
         self,
@@ -556,19 +565,19 @@ class InferenceStrategy(Strategy):
         parts: dict[str, Any] = {key: sums.get(key) for key in (*_ROUND, *_ROUND_COUNTS)}
         return RoundMessage(None, _weight(reply, self.weighted_by_key), **parts)
 
-    def _odd(self, contents: Mapping[str, RecordDict]) -> dict[str, Refusal]:
-        """Return the clients whose records are not like those of most, which strategies refuse to average."""
-        layouts = {name: _layout(content) for name, content in contents.items()}
+    def _odd(self, kind: str, contents: Mapping[Key, RecordDict]) -> dict[Key, Refusal]:
+        """Return the replies whose records are not like those of most, which strategies refuse to average."""
+        layouts = {key: _layout(content) for key, content in contents.items()}
         count = collections.Counter(layouts.values())
         if not count:
             return {}
-        self._layout = max(count, key=lambda one: (count[one], one == self._layout))
+        old = self._layouts.get(kind)
+        usual = self._layouts[kind] = max(count, key=lambda one: (count[one], one == old))
+        rule = f"have the keys {usual.keys}"
         return {
-            name: refusal(
-                "metrics", f"have the keys {self._layout.keys}", layout.keys, code="untrusted"
-            )
-            for name, layout in layouts.items()
-            if layout != self._layout
+            key: refusal("metrics", rule, layout.keys, code="untrusted")
+            for key, layout in layouts.items()
+            if layout != usual
         }
 
     def _read_final(self, reply: Message, x: Arrays) -> tuple[str, FinalMessage]:
@@ -643,7 +652,10 @@ class Layout(NamedTuple):
 
 
 def _layout(content: RecordDict) -> Layout:
-    metrics = sorted(next(iter(content.metric_records.values())).items())
+    records = content.metric_records.values()
+    metrics = sorted(
+        (item for record in records for item in record.items()), key=lambda one: one[0]
+    )
     lengths = tuple(len(value) if isinstance(value, list) else 0 for _, value in metrics)
     names = (*content.array_records, *content.metric_records)
     return Layout(names, tuple(key for key, _ in metrics), lengths)

@@ -62,6 +62,7 @@ VARIANCES = ("clients", "HC0", "HC1", "HC3", "CR1")
 FAR = 0.5
 FEWEST_HESSIANS = 2  # of a client at one anchor, so that the noise of their mean is known
 MOST_REMARKS = 1000
+_NO_MODEL = ("params", "missing")
 
 
 class Broadcast(NamedTuple):
@@ -221,13 +222,13 @@ def receive(
     if params is not None:
         params = validate.model_like("params", params, state.params)
     good, left_out = usable(state, messages, model=params is None)
-    if (
-        left_out
-        and {(why.argument, why.code) for why in left_out.values()} == {("params", "missing")}
-        and not good
-    ):
+    if not good and {(why.argument, why.code) for why in left_out.values()} == {_NO_MODEL}:
         raise refusal("params", "be given, or be in the messages", None, code="missing")
-    log = _logged(state, {(name,): validate.left_out(name, why) for name, why in left_out.items()})
+    reasons = {
+        (name, why.argument, why.code): validate.left_out(name, why)
+        for name, why in left_out.items()
+    }
+    log = _logged(state, reasons)
     if not good:
         none = {(): "no client sent a usable message, and nothing is kept"}
         state = dataclasses.replace(state, log=log)
@@ -238,14 +239,10 @@ def receive(
     if params is None:
         flat = sum(w * flatten(one.params) for w, one in zip(p, good.values(), strict=True))
         params = _shaped(flat, state.params)
-    none = strata.empty(_anchored(state).x.size)
-    clients = {
-        **state.clients,
-        **{
-            name: strata.with_report(state.clients.get(name, none), one)
-            for name, one in good.items()
-        },
-    }
+    params = jax.tree.map(lambda new, old: new.astype(np.asarray(old).dtype), params, state.params)
+    clients, empty = dict(state.clients), strata.empty(_anchored(state).x.size)
+    for name, one in good.items():
+        clients[name] = strata.with_report(clients.get(name, empty), one)
     joined = [name for name in examples if name not in state.examples]
     moved = dataclasses.replace(
         state,
