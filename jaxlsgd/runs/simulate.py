@@ -304,7 +304,8 @@ def simulate(
         problem's own `sample` may draw in another precision).
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
       tile_size: replications that run side by side on one device; if None, what `cost.default_tile`
-        finds best. `cost.largest_tile` makes one from a budget of bytes.
+        finds best, which depends on the number of devices. `cost.largest_tile` makes one from a budget of bytes.
+        Rows are the same bits for the same tile size; with another, those of `one_step` can differ in their last digits.
       devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
       mesh: devices to run on instead, with axes "replications" (devices run tiles of their own; the same bits)
         and "clients" (devices share the clients of a tile, with one sum per round; another order of that
