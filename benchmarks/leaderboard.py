@@ -253,15 +253,16 @@ def keeps(row: Row) -> bool:
     return abs(row["coverage"] - 100 * LEVEL) <= NEAR + 3 * row["mcse"]
 
 
-def report(rows: Sequence[Row], size: str) -> str:
-    """Return the tables as Markdown."""
+def report(rows: Sequence[Row], size: str, only: str | None = None) -> str:
+    """Return the tables as Markdown; `only` is the method that was run again."""
     horizons = ", ".join(f"{t:,}" for t in sorted({row["num_steps"] for row in rows}))
     runs = max(row["n_ok"] + row["n_failed"] for row in rows)
+    again = f"Only `{only}` was run then, the others earlier on the same draws. " if only else ""
     lines = [
         "# Which interval to use when",
         "",
         f"Made by `scripts/leaderboard {size}` on {datetime.date.today()}: {runs:,} runs of each cell, t_T = {horizons}, "
-        f"schedules {', '.join(unique(rows, 'schedule'))}. Means over coordinates; × is length over that of an efficient "
+        f"schedules {', '.join(unique(rows, 'schedule'))}. {again}Means over coordinates; × is length over that of an efficient "
         "interval from the true G and S with all clients' observations. A method keeps its level in a cell whose coverage "
         f"is within {NEAR} points of 95 %, up to three Monte-Carlo standard errors. Sends: numbers that a client sends, models, "
         "gradients and Hessians together, over those of plain Local SGD under C1, by schedule and algorithm.",
@@ -406,9 +407,9 @@ def main() -> None:
         new = {_place(row): row for row in rows}
         rows = [new.get(_place(row), row) for row in read(out / "leaderboard.csv")]
     write_csv(out / "leaderboard.csv", rows)
-    (out / "leaderboard.md").write_text(report(rows, arguments.size), encoding="utf-8")
+    (out / "leaderboard.md").write_text(report(rows, arguments.size, only), encoding="utf-8")
     draw(rows, out / "leaderboard.png")
-    print(report(rows, arguments.size))
+    print(report(rows, arguments.size, only))
 
 
 if __name__ == "__main__":

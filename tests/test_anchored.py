@@ -237,7 +237,7 @@ REASONS: dict[str, tuple[Reason, Problem, float, int]] = {
 WORDS = {
     Reason.SHORT: "too few rounds",
     Reason.NO_HESSIANS: "clients sent no Hessians",
-    Reason.SINGULAR: "not positive definite",
+    Reason.SINGULAR: "singular, or nearly",
     Reason.CHANGING: "have not converged",
     Reason.NOISY: "a few observations dominate",
     Reason.NOT_FINITE: "at the anchors are not finite",

@@ -162,10 +162,11 @@ def test_a_fit_that_is_withheld_says_why_and_nothing_else(change: dict[str, Any]
 
 def test_notes_are_said_though_the_verdict_is_withheld():
     result = a_fit(plan_of(51))
-    few = DETAIL._replace(df=np.full(2, 7.0), used=np.array(0.7))
+    few = DETAIL._replace(df=np.full(2, 7.0), used=np.array(0.7), ahead=np.array(0.6))
     result = dataclasses.replace(result, details=result.details | {"one_step": few})
     assert "one_step: 30 % of the observations count for nothing, as too far away" in str(result)
     assert "only 7 degrees of freedom" in str(result)
+    assert "most of the width is for how much the Hessian still changes" in str(result)
 
 
 def test_the_range_is_what_the_benchmarks_span():

@@ -53,7 +53,7 @@ class Reason(enum.IntEnum):
     NONE = 0  # there is one
     SHORT = 1  # fewer than two bins
     NO_HESSIANS = 2  # at the last anchor
-    SINGULAR = 3  # the mean Hessian is not positive definite
+    SINGULAR = 3  # the mean Hessian, or nearly
     CHANGING = 4  # the Hessian, between the last two anchors
     NOISY = 5  # the mean Hessian
     NOT_FINITE = 6  # sums of gradients or a variance, or one that is 0

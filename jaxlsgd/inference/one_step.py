@@ -276,8 +276,8 @@ _REASONS = {
     Reason.SHORT: "there are too few rounds; an interval needs more than {first} observations per client, and eight "
     "rounds or more",
     Reason.NO_HESSIANS: "clients sent no Hessians at the last anchors; have them sent in a few rounds of each anchor",
-    Reason.SINGULAR: "the mean Hessian is not positive definite; take out columns that are nearly sums of others, "
-    "subtract the mean from a column that is far from 0, or start nearer to a minimum",
+    Reason.SINGULAR: "the mean Hessian is singular, or nearly; run longer, leave out columns that are nearly sums of "
+    "others, or subtract the mean from a column that is far from 0",
     Reason.CHANGING: "the anchors have not converged, since the Hessian still changes between them; run longer, start "
     "nearer, or take larger steps",
     Reason.NOISY: "a few observations dominate the mean Hessian, so that it is not known well enough; run longer, or "

@@ -423,7 +423,7 @@ def _failure_lines(result: Fit) -> list[str]:
         lines.append(f"The run diverged ({failed}). Try a smaller step size.")
     if failed := why(Cause.CORRECTION):
         lines.append(
-            f"A method failed although the path did not explode ({failed}). The path has probably not arrived: "
+            f"A method failed although the path did not explode ({failed}). The path has probably not converged: "
             "try a longer run or a larger step size."
         )
     if failed := why(Cause.UNDEFINED):

@@ -273,7 +273,8 @@ def simulate(
         problem's own `sample` may draw in another precision).
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
       tile_size: replications that run side by side on one device; if None, what `cost.default_tile`
-        finds best. `cost.largest_tile` makes one from a budget of bytes.
+        finds best, which depends on the number of devices. `cost.largest_tile` makes one from a budget of bytes.
+        Rows are the same bits for the same tile size; with another, those of `one_step` can differ in their last digits.
       devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
       until: a half-width, or an `Until`: when a run would stop, see `looks.summarise_stops`. All looks of all
         runs are computed, which costs what the whole plan does, so that any other rule can be tried on the rows. The
