@@ -17,6 +17,7 @@ from jaxlsgd.federation import (
     RoundMessage,
     begin,
     broadcast,
+    estimate,
     final_message,
     finish,
     flatten,
@@ -229,7 +230,7 @@ def test_what_is_possible_but_unlike_the_others_is_reported():
 
 def test_rows_of_final_messages_are_those_of_the_rounds_and_most_of_the_weight_is_named():
     state = prepared(weights=False)
-    x = finish(state, None, about="rows").estimate
+    x = estimate(state)
     sent = {name: final_message("gaussian", rows(name), x) for name in CLIENTS}
     more = {**sent, "b": sent["b"]._replace(examples=ROWS + 1)}
     assert left_out(finish(state, more).notes) == {"b"}
