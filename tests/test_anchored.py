@@ -327,7 +327,7 @@ def test_steps_are_lengthened_where_the_hessian_falls():
         (np.diag([-0.03, -0.01]), np.array([-1.5, 0.0])),  # further than the last move: shorter
         (np.diag([-0.2, 0.0]), np.array([-0.9, 0.0])),  # the cap
     ):
-        fit = anchored_step._Fit(*[None] * 15)._replace(
+        fit = anchored_step._Fit(*[None] * len(anchored_step._Fit._fields))._replace(
             G=G, inverse=np.linalg.inv(G), D=D, known=np.array(True)
         )
         theta = float(anchored_step._bend(fit, y, m))

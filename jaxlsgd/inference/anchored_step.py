@@ -148,11 +148,13 @@ def read(bins: Bins, counts: Counts) -> Reading:
     P = product(total * Ai, dG)  # relative errors of Ĝ
     PV = product(P, V)
     up = xp.sum((P * (2 * PV.mT + PV))[:-1], (0, 2))
-    spread = 4 * xp.sum(xp.diagonal(PV, axis1=1, axis2=2) ** 2, 0) + 2 * v**2 / xp.maximum(n, 1)
     shrink = over(v, v + up)
     variance = shrink * v + xp.diagonal(noise)
-    lost = over(2 * xp.diagonal(noise) ** 2, xp.maximum(f.effective - 1, 1))
-    df = over(2 * variance**2, shrink**2 * spread + lost)
+    # Shares, which have no units: squares of small variances would vanish.
+    by_noise = over(xp.diagonal(noise), variance)
+    spread = 4 * xp.sum(over(xp.diagonal(PV, axis1=1, axis2=2), v) ** 2, 0) + 2 / xp.maximum(n, 1)
+    lost = 2 * by_noise**2 / xp.maximum(f.effective - 1, 1)
+    df = over(2.0, (1 - by_noise) ** 2 * spread + lost)
     scale = xp.sqrt(shrink)
     V = scale[:, None] * V * scale[None, :] + noise
     se = xp.sqrt(xp.maximum(variance, 0))
