@@ -17,10 +17,10 @@ size of the model:
 All are sums over rows: no row leaves. But sums over few rows reveal them. All rows of a client can be computed from one final message,
 or from the Hessians of one round, if there are at most about d + 4 (`benchmarks/results/disclosure.md`). A client therefore refuses a
 final message of fewer than max(20, 5d) different rows, and Hessians of a round with fewer than max(15, 3d); `least_rows` sets
-another number. More rows are no guarantee: messages at several parameters say more about the same rows, whoever knows all
-columns but one can compute that one from up to about d² rows, and a row that alone has its level of a factor can be read off
-however many there are. Only a formal guarantee, such as differential privacy, protects a row, and nothing here adds noise. Secure
-aggregation hides single rounds, since the server needs weighted sums of them only; final messages are read one by one.
+another number. More rows are no guarantee. Messages at several parameters say more about the same rows. Whoever knows all columns but
+one can compute that one from up to about d² rows. A row that alone has its level of a factor can be read off, however many there
+are. Only a formal guarantee, such as differential privacy, protects a row, and nothing here adds noise. Secure aggregation hides
+single rounds, since the server needs weighted sums of them only; final messages are read one by one.
 
 A loss is the name of a family, for rows (A, y) with A (n, d) and y (n,), or any JAX function `loss(params, row)` of one row.
 Rows of a family may have weights and offsets: (A, y, weights, offsets), either of them None. `jaxlsgd.fit_table` makes its
