@@ -14,7 +14,7 @@ u_kj are independent of one another, with variances v_kj = (H_k⁻¹ Σ_k H_k⁻
 Client k takes part in the comparison of coefficient j if its rows identify it: its information, the Schur complement
 1/(H_k⁻¹)_jj, is at least that of one average row of all, 1/(G⁻¹)_jj/n_k. A column that is constant within a client is thus compared
 between the others. With weights w_k = n_k/(H_k⁻¹)_jj the squares Q = Σ w_k (u_kj − ū_j)² have mean Σ w_k (1 − w_k/Σw) v_kj; Q over it is
-compared with F, both degrees of freedom from variances of sums as above.
+compared with F, with degrees of freedom as above.
 
 S_k is made at x̂, where the residuals of a client with, say, another intercept are larger than its noise. If the shift of the other
 coefficients, δ, adds the excess e_k = δᵀ H_k δ to each squared residual, v_kj grows by e_k/w_k. By how much of it v_kj does grow is

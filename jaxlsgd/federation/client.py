@@ -17,10 +17,10 @@ size of the model:
 All are sums over rows: no row leaves. But sums over few rows reveal them. All rows of a client can be computed from one final message,
 or from the Hessians of one round, if there are at most about d + 4 (`benchmarks/results/disclosure.md`). A client therefore refuses a
 final message of fewer than max(20, 5d) different rows, and Hessians of a round with fewer than max(15, 3d); `least_rows` sets
-another number. More rows are no guarantee: messages at several parameters say more about the same rows, whoever knows all
-columns but one can compute that one from up to about d² rows, and a row that alone has its level of a factor can be read off
-however many there are. Only a formal guarantee, such as differential privacy, protects a row, and nothing here adds noise.
-A message also has a digest of what it answers.
+another number. More rows are no guarantee. Messages at several parameters say more about the same rows. Whoever knows all columns but
+one can compute that one from up to about d² rows. A row that alone has its level of a factor can be read off, however many there
+are. Only a formal guarantee, such as differential privacy, protects a row, and nothing here adds noise. A message also has a digest
+of what it answers.
 
 Secure aggregation can hide single rounds only if the server knows the probability π_k with which client k takes part,
 1 if all do in every round. Clients then multiply what they send by p_k/π_k, and the server takes the sum for the message of
