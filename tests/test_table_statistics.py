@@ -726,7 +726,7 @@ def test_encodings_separators_and_decimal_commas(tmp_path: Path):
     given = {"response": "y", "client": "ort", "methods": ()}
     exact = fit_table({"größe": x, "y": y, "ort": ["Köln"] * 40}, **given).params
     path = written(tmp_path / "latin.csv", text, "latin-1")
-    with pytest.raises(ValueError, match="file: must be written in UTF-8.*encoding='latin-1'"):
+    with refused("file"):
         fit_table(path, **given)
     np.testing.assert_allclose(fit_table(path, encoding="latin-1", **given).params, exact)
     wide = written(tmp_path / "wide.csv", text, "utf-16")
