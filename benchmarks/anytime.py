@@ -1,16 +1,19 @@
 """Looking at every round, and stopping: how often intervals hold at all of 100 looks, and at stops that data choose.
 
-Cells are the paper's two models under five schedules at t_T = 5,000, and ten cells of `benchmarks.stress`. Looks are
+Cells are the paper's two models under five schedules at t_T = 5,000, and cells of `benchmarks.stress`, four of them with rare outcomes. Looks are
 spaced evenly in the logarithm from 5 % of the observations on, or from 256 per client, before which there is no
 interval for several looks; where many observations do not count there is none at the first looks either. All methods
 read the same runs of the anchored one-step.
 
 Stops, each by the method's own intervals: until every interval is as short as a run's is, on average, at 40 % of the
 observations; and, coordinate by coordinate, until 0 is excluded. Runs that do not stop are read at the end.
+
+Cells that `anytime.csv` has already, of the same seed and replications, are not run again.
 """
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +44,7 @@ HARD = (
     ("start 3 away", "logistic", "P(1/2)"),
     ("gamma0 small", "linear", "C5"),
 )
+RARE = ("2 % events", "2 % events, K=2", "1 % events, K=4", "intercept -3.5")  # at 2,000
 
 
 def chosen() -> list[Case]:
@@ -51,7 +55,8 @@ def chosen() -> list[Case]:
         next(c for c in known if not c.paper and (c.name, c.problem.name, c.schedule) == wanted)
         for wanted in HARD
     ]
-    return paper + hard
+    rare = [case for case in known if case.name in RARE and case.num_steps == 2_000]
+    return paper + hard + rare
 
 
 def methods(num_steps: int) -> list[Any]:
@@ -67,6 +72,8 @@ def methods(num_steps: int) -> list[Any]:
 
 def plan_of(case: Case) -> Plan:
     """Return the plan of a cell."""
+    if case.rare:
+        return case.plan()
     step_size = schedules.power_decay(case.gamma0, case.alpha)
     schedule = schedules.paper(case.schedule).with_warmup(0.05)
     return schedule.plan(step_size, num_steps=case.num_steps)
@@ -82,7 +89,7 @@ def look_rounds(plan: Plan, dim: int) -> list[int]:
 
 def run(case: Case, replications: int, seed: int) -> tuple[list[Row], CellRows]:
     """Return the measures of a cell, one row per method, and its rows."""
-    plan = plan_of(case)
+    plan, name = plan_of(case), name_of(case)
     began = time.perf_counter()
     cell = simulate(
         jax.random.key(seed),
@@ -95,10 +102,14 @@ def run(case: Case, replications: int, seed: int) -> tuple[list[Row], CellRows]:
         progress=False,
     )
     seconds = time.perf_counter() - began
-    name = " ".join(x for x in (case.problem.name, case.name, case.schedule) if x != "paper")
     where = {"cell": name, "num_steps": case.num_steps, "looks": len(cell.save_at)}
     where |= {"replications": replications, "seed": seed, "seconds": round(seconds, 1)}
     return [where | {"method": method} | measures(cell, method) for method in cell.methods], cell
+
+
+def name_of(case: Case) -> str:
+    """Return the name of a cell."""
+    return " ".join(x for x in (case.problem.name, case.name, case.schedule) if x != "paper")
 
 
 def measures(cell: CellRows, method: str) -> Row:
@@ -251,10 +262,28 @@ def cost(seed: int) -> str:
     return "\n".join(["# What looks cost", "", text, "", *pipe_table(head, lines)]) + "\n"
 
 
+def read(path: Path, replications: int, seed: int) -> list[Row]:
+    """Return the rows of an earlier run with the same seed and replications; else none."""
+    if not path.exists():
+        return []
+    whole = {"num_steps", "looks", "replications", "seed", "no_interval"}
+    with path.open(newline="") as stream:
+        rows = [
+            {
+                key: value if key in {"cell", "method"} else (int if key in whole else float)(value)
+                for key, value in row.items()
+            }
+            for row in csv.DictReader(stream)
+        ]
+    same = all((row["seed"], row["replications"]) == (seed, replications) for row in rows)
+    return rows if same else []
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = writing.parser("anytime", __doc__, replications=2_000, seed=90210)
     parser.add_argument("--cost", action="store_true", help="measure only what looks cost")
+    parser.add_argument("--rare", action="store_true", help="run only cells with rare outcomes")
     arguments = parser.parse_args()
     import jaxlsgd
 
@@ -263,10 +292,14 @@ def main() -> None:
     if arguments.cost:
         (arguments.out / "anytime_cost.md").write_text(cost(arguments.seed), encoding="utf-8")
         return
-    rows: list[Row] = []
+    rows = read(arguments.out / "anytime.csv", arguments.replications, arguments.seed)
+    done = {row["cell"] for row in rows}
+    order = [name_of(case) for case in chosen()]
     for i, case in enumerate(chosen()):
+        if name_of(case) in done or (arguments.rare and not case.rare):
+            continue
         found, cell = run(case, arguments.replications, arguments.seed)
-        rows += found
+        rows = sorted(rows + found, key=lambda row: order.index(row["cell"]))
         print(
             found[0]["cell"],
             found[0]["seconds"],

@@ -1,9 +1,11 @@
 """Federations that are not ours: how often intervals from messages cover, and whether clients are found to differ.
 
-Five parts. Loops: 8 clients of 300 rows each go over their rows again and again, 400 rounds of E = 5 steps, with five
+Loops: 8 clients of 300 rows each go over their rows again and again, 400 rounds of E = 5 steps, with five
 optimisers; intervals are about the population. Sampled clients: 8 to 50 of them, with random intercepts and slopes and a
 column that is constant within clients. Agreement: size and power of the test of agreement, beside Cochran's Q on separate
-fits, and the interval for a new client. Odd: one client that differs. Tables: messages beside statsmodels on the pooled rows.
+fits, and the interval for a new client. Odd: one client that differs. Levels: a factor of which some clients have one level only.
+Shifts: clients whose intercepts differ and whose slopes do not. Tables: messages beside statsmodels on the pooled rows.
+Participation: some of the clients take part in each round, with fresh rows; and how many rounds an anchor waits for all.
 
   python -m benchmarks.federations --out benchmarks/results      400 data sets per loop; about half an hour of one core
   python -m benchmarks.federations --parts sampled odd --out …   these anew, the others as they are stored there
@@ -35,7 +37,19 @@ LOOPS = {
 }
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4)
 SHIFTS = (0.5, 1.0, 2.0)
-PARTS = ("loops", "sampled", "agreement", "odd", "tables")
+PARTS = (
+    *("loops", "sampled", "agreement", "odd", "levels", "shifts", "tables"),
+    *("participation", "waiting"),
+)
+# Relative sizes of clients, how many take part, their steps, rounds.
+TAKING_PART = {
+    "2 of 4, sizes 1:1:1:5": ((1, 1, 1, 5), 2, (16,) * 4, 60),
+    "the same, sizes not given": ((1, 1, 1, 5), 2, (16,) * 4, 60),
+    "all 4, sizes 1:1:1:5": ((1, 1, 1, 5), 4, (16,) * 4, 40),
+    "5 of 20, equal sizes": ((1,) * 20, 5, (16,) * 20, 120),
+    "2 of 4, sizes 1:1:1:50": ((1, 1, 1, 50), 2, (16,) * 4, 60),
+    "2 of 4, steps 4, 8, 16, 32 or half": ((1, 1, 1, 5), 2, (4, 8, 16, 32), 60),
+}
 
 
 def covered(low: Any, high: Any, truth: Any) -> np.ndarray:
@@ -230,7 +244,7 @@ def to_minimum(family: str, data: Any, **options: Any) -> Any:
 
     x = np.zeros(next(iter(data.values()))[0].shape[1])
     for _ in range(12):
-        sent = {k: final_message(family, own, x, few_rows=True) for k, own in data.items()}
+        sent = {k: final_message(family, own, x, least_rows=0) for k, own in data.items()}
         fit = finish(x, sent, **options)
         if fit.remainder < 1e-3:
             break
@@ -403,6 +417,219 @@ def heterogeneity(replications: int, seed: int) -> list[Row]:
     return found
 
 
+# Clients that identify some coefficients only, and clients that differ in some only. Many federations at a time, in NumPy.
+
+AT_ONCE = 50
+Design = Callable[
+    [np.random.Generator, np.ndarray], np.ndarray
+]  # (rng, sizes (R, K)) → (R, K, n, 3)
+
+
+def agreements(
+    rng: np.random.Generator, family: str, sizes: np.ndarray, design: Design, tau: np.ndarray
+) -> Any:
+    """Yield the agreement of each federation, its messages at the minimiser of its rows."""
+    from jaxlsgd.federation import FinalMessage, agree
+
+    for start in range(0, len(sizes), AT_ONCE):
+        n = sizes[start : start + AT_ONCE]
+        A = design(rng, n)
+        A *= (np.arange(A.shape[2]) < n[..., None])[..., None]
+        own = COEFFICIENTS + tau * rng.standard_normal((*n.shape, 3))
+        z = np.einsum("rkni,rki->rkn", A, own)
+        noise = rng.standard_normal(z.shape)
+        y = z + noise if family == "gaussian" else (noise < z_of(z)).astype(float)
+        x = np.tile(COEFFICIENTS, (len(n), 1))
+        for _ in range(6):
+            z = np.einsum("rkni,ri->rkn", A, x)
+            mean = z if family == "gaussian" else special.expit(z)
+            scores = (mean - y)[..., None] * A
+            bend = np.ones_like(z) if family == "gaussian" else mean * (1 - mean)
+            H = np.einsum("rkni,rkn,rknj->rkij", A, bend, A, optimize=True)
+            s = scores.sum(2)
+            x = x - np.linalg.solve(H.sum(1), s.sum(1)[..., None])[..., 0]
+        outer = np.einsum("rkni,rknj->rkij", scores, scores, optimize=True)
+        m = n[..., None, None]
+        S = (outer - s[..., None] * s[..., None, :] / m) / (m - 1)
+        for r, x_of_all in enumerate(x):
+            parts = zip(n[r].tolist(), s[r] / n[r][:, None], S[r], H[r] / m[r], strict=True)
+            sent = {str(k): FinalMessage(*one, answers=0) for k, one in enumerate(parts)}
+            yield agree(sent, estimate=x_of_all)
+
+
+def z_of(z: np.ndarray) -> np.ndarray:
+    """Return the normal quantile of a logistic probability, below which a normal number means 1."""
+    return special.ndtri(special.expit(z))
+
+
+def some_with_one_level(others: int) -> Design:
+    """Return the design 1, u and a factor; the first 5 clients have one level, or `others` rows of the other."""
+
+    def design(rng: np.random.Generator, n: np.ndarray) -> np.ndarray:
+        shape = (*n.shape, int(n.max()))
+        factor = (rng.uniform(size=shape) < 0.4).astype(float)
+        factor[:, :5] = np.arange(5)[:, None] % 2
+        factor[:, :5, :others] = 1 - np.arange(5)[:, None] % 2
+        return np.stack([np.ones(shape), rng.standard_normal(shape), factor], -1)
+
+    return design
+
+
+def shifted_columns(rng: np.random.Generator, n: np.ndarray) -> np.ndarray:
+    """Return the design of `clients_around`."""
+    A = rng.standard_normal((*n.shape, int(n.max()), 3))
+    A += 0.3 * np.sin(np.arange(n.shape[1]))[:, None, None]
+    A[..., 0] = 1.0
+    return A
+
+
+def levels(replications: int, seed: int) -> list[Row]:
+    """Return a row per family, spread of the factor's coefficient, and rows of the other level in 5 of 20 clients."""
+    found = []
+    cells = [(0, 0.0), (1, 0.0), (3, 0.0), (0, 0.5)]
+    for family, (others, tau) in itertools.product(("gaussian", "logistic"), cells):
+        rng = np.random.default_rng([seed, others, int(10 * tau), len(family)])
+        runs = replications if tau == 0 else replications // 4
+        rejected, spreads, new, longest = [], [], [], []
+        design, sizes = some_with_one_level(others), rng.integers(60, 181, (runs, 20))
+        spread = np.array([0.0, 0.0, tau])
+        for here in agreements(rng, family, sizes, design, spread):
+            rejected.append([here.p_value < 0.05, *(here.p_values < 0.05)])
+            spreads.append(np.sqrt(here.tau2[2]))
+            low, high = (float(bound[2]) for bound in here.new_client)
+            new.append(covered(low, high, COEFFICIENTS[2] + tau * rng.standard_normal()))
+            longest.append(high - low)
+        row = {"family": family, "rows of the other level": others, "between clients": tau}
+        titles = ("overall", "intercept", "slope", "factor")
+        row |= {"runs": runs}
+        row |= {t: told(c) for t, c in zip(titles, np.array(rejected).T, strict=True)}
+        row |= {"median τ̂": f"{np.median(spreads):.2f}", "new client covered": told(new)}
+        row["longest new-client interval"] = f"{np.max(longest):.2f}"
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
+def shifts(replications: int, seed: int) -> list[Row]:
+    """Return a row per family, federation and standard deviation of intercepts, with slopes alike."""
+    found = []
+    sets = itertools.product(("gaussian", "logistic"), FEDERATIONS.items(), (0.3, 0.5, 1.0))
+    for family, (name, (count, least, most)), tau in sets:
+        rng = np.random.default_rng([seed, count, int(10 * tau), len(family), 2])
+        sizes = rng.integers(least, most + 1, (replications, count))
+        spread = np.array([tau, 0.0, 0.0])
+        made = agreements(rng, family, sizes, shifted_columns, spread)
+        rejected = np.array([here.p_values < 0.05 for here in made])
+        row = {"family": family, "federation": name, "between intercepts": tau}
+        row["runs"] = replications
+        titles = ("intercept", "slope 0.6", "slope -0.4")
+        row |= {t: told(c) for t, c in zip(titles, rejected.T, strict=True)}
+        row["both slopes"] = told(rejected[:, 1:])
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
+# Some clients at a time.
+
+
+def participation(replications: int, seed: int) -> list[Row]:
+    """Return a row per federation of linear clients, whose minima and covariates differ; the first has the most runs."""
+    from jaxlsgd.core.checks import Refusal
+    from jaxlsgd.federation import finish
+
+    found = []
+    for i, (name, (sizes, many, steps, rounds)) in enumerate(TAKING_PART.items()):
+        p = np.array(sizes) / sum(sizes)
+        place = np.linspace(0, 1, len(sizes))
+        minima = np.stack([place**2, 0.5 - place], 1)
+        spread = 1 + 0.5 * place  # standard deviation of covariates
+        truth = (p * spread**2) @ minima / (p @ spread**2)
+        hits, ratio, off, lost = [], [], [], 0
+        runs = replications // (4 if i else 1)
+        for r in range(runs):
+            rng = np.random.default_rng([seed, i, r])
+            given = (
+                None if "not given" in name else dict(zip(map(str, range(len(p))), p, strict=True))
+            )
+            state = linear_rounds(rng, given, sizes, minima, spread, many, steps, rounds)
+            try:
+                fit = finish(state, None)
+            except Refusal:
+                lost += 1
+                continue
+            hits.append(covered(*fit.interval()[1:], truth))
+            off.append(fit.estimate - truth)
+            ratio.append(fit.std_error)
+        sd = np.std(off, 0)
+        row = {"federation": name, "rounds": rounds, "runs": runs, "covered": told(hits)}
+        row |= {f"covered, {j + 1}": told(np.array(hits)[:, j]) for j in range(2)}
+        row |= {
+            "bias, in sd": ", ".join(f"{b:.2f}" for b in np.mean(off, 0) / sd),
+            "standard error over sd": ", ".join(f"{b:.2f}" for b in np.mean(ratio, 0) / sd),
+            "no interval": f"{100 * lost / runs:.1f}",
+        }
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
+def linear_rounds(
+    rng: np.random.Generator,
+    weights: dict[str, float] | None,
+    sizes: Any,
+    minima: np.ndarray,
+    spread: np.ndarray,
+    many: int,
+    steps: Any,
+    rounds: int,
+) -> Any:
+    """Return a server's state after rounds of `many` clients each, one row per step."""
+    from jaxlsgd.federation import begin, broadcast, receive, round_message
+
+    state = begin(np.zeros(2), rows="fresh", weights=weights)
+    for _ in range(rounds):
+        sent, messages = broadcast(state), {}
+        for k in np.sort(rng.choice(len(sizes), many, replace=False)).tolist():
+            E = steps[k] if len(set(steps)) == 1 or rng.random() < 0.5 else steps[k] // 2
+            A = spread[k] * rng.standard_normal((E, 2))
+            y = A @ minima[k] + rng.standard_normal(E)
+            x = state.params - 0.3 * (A @ state.params - y) @ A / E
+            messages[str(k)] = round_message(
+                "gaussian",
+                (A, y),
+                sent.anchors,
+                round=sent.round,
+                steps=E,
+                examples=100 * sizes[k],
+                params=x,
+                hessians=sent.asks(str(k)),
+                least_rows=0,
+            )
+        state = receive(state, messages, eta=0.3)
+    return state
+
+
+def waiting(replications: int, seed: int) -> list[Row]:
+    """Return how many rounds an anchor waits until each client has reported twice, by drawing participants alone."""
+    found = []
+    for many, count in ((2, 4), (5, 20), (10, 100), (10, 1000), (100, 1000)):
+        rng = np.random.default_rng([seed, many, count])
+        rounds = []
+        for _ in range(replications):
+            left, m = np.full(count, 2), 0
+            while left.max() > 0:
+                left[rng.choice(count, many, replace=False)] -= 1
+                m += 1
+            rounds.append(m)
+        low, middle, high = np.quantile(rounds, (0.05, 0.5, 0.95))
+        row = {"taking part": f"{many} of {count:,}", "runs": replications}
+        row |= {"rounds, median": f"{middle:.0f}", "5 to 95 %": f"{low:.0f} to {high:.0f}"}
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
 # Real tables.
 
 
@@ -462,6 +689,7 @@ def main() -> None:
     options = writing.parser("federations", __doc__, 400, SEED)
     options.add_argument("--agreement-runs", type=int, default=1000, help="without heterogeneity")
     options.add_argument("--sampled-runs", type=int, default=1000)
+    options.add_argument("--participation-runs", type=int, default=2000)
     options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = options.parse_args()
     many, seed, few = arguments.replications, arguments.seed, arguments.agreement_runs
@@ -470,7 +698,11 @@ def main() -> None:
         "sampled": lambda: sampled(arguments.sampled_runs, seed),
         "agreement": lambda: heterogeneity(few, seed),
         "odd": lambda: odd(max(few // 4, 2), seed),
+        "levels": lambda: levels(2 * few, seed),
+        "shifts": lambda: shifts(2 * few, seed),
         "loops": lambda: loops(many, seed),
+        "participation": lambda: participation(arguments.participation_runs, seed),
+        "waiting": lambda: waiting(many, seed),
     }
     stored = arguments.out / "federations.csv"
     found, seeds = stored_rows(stored) if set(arguments.parts) < set(PARTS) else ({}, {})
@@ -495,7 +727,9 @@ def stored_rows(path: Path) -> tuple[dict[str, list[Row]], dict[str, int]]:
 def write(out: Path, found: dict[str, list[Row]], seeds: dict[str, int]) -> None:
     """Write the tables as Markdown and CSV."""
     made = ", ".join(f"{part} {seeds[part]}" for part in PARTS if part in found)
-    shown = {part: as_table(found[part], 1 + (part in ("sampled", "tables"))) for part in found}
+    shown = {
+        part: as_table(found[part], 1 + (part in ("sampled", "shifts", "tables"))) for part in found
+    }
     text = [
         "# Federations that are not ours",
         "",
@@ -512,6 +746,18 @@ def write(out: Path, found: dict[str, list[Row]], seeds: dict[str, int]) -> None
         "and no message during training; asked again: how often a second final message was asked for.",
         "",
         *shown.get("loops", ()),
+        "",
+        "## Some clients at a time",
+        "",
+        "Linear clients with minima and covariates of their own, fresh rows, one per step; 95 % intervals of the rounds alone, for "
+        "the minimiser of the mean of all clients by size. Covered: mean over the two coefficients, and each.",
+        "",
+        *shown.get("participation", ()),
+        "",
+        "Rounds until each client has reported twice, which an anchor waits for; by drawing who takes part, alone. An interval "
+        "needs one such anchor at least, usually two.",
+        "",
+        *shown.get("waiting", ()),
         "",
         "## Sampled clients",
         "",
@@ -534,6 +780,21 @@ def write(out: Path, found: dict[str, list[Row]], seeds: dict[str, int]) -> None
         "comparisons together, and how often another is.",
         "",
         *shown.get("odd", ()),
+        "",
+        "### Clients with one level of a factor",
+        "",
+        "20 clients of 60 to 180 rows; 5 of them have one level of a factor, or so many rows of the other. Slopes and intercepts "
+        "are alike, and coefficients of the factor have a standard deviation between clients: how often tests at 5 % reject.",
+        "",
+        *shown.get("levels", ()),
+        "",
+        "### Intercepts that differ",
+        "",
+        "As above, and only intercepts differ: how often tests at 5 % reject, per coefficient. Gaussian rows have noise "
+        "of variance 1. One Newton step from the common minimiser is exact there. For the logistic loss it takes a part of large "
+        "differences between intercepts for differences between slopes.",
+        "",
+        *shown.get("shifts", ()),
         "",
         "## Real tables",
         "",

@@ -21,7 +21,7 @@ Times = Mapping[str, Mapping[str, Sequence[float]]]  # by case and job
 @styled
 def throughput(raw: Mapping[str, Any], path: Path) -> None:
     """Draw rates of NumPy, the engine and its floor, with the engine's lead over NumPy."""
-    figure, axis = _figure(6.4, 3.0)
+    figure, axis = new_figure(6.4, 3.0)
     sizes, times = raw["sizes"], raw["seconds"]
     work = sizes["replications"] * sizes["num_steps"] * 10 / 1e6
     for i, (job, color) in enumerate(JOBS.items()):
@@ -35,7 +35,7 @@ def throughput(raw: Mapping[str, Any], path: Path) -> None:
     axis.set_xticks(range(len(times)), list(times))
     axis.set_ylabel("million client-steps per second")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
-    _save(figure, path)
+    save(figure, path)
 
 
 @styled
@@ -43,7 +43,7 @@ def scaling(raw: Mapping[str, Any], path: Path) -> None:
     """Draw time against every size on logarithmic axes, beside a line of slope 1."""
     axes_of = {name: each for name, each in raw.items() if name != "bytes"}
     lines = -(-len(axes_of) // 3)
-    figure, axes = _figure(7.5, 2.4 * lines, min(3, len(axes_of)), lines)
+    figure, axes = new_figure(7.5, 2.4 * lines, min(3, len(axes_of)), lines)
     flat = np.ravel(axes)
     for axis, (name, times) in zip(flat, axes_of.items(), strict=False):
         sizes = np.array([int(size.lstrip("C")) for size in times], float)
@@ -59,7 +59,7 @@ def scaling(raw: Mapping[str, Any], path: Path) -> None:
         axis.set_visible(False)
     for axis in flat[::3]:
         axis.set_ylabel("seconds")
-    _save(figure, path)
+    save(figure, path)
 
 
 @styled
@@ -67,7 +67,7 @@ def methods(raw: Mapping[str, Any], path: Path) -> None:
     """Draw the price of every method over random scaling's diagonal mode."""
     times: Times = raw["seconds"]
     names = list(next(iter(times.values())))
-    figure, axis = _figure(6.4, 0.42 * len(names) + 1.1)
+    figure, axis = new_figure(6.4, 0.42 * len(names) + 1.1)
     colours = (INK, FLOOR, RIVAL, GREY)
     for i, (case, each) in enumerate(times.items()):
         prices = [_paired(each[name], each[names[0]]) for name in names]
@@ -79,7 +79,7 @@ def methods(raw: Mapping[str, Any], path: Path) -> None:
     axis.grid(visible=False)
     axis.set_xlabel("time over random scaling, diagonal")
     axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    _save(figure, path)
+    save(figure, path)
 
 
 DRAWN = {"throughput": throughput, "scaling": scaling, "methods": methods}
@@ -100,14 +100,14 @@ def _paired(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(np.divide(above, below).tolist())
 
 
-def _figure(width: float, height: float, columns: int = 1, lines: int = 1) -> tuple[Any, Any]:
+def new_figure(width: float, height: float, columns: int = 1, lines: int = 1) -> tuple[Any, Any]:
     matplotlib().use("Agg")
     import matplotlib.pyplot as plt
 
     return plt.subplots(lines, columns, figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     # No date or version in the file, so that equal results make equal files.

@@ -9,11 +9,14 @@ What a method costs is given in words, and in numbers that a client sends over t
 
   python -m benchmarks.leaderboard quick --out look       100 runs of t_T = 1,000, C5 and P(1/2): does it work?
   python -m benchmarks.leaderboard full --out results     400 runs of t_T = 5,000 and 20,000, also C1 and E = 50
+  python -m benchmarks.leaderboard full --out results --only one_step   one method that has changed: its rows replace
+                                                          those of `leaderboard.csv` there; the draws are the same
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import datetime
 import math
 import os
@@ -114,8 +117,8 @@ def apart(schedule: str, steps: int) -> list[Apart]:
     ]
 
 
-def study(size: str) -> Any:
-    """Return the study of a size."""
+def study(size: str, only: str | None = None) -> Any:
+    """Return the study of a size, of all methods or of one."""
     from jaxlsgd.study import Study
 
     replications, horizons, names = SIZES[size]
@@ -147,10 +150,18 @@ def study(size: str) -> Any:
             }
             for part in apart(name, horizons[0])
         ]
+    if only is not None:
+        extra = [cell | {"methods": [only]} for cell in extra if only in cell["methods"]]
+
+    def used(kind: str, values: Iterable[Any]) -> list[Any]:
+        names = {name for cell in extra for name in np.atleast_1d(cell[kind]).tolist()}
+        return [value for value in _distinct(values) if _name(value) in names]
+
+    apart_problems = (part.problem for part in alone)
     return Study(
-        problems=_distinct([*problems(), *constant_steps(), *(part.problem for part in alone)]),
-        algorithms=_distinct([*ALGORITHMS, *(part.algorithm for part in alone)]),
-        methods=_distinct([*METHODS, *(method for part in alone for method in part.methods)]),
+        problems=used("problem", [*problems(), *constant_steps(), *apart_problems]),
+        algorithms=used("algorithm", [*ALGORITHMS, *(part.algorithm for part in alone)]),
+        methods=used("methods", [*METHODS, *(method for part in alone for method in part.methods)]),
         schedules=[{"family": "constant", "E": 50, "name": n} if "=" in n else n for n in names],
         warmup=0.05,
         levels=[LEVEL],
@@ -359,20 +370,41 @@ def _panel(axis: Any, rows: Sequence[Row], algorithm: str) -> Any:
     return image
 
 
+def _place(row: Row) -> tuple[Any, ...]:
+    names = ("problem", "algorithm", "schedule", "num_steps", "method")
+    return tuple(row[name] for name in names)
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of an earlier run."""
+    words = {"problem", "algorithm", "schedule", "method", "cost"}
+
+    def held(key: str, text: str) -> Any:
+        return text if key in words else int(text) if text.isdigit() else float(text)
+
+    with path.open(newline="", encoding="utf-8") as stream:
+        return [{key: held(key, row[key]) for key in row} for row in csv.DictReader(stream)]
+
+
 def main() -> None:
     """Run what is missing of the study, and write table and figure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("--out", type=Path, default=Path("leaderboard-results"))
+    parser.add_argument("--only", metavar="METHOD", help="run this method alone")
     arguments = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from jaxlsgd.study import Results
 
-    chosen, out = study(arguments.size), arguments.out
-    outcome = chosen.run(out / arguments.size)
+    chosen, out, only = study(arguments.size, arguments.only), arguments.out, arguments.only
+    folder = out / (f"{arguments.size}-{only}" if only else arguments.size)
+    outcome = chosen.run(folder)
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
-    rows = rows_of(chosen, Results(out / arguments.size).read_all())
+    rows = rows_of(chosen, Results(folder).read_all())
+    if only:
+        new = {_place(row): row for row in rows}
+        rows = [new.get(_place(row), row) for row in read(out / "leaderboard.csv")]
     write_csv(out / "leaderboard.csv", rows)
     (out / "leaderboard.md").write_text(report(rows, arguments.size), encoding="utf-8")
     draw(rows, out / "leaderboard.png")

@@ -3,7 +3,8 @@
 Clients whose Hessians and optima both differ, in rounds of several steps; optimisers and steps that it has no
 theory for; a path that has not arrived; clients that go over the same few rows again and again. `limits.md` has
 coverage of 95 % intervals, mean over coordinates, with that of `one_step()`, which is made for most of these, and
-random scaling's beside it.
+random scaling's beside it. Below it are cells at the limits of `one_step()` itself: few events, and clients that are
+nearly separable.
 
   python -m benchmarks.limits --out benchmarks/results      400 runs per cell (200 tables of rows); about a minute
 """
@@ -126,6 +127,36 @@ def of_rows(tables: int) -> Iterator[str]:
     )
 
 
+def few(replications: int) -> Iterator[list[Any]]:
+    """Yield a line of the second table per cell."""
+    import jax
+
+    from benchmarks.stress import oracle_length
+    from benchmarks.stress_cases import beyond
+    from jaxlsgd import one_step, simulate
+
+    for case in beyond():
+        cell = simulate(
+            jax.random.key(SEED),
+            case.problem,
+            case.plan(),
+            replications=replications,
+            methods=[one_step()],
+        )
+        rows = cell.methods["one_step"]
+        ok, half = rows.ok[-1], rows.half_width[-1, 0]
+        hits = (np.abs(rows.estimate[-1] - case.problem.true_vector) <= half)[ok]
+        longer = np.median(2 * half[ok], 0) / oracle_length(case.problem, case.num_steps)
+        yield [
+            f"{case.name}, t_T = {case.num_steps:,}",
+            round(0.02 * 2 * case.num_steps) if "events" in case.name else "",
+            coverage(hits),
+            f"{100 * hits.mean(0).min():.1f}",
+            f"{longer.mean():.2f}",
+            f"{100 * (~ok).mean():.1f}",
+        ]
+
+
 def coverage(hits: np.ndarray) -> str:
     """Return per cent over runs and coordinates, (runs, d), with the Monte-Carlo standard error."""
     each = 100 * hits.mean(1)
@@ -156,6 +187,17 @@ def main() -> None:
         ),
         "",
         *of_rows(arguments.replications // 2),
+        "",
+        "## Few events, and nearly separable clients",
+        "",
+        f"`one_step()`, logistic regression, C5, γ_0 = 2, started at 0, {10 * arguments.replications:,} runs per cell. Events: "
+        "expected number among all observations of all clients. Longer: median length over that of an interval from the true G and S and "
+        "all observations. No interval: share of the runs in per cent; coverage is of the others.",
+        "",
+        *pipe_table(
+            ("cell", "events", "coverage", "worst coordinate", "longer", "no interval"),
+            few(10 * arguments.replications),
+        ),
     ]
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "limits.md").write_text("\n".join(text) + "\n", encoding="utf-8")

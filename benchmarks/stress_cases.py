@@ -36,11 +36,13 @@ class Case(NamedTuple):
     paper: bool = False  # one of the paper's own cells
     algorithm: Algorithm = algorithms.local_sgd()
     constant: bool = False  # steps of gamma0 that do not fall
+    rare: bool = False  # rare outcomes, or other reasons why runs may have no interval
 
     @property
     def plain(self) -> bool:
         """Whether it is Local SGD as in the paper, which all methods are run for."""
-        return self.algorithm.within_theory and not self.constant and "drift" not in self.name
+        usual = not (self.constant or self.rare or "drift" in self.name)
+        return self.algorithm.within_theory and usual
 
     def plan(self) -> Plan:
         """Return the plan; C with a number has rounds of that length."""
@@ -61,14 +63,18 @@ def _dot(a: Any, b: Any) -> Any:
 def observe_poisson(draws: Draws, client: Any) -> Any:
     """Return covariates and counts of rate exp(aᵀx*), a = ½ N(0, I), by inversion of one uniform."""
     a = 0.5 * draws.normal
-    rate = jnp.exp(_dot(a, client))
+    return a, observe_count(draws.uniform[0], jnp.exp(_dot(a, client)))
+
+
+def observe_count(uniform: Any, rate: Any) -> Any:
+    """Return a Poisson count of a uniform."""
     term = jnp.exp(-rate)
     below, count = term, jnp.zeros_like(rate)
     for k in range(1, 25):
-        count = count + (draws.uniform[0] > below)
+        count = count + (uniform > below)
         term = term * rate / k
         below = below + term
-    return a, count
+    return count
 
 
 def poisson(dim: int, num_clients: int) -> Problem:
@@ -86,6 +92,98 @@ def poisson(dim: int, num_clients: int) -> Problem:
         hessian=lambda x, seen: OuterProduct(seen[0], jnp.exp(_dot(seen[0], x))),
         name="poisson",
         gamma0=2.0,
+    )
+
+
+SLOPES = np.array([0.5, -0.5, 0.5])
+
+
+def observe_rare(draws: Draws, client: Any) -> Any:
+    """Return 1 and three normal covariates, and a rare event or a small count by inversion of one uniform."""
+    a = jnp.concatenate([jnp.ones(1, draws.normal.dtype), client.scale * draws.normal])
+    z = _dot(a, client.truth)
+    p = 1 / (1 + jnp.exp(-z))
+    event = (draws.uniform[0] < p).astype(a.dtype)
+    return a, jnp.where(client.counts, observe_count(draws.uniform[0], jnp.exp(z)), event)
+
+
+class _Rare(NamedTuple):
+    truth: Any
+    scale: Any  # of the covariates
+    counts: Any
+
+
+def rare(intercept: float, num_clients: int, counts: bool = False) -> Problem:
+    """Return logistic regression with few events, or Poisson regression with few counts, that starts at 0.
+
+    With a = (1, z) and Z the normal along the slopes, E[w(Z) a aᵀ] has the moments of w, wZ and wZ². Covariates of
+    counts have half the scale, so that Local SGD does not explode from 0.
+    """
+    size, scale = np.linalg.norm(SLOPES), 0.5 if counts else 1.0
+    truth, units = np.concatenate([[intercept], SLOPES / scale]), np.array([1.0, *[scale] * 3])
+    nodes, weights = np.polynomial.hermite_e.hermegauss(200)
+    mean = np.exp(intercept + size * nodes)
+    w = weights / weights.sum() * (mean if counts else mean / (1 + mean) ** 2)
+    m, along = [float(w @ nodes**k) for k in range(3)], SLOPES / size
+    inner = m[0] * np.eye(3) + (m[2] - m[0]) * np.outer(along, along)
+    G = np.block([[np.array([[m[0]]]), m[1] * along[None]], [m[1] * along[:, None], inner]])
+    G = units[:, None] * G * units
+
+    def value(z: Any) -> Any:
+        return jnp.exp(z) if counts else jnp.logaddexp(0.0, z)
+
+    def slope(z: Any) -> Any:
+        return jnp.exp(z) if counts else 1 / (1 + jnp.exp(-z))
+
+    def curvature(z: Any) -> Any:
+        return jnp.exp(z) if counts else 1 / (4 * jnp.cosh(z / 2) ** 2)
+
+    return Problem(
+        init=np.zeros(4),
+        loss=lambda x, seen: value(_dot(seen[0], x)) - seen[1] * _dot(seen[0], x),
+        num_clients=num_clients,
+        draws=Draws(normal=3, uniform=1),
+        observe=observe_rare,
+        clients=_Rare(
+            np.tile(truth, (num_clients, 1)),
+            np.full(num_clients, scale),
+            np.full(num_clients, counts),
+        ),
+        truth=truth,
+        G=G,
+        S=G / num_clients,
+        gradient=lambda x, seen: Scaled(slope(_dot(seen[0], x)) - seen[1], seen[0]),
+        hessian=lambda x, seen: OuterProduct(seen[0], curvature(_dot(seen[0], x))),
+        name="poisson" if counts else "logistic",
+        gamma0=2.0,
+    )
+
+
+def observe_heavy(draws: Draws, client: Any) -> Any:
+    """Return an observation of a linear model whose covariates are Student's t with three degrees of freedom."""
+    scale = jnp.sqrt(3 / jnp.sum(draws.normal[-3:] ** 2))
+    a = scale * draws.normal[:-4]
+    return a, _dot(a, client) + draws.normal[-4]
+
+
+def heavy(dim: int, num_clients: int) -> Problem:
+    """Return least squares whose Hessians have no variance."""
+    truth = np.linspace(0.0, 1.0, dim)
+    G = 3 * np.eye(dim)
+    return Problem(
+        init=np.zeros(dim),
+        loss=lambda x, seen: 0.5 * (_dot(seen[0], x) - seen[1]) ** 2,
+        num_clients=num_clients,
+        draws=Draws(normal=dim + 4),
+        observe=observe_heavy,
+        clients=np.tile(truth, (num_clients, 1)),
+        truth=truth,
+        G=G,
+        S=G / num_clients,
+        gradient=lambda x, seen: Scaled(_dot(seen[0], x) - seen[1], seen[0]),
+        hessian=lambda x, seen: OuterProduct(seen[0]),
+        name="linear",
+        gamma0=0.1,
     )
 
 
@@ -259,7 +357,41 @@ def cases() -> list[Case]:
         found += [
             Case(name, problem, schedule, steps, gamma0, alpha) for schedule in ("C5", "P(1/2)")
         ]
-    return found + drifting() + optimised()
+    return found + drifting() + optimised() + hardest()
+
+
+def hardest() -> list[Case]:
+    """Return cells with rare outcomes, heavy tails, far starts and short runs: some runs have no interval."""
+    at_5 = problems.logistic(5, 10, init=np.full(5, 5.0))
+    cells = [
+        ("2 % events", rare(-4.25, 10), (1_000, 2_000), 2.0),
+        ("2 % events, K=2", rare(-4.25, 2), (2_000,), 2.0),
+        ("1 % events, K=4", rare(-5.0, 4), (2_000,), 2.0),
+        ("intercept -3.5", rare(-3.5, 10, counts=True), (1_000, 2_000), 2.0),
+        ("t3 covariates", heavy(5, 10), (500, 2_000), 0.1),
+        ("t3 covariates, K=1", heavy(5, 1), (2_000,), 0.1),
+        ("start 5 away", at_5, (2_000,), 2.0),
+        ("K=2", problems.logistic(5, 2), (300,), 2.0),
+    ]
+    return [
+        Case(name, problem, "C5", steps, gamma0, rare=True)
+        for name, problem, horizons, gamma0 in cells
+        for steps in horizons
+    ]
+
+
+def beyond() -> list[Case]:
+    """Return cells beyond what `one_step` is made for, for `benchmarks.limits`."""
+    apart = problems.logistic(5, 1, center=np.full(5, 7.0 / np.sqrt(5)))
+    cells = [
+        ("2 % events, K=2", rare(-4.25, 2), (320, 400, 600, 1_000)),
+        ("nearly separable (norm of x* 7), K=1", apart, (500, 1_000, 2_000)),
+    ]
+    return [
+        Case(name, problem, "C5", steps, 2.0, rare=True)
+        for name, problem, horizons in cells
+        for steps in horizons
+    ]
 
 
 def drifting() -> list[Case]:

@@ -37,7 +37,6 @@ _WHERE = {
     "Plan": "jaxlsgd.schedules",
     "Study": "jaxlsgd.study",
     "TableFit": "jaxlsgd.regression.result",
-    "fclt_check": "jaxlsgd.runs.fclt",
     "fit": "jaxlsgd.runs.fit",
     "fit_table": "jaxlsgd.regression.fit_table",
     "load_cell": "jaxlsgd.core.cell_file",
@@ -52,7 +51,6 @@ _WHERE = {
     # rooms
     "algorithms": "jaxlsgd.algorithms:",
     "analysis": "jaxlsgd.analysis:",
-    "distributed": "jaxlsgd.engine.distributed:",
     "federation": "jaxlsgd.federation:",
     "inference": "jaxlsgd.inference:",
     "Until": "jaxlsgd.core.rows",
@@ -98,7 +96,6 @@ if TYPE_CHECKING:
     from jaxlsgd.core.problem import Draws, Moment, Problem, flatten
     from jaxlsgd.core.registry import register
     from jaxlsgd.core.rows import CellRows, MethodRows
-    from jaxlsgd.engine import distributed
     from jaxlsgd.engine.cost import numbers_sent
     from jaxlsgd.engine.machine import prepare
     from jaxlsgd.inference.one_step import one_step
@@ -107,7 +104,6 @@ if TYPE_CHECKING:
     from jaxlsgd.inference.tracking import track
     from jaxlsgd.regression.fit_table import fit_table
     from jaxlsgd.regression.result import TableFit
-    from jaxlsgd.runs.fclt import fclt_check
     from jaxlsgd.runs.fit import Fit, fit
     from jaxlsgd.runs.simulate import simulate
     from jaxlsgd.schedules import Plan

@@ -3,8 +3,18 @@
 The contracts themselves (`Problem`, `Algorithm`, `Estimator`, `Plan`, `CellRows`, …) are names of the package.
 """
 
-from jaxlsgd.core.problem import Array, Client, Observation, Params
+from jaxlsgd.core.algorithm import Client, Round
+from jaxlsgd.core.problem import Array, ClientNumbers, Observation, Params
 from jaxlsgd.core.progress import Progress
 from jaxlsgd.runs.simulate import Device
 
-__all__ = ["Array", "Client", "Device", "Observation", "Params", "Progress"]
+__all__ = [
+    "Array",
+    "Client",
+    "ClientNumbers",
+    "Device",
+    "Observation",
+    "Params",
+    "Progress",
+    "Round",
+]

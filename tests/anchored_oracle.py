@@ -46,7 +46,8 @@ class Found(NamedTuple):
     estimate: np.ndarray
     scale: np.ndarray
     df: np.ndarray
-    withheld: bool
+    missing: bool  # no interval
+    gap: float
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:
@@ -77,6 +78,11 @@ def block(t: float) -> int:
     return 64 * (int(t) // 64 + 1)
 
 
+def half_as_far_again(edge: int) -> int:
+    """1.5 times as many observations, rounded down to multiples of 64; the next multiple at least."""
+    return max(64 * int(1.5 * edge / 64), edge + 64)
+
+
 def run(
     rounds: list[Round], eta: np.ndarray, x: np.ndarray, chosen: np.ndarray
 ) -> tuple[list[Bin], list[Seen]]:
@@ -101,8 +107,7 @@ def run(
         if t < now.edge <= t + E and now.open_n >= 3:
             a = next_anchor(bins)
             now.rounds.append(seen[-1])
-            edge = block(1.5 * now.edge - 1)
-            bins.append(Bin(a, now.a, now.edge, edge))
+            bins.append(Bin(a, now.a, now.edge, half_as_far_again(now.edge)))
         else:
             now.rounds.append(seen[-1])
             now.open_n += 1
@@ -123,11 +128,21 @@ def next_anchor(bins: list[Bin]) -> np.ndarray:
     f = fit(bins[1:][-12:])
     if f["seen"] < 10 * len(now.a):
         return path
-    step, move = f["x"] - now.a, now.a - now.before
-    G, norm = f["G"], lambda v: np.sqrt(v @ f["G"] @ v)
-    half = np.linalg.solve(G, f["D"][-1])
-    theta = 0.5 * np.sqrt(np.trace(half @ half)) * norm(step) / norm(move)
-    return now.a + step / (1 + theta)
+    return now.a + damped(f["x"] - now.a, now.a - now.before, f["G"], f["D"][-1])
+
+
+def damped(y: np.ndarray, m: np.ndarray, G: np.ndarray, D: np.ndarray) -> np.ndarray:
+    """Newton's step y by the sign of the curvature, in coordinates in which G is the identity."""
+    root = np.linalg.cholesky(G)  # G = R Rᵀ, |v|_G = |Rᵀv|
+    inner = np.linalg.solve(root, np.linalg.solve(root, D).T)
+    size = np.sqrt((inner * inner.T).sum())
+    y_, m_ = root.T @ y, root.T @ m
+    slope = (y_ @ m_) / (m_ @ m_)  # how often the last move, along itself
+    aside = np.linalg.norm(y_ - slope * m_) / np.linalg.norm(m_)
+    turn = slope * (y @ D @ y) / (y_ @ y_)
+    if turn < 0 and np.linalg.norm(y_) <= np.linalg.norm(m_):
+        return y / (1 + (max(turn, -1) + size * aside) / 2)
+    return y / (1 + size * np.linalg.norm(y_) / np.linalg.norm(m_) / 2)
 
 
 def groups(bin: Bin) -> list[tuple[float, np.ndarray]]:
@@ -152,8 +167,12 @@ def fit(bins: list[Bin]) -> dict[str, np.ndarray]:
         D.append(sum(n * (H - P) for n, H, P in pairs) / sum(n for n, _, _ in pairs))
     delta = [sum(D[i + 1 :], np.zeros((d, d))) for i in range(len(bins))]
     own = groups(bins[-1])
-    size = np.linalg.norm(sum(n * H for n, H in own) / sum(n for n, _ in own))
-    near = [np.linalg.norm(x) < 0.5 * size for x in delta]
+    # Every parameter in units of its own curvature: of all Hessians, wherever they were taken.
+    every = [pair for b in bins for pair in groups(b)]
+    unit = np.sqrt(np.diag(sum(n * H for n, H in every)) / sum(n for n, _ in every))
+    norm = lambda M: np.linalg.norm(M / np.outer(unit, unit))  # noqa: E731
+    size = norm(sum(n * H for n, H in own) / sum(n for n, _ in own))
+    near = [norm(x) < 0.5 * size for x in delta]
     samples = [
         (n, H + shift)
         for b, shift, ok in zip(bins, delta, near, strict=True)
@@ -209,17 +228,25 @@ def read(bins: list[Bin]) -> Found:
     n = total**2 / squares
     V = Ai @ (M / max(1 - 1 / n, 0.1)) @ Ai.T
     mu = sum(w * n_b * (b.a - x) for w, n_b, b in zip(u, t, kept, strict=True))
-    v_noise = sum((Ai @ e @ mu) ** 2 for e in f["dG"])
+    step, move, G = kept[-1].a - x, kept[-1].a - kept[-1].before, f["G"]
+    ahead = f["D"][-1] * np.sqrt(step @ G @ step) / np.sqrt(move @ G @ move)
+    v_noise = sum((Ai @ e @ mu) ** 2 for e in [*f["dG"], ahead])
     P = [total * Ai @ e for e in f["dG"]]
     v = np.diag(V)
     up = sum(2 * np.diag(p @ p @ V) + np.diag(p @ V @ p.T) for p in P)
-    spread = 4 * sum(np.diag(p @ V) ** 2 for p in P) + 2 * v**2 / n
+    spread = 4 * sum(np.diag(p @ V) ** 2 for p in [*P, total * Ai @ ahead]) + 2 * v**2 / n
     shrink = v / (v + up)
     variance = shrink * v + v_noise
     df = 2 * variance**2 / (shrink**2 * spread + 2 * v_noise**2 / max(f["effective"] - 1, 1))
     se = np.sqrt(variance)
-    step, move, G = kept[-1].a - x, kept[-1].a - kept[-1].before, f["G"]
-    bent = np.linalg.solve(G, f["D"][-1]) @ step / 2
-    bent = bent * np.sqrt(step @ G @ step) / np.sqrt(move @ G @ move)
-    withheld = np.abs(bent / se).max() >= 0.5 or (len(u) > 1 and u[-2] < 0.5) or df.min() <= 5
-    return Found(x, se, df, bool(withheld))
+    # What the bins before the last say of the gradient at its anchor, against what it says itself.
+    e, rest = (u * t)[:-1], (u * t)[:-1].sum()
+    due = [B @ (b.a - x) for b, B in zip(kept, f["between"], strict=True)]
+    off = [sum(s.h for s in b.rounds) / n_b - d_b for b, n_b, d_b in zip(kept, t, due, strict=True)]
+    apart = sum(w * o for w, o in zip(e, off, strict=False)) / rest - off[-1]
+    S = M / max(1 - 1 / n, 0.1) / (u**2 * t).sum() * (1 / t[-1] + (u[:-1] * e).sum() / rest**2)
+    lever = sum(w * (b.a - x) for w, b in zip(e, kept, strict=False)) / rest - (kept[-1].a - x)
+    S = S + sum(np.outer(z @ lever, z @ lever) for z in [*f["dG"], ahead])
+    gap = apart @ np.linalg.solve(S, apart) * (n - d) / (d * (n - 1))
+    missing = len(kept) < 2 or u[-2] < 0.2
+    return Found(x, se, df, missing, gap)

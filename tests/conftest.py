@@ -22,8 +22,8 @@ jax.config.update("jax_debug_key_reuse", True)
 # about devices uses the first, unless it asks for others.
 jax.config.update("jax_num_cpu_devices", 2)
 ON_ALL_DEVICES = {
-    *("test_engine", "test_jobs", "test_mesh", "test_open_house", "test_runner", "test_together"),
-    *("test_trial", "test_progress", "test_study_processes"),
+    *("test_engine", "test_jobs", "test_open_house", "test_runner", "test_together"),
+    *("test_trial", "test_progress"),
 }
 _all_devices = jax.local_devices
 # Tracing makes many objects that live on: to look through them all the time was a twentieth of the tests' time.

@@ -21,7 +21,7 @@ TRUTH = np.array([0.1, 1 / 3])
 def about(cell: CellSpec, truth: bool = True, truth_error: Any = None) -> CellRows:
     """What the engine would say of a cell."""
     plan = cell.plan()
-    saves = cell.saved_rounds(plan.num_rounds)
+    saves = cell.saved_rounds(plan)
     names = [method.name for method in cell.methods]
     steps = tuple(int(plan.ends[m - 1]) for m in saves)
     each = {name: 2 if name == "random_scaling" else 7 for name in names}
@@ -51,7 +51,7 @@ def rows(
 ) -> dict[str, MethodRows]:
     """Normal estimates; the first method's intervals are exact, each further one's a tenth shorter."""
     plan = cell.plan()
-    saves = np.array(cell.saved_rounds(plan.num_rounds))
+    saves = np.array(cell.saved_rounds(plan))
     rng = np.random.default_rng([first, plan.num_rounds, len(cell.schedule.name)])
     shape = (len(saves), cell.tile_size, 2)
     error = (1 / np.sqrt(saves))[:, None, None]

@@ -67,7 +67,7 @@ def missing(writer: Writer) -> list[tuple[CellSpec, int]]:
 
 def fake_rows(cell: CellSpec, first: int) -> dict[str, MethodRows]:
     """Rows of the right shape, a function of the cell and the range, without any computing."""
-    saves = len(cell.saved_rounds(cell.plan().num_rounds))
+    saves = len(cell.saved_rounds(cell.plan()))
     shape = (saves, cell.tile_size, cell.problem.fact("dim"))
     base = np.zeros(shape) + first + np.arange(cell.tile_size)[:, None]
     half = np.repeat(base[:, None], len(cell.levels), axis=1)

@@ -12,13 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_helpers import numpy_draws
+from refusals import refused
 
 import jaxlsgd
 from jaxlsgd import Anchored, Problem, Sync, algorithms, one_step, problems, schedules, simulate
 from jaxlsgd.core.algorithm import check_measure
 from jaxlsgd.core.estimator import BLOCK_STEPS
 from jaxlsgd.engine.draws import replication_keys
-from jaxlsgd.inference import anchored_rounds
+from jaxlsgd.inference import anchored_rounds, anchored_step
+from jaxlsgd.inference.anchored_step import Reason
+from jaxlsgd.inference.one_step import _REASONS, _anchored_notes
 from jaxlsgd.schedules import Plan
 
 METHOD = one_step()
@@ -55,10 +58,11 @@ def test_the_stream_agrees_with_the_oracle(name: str):
     chex.assert_trees_all_close(np.array(places), np.array(expected), rtol=1e-9, atol=1e-12)
     right = anchored_oracle.read(bins)
     chex.assert_trees_all_close(np.asarray(found.estimate), right.estimate, rtol=1e-9)
-    assert bool(found.detail.withheld) == right.withheld
+    assert bool(found.detail.withheld) == right.missing
     chex.assert_trees_all_close(np.asarray(found.detail.df), np.clip(right.df, 3, 1e6), rtol=1e-7)
-    if not right.withheld:
+    if not right.missing:
         chex.assert_trees_all_close(np.asarray(found.scale), right.scale, rtol=1e-8)
+        assert float(found.detail.gap) == pytest.approx(right.gap, rel=1e-7)
 
 
 def test_blocks_roll_where_a_loop_of_ones_own_does():
@@ -191,8 +195,8 @@ def test_any_optimiser_will_do(algorithm: Any, E: int, step: float):
     assert held.mean() < 0.9
 
 
-def test_a_path_that_has_not_arrived_is_no_matter_for_a_quadratic_loss():
-    """Steps so small that the optimiser is far away at the end: Newton's method has arrived all the same."""
+def test_a_path_that_has_not_converged_does_not_matter_for_a_quadratic_loss():
+    """Steps so small that the optimiser is far away at the end: Newton's method has converged all the same."""
     plan = schedules.constant(20).plan(schedules.power_decay(0.001), num_steps=2000)
     cell = simulate(
         jax.random.key(4), problems.linear(3, 5), plan, replications=100, methods=[METHOD]
@@ -200,14 +204,136 @@ def test_a_path_that_has_not_arrived_is_no_matter_for_a_quadratic_loss():
     assert_covers(cell)
 
 
-def test_it_is_withheld_and_says_why():
-    """Logistic regression from far away, with steps too small, in few observations."""
-    plan = schedules.constant(5).plan(schedules.power_decay(0.01), num_steps=200)
-    problem = problems.logistic(3, 1, center=[4.0, -4.0, 4.0])
+def without(loss: Any, dim: int, observe: Any, **more: Any) -> Problem:
+    """Return a problem of one client with `dim` normals and one uniform."""
+    draws = jaxlsgd.Draws(normal=dim, uniform=1)
+    more = {"init": np.zeros(dim), **more}
+    return Problem(loss=loss, num_clients=1, draws=draws, observe=observe, **more)
+
+
+def squares(covariates: Any, dim: int = 2, **more: Any) -> Problem:
+    """Return least squares on covariates that are made of the draws; the response is the uniform."""
+
+    def loss(x: Any, seen: Any) -> Any:
+        return 0.5 * (jnp.sum(seen[0] * x) - seen[1]) ** 2
+
+    return without(loss, dim, lambda z, _: (covariates(z), z.uniform[0]), **more)
+
+
+def saturated() -> Problem:
+    """Return logistic regression of one client that is nearly separable, where curvature falls by nine tenths."""
+    return problems.logistic(3, 1, center=[4.0, -4.0, 4.0])
+
+
+# A loss whose Hessian does not change, and covariates whose squares have no mean: a few of them dominate it.
+HEAVY = squares(lambda z: z.normal * z.uniform[0] ** -0.8)
+REASONS: dict[str, tuple[Reason, Problem, float, int]] = {
+    "short": (Reason.SHORT, problems.linear(2, 1), 0.1, 100),
+    "singular": (Reason.SINGULAR, squares(lambda z: z.normal[:1] * jnp.ones(2)), 0.1, 600),
+    "far away": (Reason.CHANGING, saturated(), 0.01, 200),
+    "heavy tails": (Reason.NOISY, HEAVY, 1e-5, 2_000),
+    "diverged": (Reason.DIVERGED, squares(lambda z: z.normal), 1e4, 100),
+}
+WORDS = {
+    Reason.SHORT: "too few rounds",
+    Reason.NO_HESSIANS: "clients sent no Hessians",
+    Reason.SINGULAR: "not positive definite",
+    Reason.CHANGING: "have not converged",
+    Reason.NOISY: "a few observations dominate",
+    Reason.NOT_FINITE: "at the anchors are not finite",
+    Reason.DIVERGED: "take smaller steps",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_missing_interval_has_its_own_reason(name: str):
+    reason, problem, gamma0, num_steps = REASONS[name]
+    plan = schedules.constant(5).plan(schedules.power_decay(gamma0), num_steps=num_steps)
     found = jaxlsgd.fit(jax.random.key(0), problem, plan, methods=[METHOD])
-    rows = found.rows[METHOD.name]
-    assert np.isinf(rows.half_width).all() or not np.isfinite(rows.half_width).any()
-    assert "withheld" in str(found) or "no interval" in str(found)
+    detail = found.details[METHOD.name]
+    assert detail.withheld and Reason(int(detail.reason)) == reason
+    (told,) = _anchored_notes(detail)
+    assert told.startswith("no interval is reported: ") and WORDS[reason] in told
+    assert reason == Reason.DIVERGED or WORDS[reason] in str(found)
+
+
+@pytest.mark.parametrize("reason", [Reason.NO_HESSIANS, Reason.NOT_FINITE], ids=lambda x: x.name)
+def test_what_clients_send_can_be_the_reason(reason: Reason):
+    tracker = jaxlsgd.track(METHOD, jnp.zeros(2), rows="fresh")
+    state, rng = tracker.init(jnp.zeros(2)), np.random.default_rng(0)
+    broken = reason == Reason.NOT_FINITE
+    for m in range(80):
+        x, H = jnp.asarray(rng.normal(size=2), jnp.float32), jnp.eye(2)
+        h = 1e30 * x if broken and m == 75 else x  # whose square overflows
+        given = Anchored(h, H, H, 5) if broken else Anchored(h, None, None, None)
+        state = tracker.update(state, x, E=5, eta=0.1, anchored=given)
+    (told,) = tracker.notes(state)
+    assert WORDS[reason] in told
+
+
+def test_every_reason_has_words():
+    assert set(WORDS) | {Reason.NONE} == set(Reason) == set(_REASONS)
+
+
+def test_units_of_the_parameters_do_not_matter():
+    """Everything that is read scales with the units, though one parameter is counted in millionths."""
+    E, K, d = PLANS["E = 3"], 4, 3
+    rounds, units = anchored_oracle.make_rounds(E, K, d), np.array([1e-6, 1.0, 1e3])
+    eta = 1.0 * np.arange(1, len(E) + 1) ** -0.505 / E
+    chosen = anchored_rounds.hessian_rounds(E, K, d)
+    _, seen = anchored_oracle.run(rounds, eta, np.zeros(d), chosen)
+    with jax.enable_x64(True):
+        found = [_read_of(seen, E, eta, s) for s in (np.ones(d), units)]
+    plain, scaled = found
+    assert not bool(plain.detail.withheld) and not bool(scaled.detail.withheld)
+    for ours, theirs in (
+        (plain.estimate, scaled.estimate / units),
+        (plain.scale, scaled.scale / units),
+        (plain.detail.df, scaled.detail.df),
+        (plain.detail.gap, scaled.detail.gap),
+    ):
+        chex.assert_trees_all_close(np.asarray(ours), np.asarray(theirs), rtol=1e-6)
+
+
+def _read_of(seen: Any, E: np.ndarray, eta: np.ndarray, units: np.ndarray) -> Any:
+    state, update = METHOD.init(jnp.zeros(len(units))), jax.jit(METHOD.update)
+    for m, one in enumerate(seen):
+        here, before = (H / np.outer(units, units) for H in one.hessians or (np.zeros(()),) * 2)
+        given = (here, before) if one.hessians else (None, None)
+        anchored = Anchored(one.h / units, *given, one.observations)
+        state = update(state, Sync(one.x * units, int(E[m]), eta[m], anchored=anchored))
+    return read(state)
+
+
+def test_a_raw_calendar_year_has_an_interval():
+    """A covariate of 2,000 ± 30 beside an intercept: its standard error is that of the centred one."""
+    rate, plans = 1e-7, schedules.constant(5)
+    ours = squares(lambda z: jnp.stack([jnp.ones(()), 2_000 + 30 * z.normal[0]]))
+    centred = squares(lambda z: jnp.stack([jnp.ones(()), z.normal[0]]))
+    plan = plans.plan(schedules.power_decay(rate), num_steps=2_000)
+    usual = plans.plan(schedules.power_decay(0.1), num_steps=2_000)
+    year = jaxlsgd.fit(jax.random.key(0), ours, plan, methods=[METHOD])
+    other = jaxlsgd.fit(jax.random.key(0), centred, usual, methods=[METHOD])
+    found, right = (one.rows[METHOD.name].scale[-1, 0, 1] for one in (year, other))
+    assert found * 30 == pytest.approx(right, rel=0.02)
+
+
+def test_steps_are_lengthened_where_the_hessian_falls():
+    """Rare events: Newton's step from 0 moves a log-odds by about 1, and the Hessian falls along it."""
+    G, m = np.diag([0.05, 0.2]), np.array([-1.0, 0.0])
+    for D, y in (
+        (np.diag([-0.03, -0.01]), np.array([-0.8, 0.0])),  # falls: longer, at most twice
+        (np.diag([0.03, 0.01]), np.array([-0.8, 0.1])),  # rises: shorter
+        (np.diag([-0.03, -0.01]), np.array([-1.5, 0.0])),  # further than the last move: shorter
+        (np.diag([-0.2, 0.0]), np.array([-0.9, 0.0])),  # the cap
+    ):
+        fit = anchored_step._Fit(*[None] * 15)._replace(
+            G=G, inverse=np.linalg.inv(G), D=D, known=np.array(True)
+        )
+        theta = float(anchored_step._bend(fit, y, m))
+        chex.assert_trees_all_close(y / (1 + theta), anchored_oracle.damped(y, m, G, D), rtol=1e-12)
+        longer = D[0, 0] < 0 and abs(y[0]) < 1
+        assert (-0.5 <= theta < 0) == longer and (theta > 0) != longer
 
 
 def test_numbers_sent_count_anchors_and_hessians():
@@ -225,15 +351,15 @@ def test_numbers_sent_count_anchors_and_hessians():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="gradients: must be one of anchor, increments"):
+    with refused("gradients", "choice"):
         one_step(gradients="both")
-    with pytest.raises(ValueError, match="hessians: must be left out"):
+    with refused("hessians", "unwanted"):
         one_step(hessians=3)
     state = METHOD.init(jnp.zeros(2))
-    with pytest.raises(ValueError, match="sync: must have the sum of the gradients at the anchor"):
+    with refused("sync", "missing"):
         METHOD.update(state, Sync(jnp.zeros(2), 1, 0.1))
     increments = one_step(gradients="increments")
-    with pytest.raises(ValueError, match="estimator: must have an anchor"):
+    with refused("estimator", "unsupported"):
         increments.anchors(increments.init(jnp.zeros(2)))
 
 
@@ -247,5 +373,5 @@ def test_many_columns_need_no_lapack():
 
 def test_more_parameters_than_it_is_for_are_refused_before_anything_is_traced() -> None:
     check_measure(one_step(), 500, "float32")
-    with pytest.raises(ValueError, match=r"methods: must be for at most 500 parameters .*got 501"):
+    with refused("methods", "unsupported", "501"):
         check_measure(one_step(), 501, "float32")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import Why, refused
 from scipy.special import ndtri
 from study_helpers import fake_rows, missing, small
 
@@ -72,7 +72,7 @@ def test_p_values_and_intervals_agree(u: float) -> None:
 
 def test_p_value_at_a_look_is_the_level_whose_band_reaches_it() -> None:
     clocks = (1, 2, 4, 7)
-    for shape in sequential.SHAPES:
+    for shape in get_args(sequential.Shape):
         c = sequential.looks_value(0.9, clocks, shape)
         z = c * float(sequential.shape_of(2, clocks, shape))
         assert sequential.looks_p(z, clocks, 2, shape) == pytest.approx(0.1, abs=1e-6)
@@ -80,7 +80,7 @@ def test_p_value_at_a_look_is_the_level_whose_band_reaches_it() -> None:
 
 @pytest.mark.parametrize("clocks", [(), (1, 1), (0, 1), (2, 1), range(1, 1002)])
 def test_impossible_looks_are_refused(clocks: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="looks: must be"):
+    with refused("looks"):
         sequential.looks_value(0.95, clocks)
 
 
@@ -101,7 +101,7 @@ def _held(z: np.ndarray, q: np.ndarray | float) -> float:
 
 def test_laws_hold_on_brownian_motion_and_the_fixed_one_does_not(brownian: np.ndarray) -> None:
     error = 4 * np.sqrt(0.05 * 0.95 / RUNS)  # three comparisons at 4 standard errors: 2e-4
-    for shape in sequential.SHAPES:
+    for shape in get_args(sequential.Shape):
         q = sequential.looks_value(0.95, CLOCKS, shape) * sequential.shape_of(CLOCKS, CLOCKS, shape)
         assert abs(_held(brownian, q) - 0.95) < error
     always = sequential.robbins(0.95, sequential.best_ratio() * CLOCKS / 500)
@@ -113,7 +113,7 @@ def test_laws_hold_on_brownian_motion_and_the_fixed_one_does_not(brownian: np.nd
 
 
 def _detail(t: float, df: float = 1e6, used: float = 1.0) -> AnchoredDetail:
-    rest = [np.zeros(2), np.asarray(used), *np.zeros(6)]
+    rest = [np.zeros(2), np.asarray(used), *np.zeros(5)]
     return AnchoredDetail(np.full(2, df), *rest, clock=np.asarray(t))
 
 
@@ -184,23 +184,23 @@ def test_looks_are_those_of_the_saved_rounds() -> None:
     law = cell.with_looks(method).law
     wanted = sequential.looks_value(0.95, (500, 750, 1000))
     assert law.multiplier(0.95, plan, _detail(750)) == pytest.approx(wanted, rel=1e-4)
-    with pytest.raises(ValueError, match="looks: must be given in a loop of your own"):
+    with refused("looks", "missing"):
         method.law.multiplier(0.95, None, _detail(500))
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "why"),
     [
-        ({"valid": "always"}, "best_at: must be given"),
-        ({"valid": "never"}, "valid: must be one of"),
-        ({"best_at": 10}, "best_at: must be left out"),
-        ({"looks": (1, 2)}, "looks: must be left out"),
-        ({"shape": "obrien_fleming"}, "shape: must be left out"),
-        ({"valid": "looks", "center": "average"}, "valid: must be fixed around the average"),
+        ({"valid": "always"}, ("best_at", "missing")),
+        ({"valid": "never"}, ("valid", "choice")),
+        ({"best_at": 10}, ("best_at", "unwanted")),
+        ({"looks": (1, 2)}, ("looks", "unwanted")),
+        ({"shape": "obrien_fleming"}, ("shape", "unwanted")),
+        ({"valid": "looks", "center": "average"}, ("valid", "unsupported")),
     ],
 )
-def test_options_that_do_not_suit_are_refused(given: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_options_that_do_not_suit_are_refused(given: dict, why: Why) -> None:
+    with refused(*why):
         one_step(**given)
 
 
@@ -280,10 +280,9 @@ def test_other_methods_refuse_several_looks_with_the_reason(
     name: str, given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build = getattr(jaxlsgd, name, None) or getattr(jaxlsgd.inference, name)
-    words = rf'valid: must be "fixed" for {name}, whose intervals hold at one time .* no sum over'
-    with pytest.raises(ValueError, match=f"^{words}"):
+    with refused("valid", "unsupported", name, "one_step("):
         build(**given)
-    with pytest.raises(ValueError, match=rf"^methods\[0\]\.{words}"):
+    with refused("methods[0].valid", "unsupported", name, "one_step("):
         small(methods=[{"kind": name, **given}])
     table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in given.items())
     study = tmp_path / "study.toml"
@@ -292,7 +291,7 @@ def test_other_methods_refuse_several_looks_with_the_reason(
         f'methods = [{{kind = "{name}", {table}}}]\n'
     )
     assert main(["plan", str(study)]) == 2
-    assert re.search(words, capsys.readouterr().err)
+    assert f'methods[0].valid: must be "fixed" for {name}' in capsys.readouterr().err
 
 
 def test_methods_that_refuse_several_looks_are_otherwise_what_they_were() -> None:
@@ -310,10 +309,17 @@ def test_methods_that_refuse_several_looks_are_otherwise_what_they_were() -> Non
         registry.forget(__name__)
 
 
-@pytest.mark.parametrize("given", ["plug_in[valid=always]", "one_step[always]", "hulc[always]"])
-def test_brackets_with_another_argument_are_told_of_tables(given: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("plug_in[valid=always]", ("methods[0].horizon", "choice")),
+        ("one_step[always]", ("methods[0].center", "choice")),
+        ("hulc[always]", ("methods[0]", "unwanted")),
+    ],
+)
+def test_brackets_with_another_argument_are_told_of_tables(given: str, why: Why) -> None:
     kind = given.partition("[")[0]
-    with pytest.raises(ValueError, match=rf'arguments go in a table, {{kind = "{kind}", ...}}'):
+    with refused(*why, f'{{kind = "{kind}", ...}}'):
         small(methods=[given])
 
 
@@ -375,22 +381,22 @@ def test_a_study_has_a_rule_that_its_tables_rows_and_page_show(
 
 
 @pytest.mark.parametrize(
-    ("until", "words"),
+    ("until", "why"),
     [
-        ({"half_width": 0.1, "methd": "x"}, "until.methd: unknown key"),
-        ({}, "until: must have a half_width"),
-        ("soon", "half_width: must be"),
+        ({"half_width": 0.1, "methd": "x"}, ("until.methd", "unknown")),
+        ({}, ("until", "missing")),
+        ("soon", ("half_width", "type")),
     ],
 )
-def test_rules_that_cannot_be_read_are_refused(until: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_rules_that_cannot_be_read_are_refused(until: Any, why: Why) -> None:
+    with refused(*why):
         _study(until=until)
 
 
 def test_a_study_refuses_a_rule_that_its_methods_cannot_keep() -> None:
-    with pytest.raises(ValueError, match="until: must have no null for plug_in"):
+    with refused("problem linear", "unsupported", "until: "):
         jobs.check(_study(until={"excludes": 0.0}))
-    with pytest.raises(ValueError, match="until.coordinates: must be one of"):
+    with refused("problem linear", "choice", "until.coordinates"):
         jobs.check(_study(until={"half_width": 0.1, "coordinates": ["z"]}))
 
 
@@ -432,7 +438,7 @@ def test_stops_of_intervals_for_one_time_are_cautioned_against(
 def test_times_of_validity_that_cannot_be_are_refused(wrong: Any) -> None:
     about = json.loads(json.dumps(about_to_json(_cell())))
     assert "valid" not in about  # files are those of earlier versions
-    with pytest.raises(Unfit, match="times of validity"):
+    with pytest.raises(Unfit, match="validity"):
         about_from_json(about | {"valid": wrong}, ["m"])
 
 
@@ -510,24 +516,24 @@ def test_a_loop_of_ones_own_ends_when_it_is_sure_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "words"),
+    ("method", "given", "why"),
     [
-        (ALWAYS, {}, "half_width: must be given, or excludes"),
-        (ALWAYS, {"half_width": 0}, "half_width: must be a finite number greater than 0"),
-        (ALWAYS, {"half_width": 0.1, "level": 95}, "did you mean 0.95"),
-        (ALWAYS, {"excludes": np.nan}, "excludes: must be a finite number"),
-        (one_step(), {"excludes": 0}, "excludes: must be left out for one_step"),
-        (one_step(valid="looks"), {"half_width": 0.1}, "estimator: must be given its looks"),
+        (ALWAYS, {}, ("half_width", "missing")),
+        (ALWAYS, {"half_width": 0}, ("half_width", "value")),
+        (ALWAYS, {"half_width": 0.1, "level": 95}, ("level", "value", "0.95")),
+        (ALWAYS, {"excludes": np.nan}, ("excludes", "not_finite")),
+        (one_step(), {"excludes": 0}, ("excludes", "unsupported")),
+        (one_step(valid="looks"), {"half_width": 0.1}, ("estimator", "missing")),
     ],
 )
 def test_a_loop_of_ones_own_is_told_what_is_wrong_with_its_rule(
-    method: Any, given: dict[str, Any], words: str
+    method: Any, given: dict[str, Any], why: Why
 ) -> None:
     tracker = jaxlsgd.track(method, jnp.zeros(2), rows="fresh")
     state = tracker.init(jnp.zeros(2))
-    with pytest.raises(ValueError, match=words):
+    with refused(*why):
         tracker.done(state, **given)
-    with pytest.raises(ValueError, match="state: must be what `init` or `update`"):
+    with refused("state", "type"):
         tracker.done(state.states, half_width=0.1)  # type: ignore[arg-type]
 
 
@@ -538,18 +544,18 @@ def test_a_run_without_an_interval_says_why() -> None:
 
 
 def test_names_that_rows_do_not_have_are_refused(sixteen: CellRows, tmp_path: Path) -> None:
-    words = "must be one of one_step"
-    for wrong in (
-        lambda: looks.stops(sixteen, "one_step", 0.1),
-        lambda: looks.wrong(sixteen, "one_step"),
-        lambda: looks.summarise_stops(sixteen, looks.Until(half_width=0.1, method="one_step")),
-        lambda: figures.save_looks(sixteen, tmp_path, banded=["one_step"]),
+    until = looks.Until(half_width=0.1, method="one_step")
+    for argument, wrong in (
+        ("method", lambda: looks.stops(sixteen, "one_step", 0.1)),
+        ("method", lambda: looks.wrong(sixteen, "one_step")),
+        ("until.method", lambda: looks.summarise_stops(sixteen, until)),
+        ("method", lambda: figures.save_looks(sixteen, tmp_path, banded=["one_step"])),
     ):
-        with pytest.raises(ValueError, match=words):
+        with refused(argument, "choice", "one_step[always, best at 500]"):
             wrong()
-    with pytest.raises(ValueError, match="until.coordinates: must be a list of names"):
+    with refused("until.coordinates", "type"):
         looks.Until(half_width=0.1, coordinates="x[0]")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"until.coordinates: must be one of x\[0\], x\[1\]"):
+    with refused("until.coordinates", "choice"):
         jaxlsgd.simulate(
             jax.random.key(0), PROBLEM, PLAN, methods=[ALWAYS], replications=2,
             until=looks.Until(half_width=0.1, coordinates=("x0",)),
@@ -568,12 +574,12 @@ def test_a_simulation_stops_every_run_where_its_rows_say(sixteen: CellRows) -> N
 
 
 def test_a_rule_that_a_method_cannot_keep_is_refused() -> None:
-    with pytest.raises(ValueError, match="until: must have no null for one_step"):
+    with refused("until", "unsupported"):
         jaxlsgd.fit(
             jax.random.key(0), PROBLEM, PLAN, methods=[one_step()],
             until=looks.Until(excludes=0.0),
         )  # fmt: skip
-    with pytest.raises(ValueError, match="half_width: must be"):
+    with refused("half_width"):
         looks.Until(half_width=-1.0)
-    with pytest.raises(ValueError, match="until: must have a half_width"):
+    with refused("until", "missing"):
         looks.Until()

@@ -16,7 +16,6 @@ from report_helpers import fake_cell
 
 import jaxlsgd
 from jaxlsgd.core import storage
-from jaxlsgd.core.rows import pack, unpack
 
 
 @pytest.fixture
@@ -145,15 +144,6 @@ def test_bytes_are_those_of_numpy():
     assert storage.npz(arrays) == buffer.getvalue()
     with pytest.raises(ValueError, match="Object arrays cannot be saved"):
         storage.npz({"x": np.array([{}], object)})
-
-
-def test_rows_for_another_process_are_the_same_bits(cell):
-    found = unpack(pack(cell.methods))
-    assert list(found) == list(cell.methods)
-    for name, rows in cell.methods.items():
-        for field in dataclasses.fields(rows):
-            before, after = getattr(rows, field.name), getattr(found[name], field.name)
-            assert (before.dtype, before.tobytes()) == (after.dtype, after.tobytes())
 
 
 def test_nothing_is_unpickled(tmp_path):

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import page_helpers
 import pytest
+from refusals import refused
 from study_helpers import LIMIT, ROOT, TOML, call, environment, small, start
 from test_store import ENVIRONMENT, fill
 
@@ -91,7 +92,13 @@ def test_help_teaches(capsys, monkeypatch) -> None:
         (["critical-value", "--levels", "95"], ["--levels", "'95'", "did you mean 0.95"]),
         (["critical-value", "--beta", "1.5"], ["beta", "1.5"]),
         (["critical-value", "--beta", "half"], ["--beta", "'half'"]),
+        (["critical-value", "--beta", ""], ["--beta", "''"]),
+        (["critical-value", "--warmup", "0.1"], ["--warmup", "--schedule"]),
         (["critical-value", "--schedule", "C1"], ["--num-steps"]),
+        (["run", "STUDY", "--out", "a\0b"], ["null"]),
+        (["status", "\0"], ["null"]),
+        (["run", "STUDY", "--out", ""], ["--out", "''"]),
+        (["report", "STUDY", "-o", ""], ["--out", "''"]),
         (["critical-value", "--schedule", "C3", "--num-steps", "9"], ["'C3'"]),
         (["table", "x", "--format", "xls"], ["--format", "xls"]),
     ],
@@ -118,7 +125,7 @@ def test_bad_study_file_is_refused_before_anything_is_written(capsys, study_file
 
 def test_debug_shows_the_traceback(capsys, monkeypatch) -> None:
     monkeypatch.setenv("JAXLSGD_DEBUG", "1")
-    with pytest.raises(ValueError, match=r"no\.toml"):
+    with refused("path", "unavailable", "no.toml"):
         cli.main(["plan", "no.toml"])
 
 

@@ -24,6 +24,8 @@ from study_helpers import (
 
 from jaxlsgd.engine import machine
 from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.jobs import Tile
+from jaxlsgd.study.progress import Stop
 
 psutil = pytest.importorskip("psutil")
 pytest.importorskip("distributed")
@@ -364,3 +366,34 @@ def test_the_memory_of_a_paused_worker_is_told() -> None:
     cluster.workers.clear()
     workers.look()
     assert said[1:] == ["no worker is left; waiting for one"]
+    assert not workers.given_up  # other clusters may grow when they like
+
+
+def test_a_local_cluster_without_workers_ends_a_run(monkeypatch) -> None:
+    from distributed import Client, LocalCluster
+
+    from jaxlsgd.study.executors import dask
+
+    monkeypatch.setattr(dask, "_PATIENCE", 0.2)
+    monkeypatch.setattr(dask, "_LOOK", 0.02)
+    said: list[str] = []
+    place = {"dashboard_address": ":0", "host": "127.0.0.1", "protocol": "tcp"}
+    with LocalCluster(n_workers=0, processes=False, **place) as cluster, Client(cluster) as client:
+        with pytest.raises(dask.WorkerError, match="again"):
+            dask.environment(client, Stop(), said.append)
+        jobs = [(Tile(small().cells[0], 0),)]
+        assert set(dask.Dask(client, {}, said.append).run(jobs, Stop())) == {None}
+    assert said[0] == "the cluster has no workers yet; waiting for the first"
+    assert len(said) == 2 and said[1].endswith("the same command goes on from there")
+
+
+def test_a_worker_that_does_not_start_is_no_riddle(monkeypatch) -> None:
+    from jaxlsgd.study.executors import dask
+
+    def dead(**options: object) -> None:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr("distributed.LocalCluster", dead)
+    with pytest.raises(dask.WorkerError) as caught, dask.connected("local", 1):
+        pass
+    assert all(word in str(caught.value) for word in ("Nanny failed to start", "--devices"))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 
 import jaxlsgd
 from jaxlsgd import schedules
@@ -204,7 +205,7 @@ def test_nothing_is_nan_at_the_edges(value: float) -> None:
 
 def test_steps_that_are_too_long_are_not_hidden() -> None:
     plan = paper_plan("P(1/2)", 1.0, 200_000)
-    with pytest.raises(ValueError, match="plan: must have first steps short enough.*overflows"):
+    with refused("plan", "conflict"):
         finite_law.path(plan, 400.0)
     found = tables.interpolated(
         plan.prefix(2_000), np.array([[0.5], [5e3]]), np.zeros((2, 1)), 0.95
@@ -229,5 +230,5 @@ def test_a_singular_hessian_is_reported() -> None:
     assert str(found).count("a numerical floor acted") == 2
     assert not found.diverged
     for method in methods:
-        with pytest.raises(ValueError, match="state: must.*regular.*singular"):
+        with refused("state", "data"):
             found.joint_test(method.name)

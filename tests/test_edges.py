@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import os
 import signal
@@ -11,7 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from refusals import refused
 from study_helpers import (
     LIMIT,
     TOML,
@@ -32,9 +36,11 @@ from test_runner import fake_engine
 from test_store import ENVIRONMENT, fill
 from work import counted
 
+import jaxlsgd
 from jaxlsgd import cli
+from jaxlsgd.core import display
 from jaxlsgd.engine import machine
-from jaxlsgd.study import Results, SpecError, StoreError, jobs, run
+from jaxlsgd.study import Results, StoreError, jobs, run
 from jaxlsgd.study.progress import RunLog, SilentProgress, Stop
 from jaxlsgd.study.store import files
 from jaxlsgd.study.store.writer import Writer
@@ -70,7 +76,7 @@ def test_local_runs_record_the_code(tmp_path, monkeypatch) -> None:
 def test_rows_of_other_code_are_refused_or_accepted_on_request(tmp_path) -> None:
     with_code(tmp_path, THEN, most=3)
     before = (tmp_path / "manifest.json").read_bytes(), (tmp_path / "lock").stat().st_mtime_ns
-    with pytest.raises(StoreError, match=r"code a1; .*code b2\).*new directory, .*--allow-other"):
+    with refused(tmp_path, "conflict", "a1", "b2", "--allow-other", kind=StoreError):
         Writer(tmp_path, small(), NOW)
     assert before[0] == (tmp_path / "manifest.json").read_bytes()
     assert before[1] == (tmp_path / "lock").stat().st_mtime_ns
@@ -93,7 +99,7 @@ def test_other_code_without_rows_is_nothing_to_refuse(tmp_path) -> None:
 def test_code_is_known_without_a_manifest(tmp_path) -> None:
     with_code(tmp_path, THEN, most=3)
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(StoreError, match="code a1"):
+    with refused(tmp_path, "conflict", "a1", kind=StoreError):
         Writer(tmp_path, small(), NOW)
     assert not (tmp_path / "manifest.json").exists()
 
@@ -242,7 +248,7 @@ def test_what_would_never_end_is_refused(study_file, tmp_path, arguments) -> Non
 
 @pytest.mark.parametrize("beta", ["1e999999999", "1" * 10**6, "9" * 300 + "/1"])
 def test_numbers_in_words_are_not_written_out(beta: str) -> None:
-    with pytest.raises(SpecError, match="beta"):
+    with refused("schedules[0].beta", "type"):
         small(schedules=[{"family": "power", "beta": beta}])
 
 
@@ -452,7 +458,7 @@ def test_files_of_a_library_call_replace_no_links_pipes_and_devices(make, tmp_pa
     make(path := tmp_path / "x.npz")
     with pytest.raises(FileExistsError, match="x.npz"):
         _filled(small().cells[0]).save(path, force=True)
-    with pytest.raises(StoreError, match="cannot write .*x.npz: it is a .*choose another place"):
+    with refused(path, "unavailable", "it is a ", kind=StoreError):
         files.write_whole(path, b"content")
     assert not path.is_file() or path.read_text() == "precious"
 
@@ -462,3 +468,51 @@ def test_standard_output_is_no_place_for_a_page(done) -> None:
     assert (code, out) == (1, "")
     assert err.startswith("jaxlsgd: error: /dev/stdout: it is a link to /proc/self/fd/1")
     assert "give the name of a file" in err
+
+
+EVIL = ('=HYPERLINK("http://evil","x")', "+cmd", "@x", "\x1b[31mred\nfake: all is well\x9b31m")
+
+
+@pytest.fixture(scope="module")
+def evil_fit() -> jaxlsgd.TableFit:
+    """A fit of columns whose names are spreadsheet formulas, LaTeX commands and terminal codes."""
+    rng = np.random.default_rng(0)
+    columns = {name: rng.normal(size=200) for name in EVIL}
+    response, client = "y\n\\input{/etc/passwd}\n%", "\\write18{id}\r\n\\bye"
+    frame = columns | {response: rng.normal(size=200), client: np.arange(200) % 2}
+    return jaxlsgd.fit_table(frame, response=response, client=client, methods=())
+
+
+def test_names_of_columns_are_only_names_in_csv(evil_fit: jaxlsgd.TableFit) -> None:
+    header, *lines = csv.reader(io.StringIO(evil_fit.to_csv()))
+    names = [line[header.index("coefficient")] for line in lines]
+    assert names[1:] == [f"'{name}" for name in EVIL[:3]] + [
+        "\\x1b[31mred\nfake: all is well\\x9b31m"
+    ]
+
+
+def test_names_of_columns_are_only_names_in_latex(evil_fit: jaxlsgd.TableFit) -> None:
+    lines = evil_fit.to_latex().splitlines()
+    ours = (r"\begin{tabular}", r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}")
+    for line in lines:
+        assert line.startswith(("% ", *ours)) or (" & " in line and line.endswith(r" \\"))
+    body = [line for line in lines if not line.startswith(("%", *ours))]
+    assert len(body) == 1 + 1 + len(EVIL)  # header and intercept
+    assert not any(command in line for line in body for command in (r"\input", r"\write", "\x1b"))
+
+
+def test_names_of_columns_do_not_reach_a_terminal(evil_fit, tmp_path, capsys) -> None:
+    written = (str(evil_fit), evil_fit.to_json(), evil_fit.to_latex())
+    for text in written:
+        assert display.printable(text) == text
+    assert not any(line.startswith("fake") for line in str(evil_fit).splitlines())
+    values = np.random.default_rng(0).normal(size=(200, 2))
+    path = tmp_path / "evil.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("y", EVIL[3]), *values.tolist()])
+    options = ("--margins", "--methods")
+    assert cli.main(["fit", str(path), "--response", "y", *options]) == 0
+    shown = capsys.readouterr()
+    assert "red" in shown.out
+    for text in shown:
+        assert display.printable(text) == text

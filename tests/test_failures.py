@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 from report_helpers import fake_cell
 from study_helpers import TOML, call, small
 
@@ -19,7 +20,7 @@ from jaxlsgd import Problem, one_step, plug_in, problems, random_scaling, schedu
 from jaxlsgd.analysis import failures, measures
 from jaxlsgd.analysis.moments import wilson
 from jaxlsgd.core.causes import MOST_GROWTH, Cause, causes
-from jaxlsgd.core.rows import MethodRows, pack, unpack
+from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.engine import probe
 from jaxlsgd.report import figures, tables
 from jaxlsgd.study.store import files
@@ -166,7 +167,7 @@ def test_growth_is_that_of_the_loss_written_out() -> None:
     assert found[2] == np.inf and np.isnan(found[3])
 
 
-def test_causes_are_kept_in_tiles_and_between_processes(tmp_path: Path) -> None:
+def test_causes_are_kept_in_tiles(tmp_path: Path) -> None:
     spec = small().cells[0]
     shape = (2, 16, 2)
     cause = np.arange(32, dtype=np.uint8).reshape(2, 16) % 6
@@ -175,11 +176,10 @@ def test_causes_are_kept_in_tiles_and_between_processes(tmp_path: Path) -> None:
     )
     both = {method.name: rows for method in spec.methods}
     again = files.decode_tile(files.encode_tile(spec, 0, both), spec, 0)
-    for found in (again, unpack(pack(both))):
-        for one in found.values():
-            np.testing.assert_array_equal(one.cause, cause)
+    for method in again.values():
+        np.testing.assert_array_equal(method.cause, cause)
     wrong = {name: dataclasses.replace(rows, cause=cause + 200) for name in both}
-    with pytest.raises(files.Damaged, match="arrays are not those of the cell"):
+    with refused("", "damaged", "arrays", kind=files.Damaged):
         files.decode_tile(files.encode_tile(spec, 0, wrong), spec, 0)
 
 

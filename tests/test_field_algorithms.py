@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import Why, refused
 
 from jaxlsgd.algorithms import (
     client_dropout,
@@ -94,35 +95,35 @@ def test_how_often_clients_count(case: str):
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "why"),
     [
-        (lambda: fedprox(-0.1), "mu: must be a finite number of at least 0, got -0.1"),
-        (lambda: fedprox(float("nan")), "mu: must be .*, got nan"),
-        (lambda: scaffold(0.0), "rate: must be a finite number greater than 0, got 0"),
-        (lambda: server_adam(beta2=1.0), r"beta2: must be in \[0, 1\), got 1.0"),
-        (lambda: local_momentum(1.0), r"momentum: must be in \[0, 1\), got 1.0"),
-        (lambda: local_adam(beta1=1.0), r"beta1: must be in \[0, 1\), got 1.0"),
-        (lambda: local_adam(0.0), "rate: must be a finite number greater than 0, got 0"),
-        (lambda: clipping(-1.0), "norm: must be a finite number greater than 0, got -1.0"),
-        (lambda: stragglers(1.0), r"probability: must be in \[0, 1\), got 1.0"),
-        (lambda: client_dropout(-0.1), r"probability: must be in \[0, 1\), got -0.1"),
-        (lambda: participation(0), "clients: must be an integer of at least 1, got 0"),
-        (lambda: participation(1, "all"), "choice: must be one of uniform, weight, got 'all'"),
+        (lambda: fedprox(-0.1), ("mu", "value")),
+        (lambda: fedprox(float("nan")), ("mu", "not_finite")),
+        (lambda: scaffold(0.0), ("rate", "value")),
+        (lambda: server_adam(beta2=1.0), ("beta2", "value")),
+        (lambda: local_momentum(1.0), ("momentum", "value")),
+        (lambda: local_adam(beta1=1.0), ("beta1", "value")),
+        (lambda: local_adam(0.0), ("rate", "value")),
+        (lambda: clipping(-1.0), ("norm", "value")),
+        (lambda: stragglers(1.0), ("probability", "value")),
+        (lambda: client_dropout(-0.1), ("probability", "value")),
+        (lambda: participation(0), ("clients", "value")),
+        (lambda: participation(1, "all"), ("choice", "choice")),
         (
             lambda: plain_rounds(loss, [0.5, 0.5], participation(3)).init(jnp.zeros(2)),
-            "problem: must have at least 3 clients for participation, got 2",
+            ("problem", "unsupported", "3 clients"),
         ),
         (
             lambda: plain_rounds(loss, [0.5, 0.5], participation(2)).init(jnp.zeros(2)),
-            r"key: must be a typed key such as jax.random.key\(0\), got None",
+            ("key", "type"),
         ),
-        (lambda: server_momentum(1.0), r"momentum: must be in \[0, 1\), got 1.0"),
-        (lambda: server_momentum(-0.5), r"momentum: must be in \[0, 1\), got -0.5"),
-        (lambda: server_momentum(0.9, 0.0), "rate: must be a finite number greater than 0, got 0"),
-        (lambda: server_optimizer(0.1), "optimizer: must be an optax .*, got 0.1"),
-        (lambda: local_optimizer("adam"), "transform: must be an optax .*, got 'adam'"),
+        (lambda: server_momentum(1.0), ("momentum", "value")),
+        (lambda: server_momentum(-0.5), ("momentum", "value")),
+        (lambda: server_momentum(0.9, 0.0), ("rate", "value")),
+        (lambda: server_optimizer(0.1), ("optimizer", "type")),
+        (lambda: local_optimizer("adam"), ("transform", "type")),
     ],
 )
-def test_bad_arguments_of_builders(build: Callable[[], Any], message: str):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments_of_builders(build: Callable[[], Any], why: Why):
+    with refused(*why):
         build()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from engine_helpers import paper_plan
+from refusals import refused
 
 import jaxlsgd
 from jaxlsgd import one_step, plug_in, random_scaling
@@ -60,11 +61,11 @@ def test_intervals_with_one_bound(result: jaxlsgd.Fit, name: str, level: float) 
 
 
 def test_one_bound_refuses(result: jaxlsgd.Fit) -> None:
-    with pytest.raises(ValueError, match="side: must be one of both, lower, upper, got 'left'"):
+    with refused("side", "choice"):
         result.interval("one_step", side="left")
-    with pytest.raises(ValueError, match="level: must be above 0.5.*got 0.3"):
+    with refused("level"):
         result.interval("one_step", 0.3, side="lower")
-    with pytest.raises(ValueError, match="save: must be the last"):
+    with refused("save", "unsupported"):
         result.interval("one_step", save=0, side="lower")
 
 
@@ -101,11 +102,11 @@ def test_a_function_at_a_finite_horizon_has_its_own_law(result: jaxlsgd.Fit) -> 
 
 
 def test_functions_that_have_no_interval(result: jaxlsgd.Fit) -> None:
-    with pytest.raises(ValueError, match="method: must be for the parameters"):
+    with refused("method", "unsupported"):
         result.function(lambda x: x[0], "sum")
-    with pytest.raises(ValueError, match="g: must have a gradient that is not 0"):
+    with refused("g", "value", "gradient"):
         result.function(lambda x: 0 * x[0])
-    with pytest.raises(ValueError, match="g: must return a finite number"):
+    with refused("g", "not_finite"):
         result.function(lambda x: jnp.log(-jnp.abs(x[0])))
 
 

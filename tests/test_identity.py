@@ -197,25 +197,6 @@ def test_versions_of_python_matter_to_code_alone() -> None:
     assert len(digest(jaxlsgd.problems.linear(2, 3))) == 16
 
 
-def test_a_problem_without_an_error_of_its_truth_is_what_it_was() -> None:
-    """Digits from the version before the error existed: stored studies carry them."""
-    problem = jaxlsgd.Problem(
-        init=np.zeros((1, 2)),
-        loss=multinomial.loss,
-        num_clients=2,
-        draws=jaxlsgd.Draws(normal=2, uniform=1),
-        observe=multinomial.observe,
-        truth=np.ones((1, 2)),
-        clients=np.ones((2, 1, 2)),
-        name="golden",
-    )
-    assert digest(problem) == "673890aa79977504"
-    exact = dataclasses.replace(problem, truth_covariance=np.zeros((2, 2)))
-    assert digest(exact) == digest(problem)
-    known = [dataclasses.replace(problem, truth_covariance=v * np.eye(2)) for v in (0.1, 0.2)]
-    assert len({digest(each) for each in (problem, *known)}) == 3
-
-
 def test_modules_of_somebodys_own() -> None:
     assert modules([double, Record(1), np.sin, jaxlsgd.plug_in()]) == {__name__}
     assert modules(jaxlsgd.problems.linear(2, 3)) == set()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -30,21 +31,38 @@ def clone(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("parent") / "jaxlsgd"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "jaxlsgd", made / "jaxlsgd", ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md"):
         shutil.copy(ROOT / name, made)
+    (made / "tests").mkdir()
+    (made / "tests" / "test_one.py").write_text("import helpers")  # needs a file that is not there
     return made
 
 
-def built(clone: Path, kind: str) -> Path:
-    """Builds by the backend that pip calls; returns a directory with the contents of the wheel."""
+def made(clone: Path, kind: str) -> Path:
+    """Builds by the backend that pip calls; returns the file."""
     out = clone.parent / kind
     out.mkdir()
     name = run(
         f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))", clone
     )
-    with zipfile.ZipFile(out / name.split()[-1]) as wheel:
-        wheel.extractall(out / "site")
-    return out / "site"
+    return out / name.split()[-1]
+
+
+def built(clone: Path, kind: str) -> Path:
+    """Builds; returns a directory with the contents of the wheel."""
+    path = made(clone, kind)
+    with zipfile.ZipFile(path) as wheel:
+        wheel.extractall(path.parent / "site")
+    return path.parent / "site"
+
+
+def test_a_source_distribution_has_the_package_and_no_tests_that_cannot_run(clone) -> None:
+    with tarfile.open(made(clone, "sdist")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    package = {str(path.relative_to(clone)) for path in clone.rglob("jaxlsgd/**/*.*")}
+    assert package and package <= names
+    assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md"} <= names
+    assert not any(name.startswith("tests") for name in names)
 
 
 def test_a_wheel_has_all_files_of_the_package_and_the_command(clone) -> None:

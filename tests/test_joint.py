@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import jax
 import numpy as np
 import pytest
 import scipy.stats
+from refusals import Why, refused
 
 import jaxlsgd
 from jaxlsgd.inference import NORMAL, joint
@@ -56,7 +59,7 @@ def test_simultaneous_intervals_are_ordered_by_width(result: jaxlsgd.Fit) -> Non
     found = result.joint("plug_in")
     width = {
         how: np.ptp(np.asarray(joint.simultaneous(found, how=how)[1:]), axis=0)
-        for how in joint.SIMULTANEOUS
+        for how in get_args(joint.Simultaneous)
     }
     single = np.ptp(np.asarray(result.interval("plug_in")[1:]), axis=0)
     assert np.all(single < width["sup_t"])
@@ -80,22 +83,25 @@ def test_chi_square_covers_jointly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "why"),
     [
-        (lambda j: joint.joint_test(j, contrasts=[[1.0, 0.0]]), "contrasts.*3"),
-        (lambda j: joint.joint_test(j, contrasts=[[1, 0, 0], [2, 0, 0]]), "independent.*rank 1"),
-        (lambda j: joint.joint_test(j, null=[1.0, 2.0]), r"null.*\(3,\), got \(2,\)"),
-        (lambda j: joint.joint_test(j, null=np.nan), "null.*finite"),
-        (lambda j: joint.joint_test(j, level=95), "level.*0.95"),
-        (lambda j: joint.simultaneous(j, how="holm"), "how.*bonferroni.*holm"),
-        (lambda j: joint.joint_test(j._replace(matrix=np.zeros((3, 3)))), "matrix"),
+        (lambda j: joint.joint_test(j, contrasts=[[1.0, 0.0]]), ("contrasts", "shape", "3")),
+        (
+            lambda j: joint.joint_test(j, contrasts=[[1, 0, 0], [2, 0, 0]]),
+            ("contrasts", "value", "rank 1"),
+        ),
+        (lambda j: joint.joint_test(j, null=[1.0, 2.0]), ("null", "shape", "(3,)")),
+        (lambda j: joint.joint_test(j, null=np.nan), ("null", "not_finite")),
+        (lambda j: joint.joint_test(j, level=95), ("level", "value", "0.95")),
+        (lambda j: joint.simultaneous(j, how="holm"), ("how", "choice")),
+        (lambda j: joint.joint_test(j._replace(matrix=np.zeros((3, 3)))), ("matrix", "value")),
     ],
 )
-def test_bad_input_is_refused(result: jaxlsgd.Fit, call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_refused(result: jaxlsgd.Fit, call, why: Why) -> None:
+    with refused(*why):
         call(result.joint("plug_in"))
 
 
 def test_sup_t_is_for_normal_estimates(result: jaxlsgd.Fit) -> None:
-    with pytest.raises(ValueError, match="how: must be bonferroni or sidak unless.*jointly normal"):
+    with refused("how", "unsupported"):
         joint.simultaneous(result.joint("random_scaling"), how="sup_t")

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 from study_helpers import fake_rows, small
 
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.study import StoreError, progress, run
-from jaxlsgd.study.executors import dask_worker, joined, threads
-from jaxlsgd.study.jobs import Job, Tabulated, Tile, TileFinished
+from jaxlsgd.study.executors import dask_worker, threads
+from jaxlsgd.study.jobs import Job, Tabulated, TileFinished
 from jaxlsgd.study.store import files, law_tables
 
 ROWS = {"a": np.array([1.0, 0.1, np.inf]), "b": np.array([np.nextafter(2.0, 3.0)])}
@@ -102,29 +103,21 @@ def test_tables_of_other_code_are_left_alone(tmp_path: Path) -> None:
 def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "tables").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="symbolic link"):
+    with refused(tmp_path / "tables", "exists", kind=StoreError):
         law_tables.write(tmp_path, ROWS, "code")
 
 
 @pytest.mark.parametrize("content", [[], {"a": 1}, {"a": ["x"]}, None])
 def test_what_are_no_tables_is_refused(content: Any) -> None:
-    with pytest.raises(files.Damaged, match="tables are not"):
+    with refused("", "damaged", "tables", kind=files.Damaged):
         law_tables.from_plain(content)
 
 
 def test_workers_hand_tables_over_and_take_them(
     made: list[str], new_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What comes back from a Dask worker is plain, and is what a worker of a later run is given."""
     cell = small().cells[0]
-    tile = Tile(cell, 0)
-    events: list[Any] = list(threads.run_job((tile,)))
-    used = events[0].rows
-    # A joined process, and what its leader makes of that.
-    content = joined._content(events[1], used)
-    back: list[Any] = list(joined._events(tile, content))
-    assert [type(event) for event in back] == [Tabulated, TileFinished]
-    np.testing.assert_array_equal(back[0].rows[cell.id], used[cell.id])
-    # A Dask worker; what comes back is plain, and is what a worker of a later run is given.
     monkeypatch.setattr("jaxlsgd.study.jobs.run_job", threads.run_job)
     answer = dask_worker._answer([cell], 0)
     plain = json.loads(json.dumps(answer.get("tables")))

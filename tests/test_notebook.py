@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import chex
 import jax
 import pytest
+from refusals import refused
 from report_helpers import fake_cell
 from study_helpers import small
 from test_store import fill
@@ -121,7 +122,7 @@ def test_progress_may_wait_for_what_is_often_done_sooner(monkeypatch):
 
 
 def test_a_wrong_progress_is_refused():
-    with pytest.raises(ValueError, match="progress: must be None, True, False or a function"):
+    with refused("progress", "type"):
         fit(jax.random.key(0), PROBLEM, PLAN, progress="yes")
 
 
@@ -218,7 +219,7 @@ def test_results_show_the_coverage_of_their_cells(tmp_path):
     rows = found.to_frame(rows=True)
     assert tuple(rows.columns) == export.COLUMNS
     assert len(rows) == sum(len(rows.query(f"schedule == '{x}'")) for x in ("C1", "P(1/2)"))
-    with pytest.raises(ValueError, match="measure: must be one of coverage, length"):
+    with refused("measure", "choice"):
         found.plot("width")
 
 

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_helpers import NO_LAW, last_reading, numpy_draws
-from jax.sharding import Mesh
+from refusals import refused
 
-from jaxlsgd import Algorithm, Estimator, Measurement, Problem, problems, random_scaling, simulate
+from jaxlsgd import Algorithm, Estimator, Measurement, Problem, problems, random_scaling
 from jaxlsgd.algorithms import local_sgd, participation, plain_rounds, scaffold, server_momentum
 from jaxlsgd.core import random
 from jaxlsgd.core.algorithm import Participation
@@ -304,15 +304,10 @@ def test_memory_and_work_are_those_of_the_chosen():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="clients: must be an integer of at least 1, got 0"):
+    with refused("clients"):
         Participation(0)
     keeps = dataclasses.replace(scaffold(), participation=Participation(2))
-    with pytest.raises(ValueError, match=r"\(scaffold\).init_client: must be None if only some"):
+    with refused("algorithm (scaffold).init_client", "unwanted"):
         Cell(problem(), plan(), algorithm=keeps)
-    with pytest.raises(ValueError, match="problem: must have at least 5 clients for participation"):
+    with refused("problem", "unsupported", "5 clients", "participation"):
         Cell(problem(), plan(), algorithm=participation(5))
-    mesh = Mesh(np.asarray(jax.devices()[:2]), ("clients",))
-    with pytest.raises(
-        ValueError, match=r"mesh: must spread replications, not clients.*'clients': 2"
-    ):
-        simulate(key(), problem(), plan(), replications=1, algorithm=participation(2), mesh=mesh)

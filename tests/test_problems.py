@@ -4,6 +4,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalCall=false
 # pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
+import dataclasses
 import doctest
 import functools
 import importlib
@@ -15,12 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import Why, refused
 
+from jaxlsgd import fit, one_step
 from jaxlsgd.core.forms import dense
+from jaxlsgd.core.identity import digest
 from jaxlsgd.core.problem import Draws, Problem
 from jaxlsgd.problems import _moments as moments
 from jaxlsgd.problems import dataset, linear, logistic, paper_linear, paper_logistic
 from jaxlsgd.problems.dataset import MAX_ROWS
+from jaxlsgd.schedules import constant, power_decay
 
 SIGMA = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]])
 WEIGHTS = np.array([0.5, 0.3, 0.2])
@@ -87,6 +92,29 @@ def written_out(function: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 # --- functions ---
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loss_that_is_said_to_be_convex_is(case: str) -> None:
+    problem = CASES[case]()
+    assert problem.convex
+    with jax.enable_x64(True):
+        observations = jax.tree.map(lambda x: x[:, 0], observe_all(problem, 20, "float64"))
+        hessian = over_rows(problem.loss, jax.hessian)
+        for point in (jnp.zeros(problem.dim), jnp.linspace(-2.0, 2.0, problem.dim)):
+            H = np.asarray(hessian(point, observations))
+            assert np.linalg.eigvalsh(H).min() > -1e-9 * np.abs(H).max()
+
+
+def test_a_printed_fit_says_which_minimum_unless_there_is_only_one() -> None:
+    problem = linear(2, 2)
+    plan = constant(5).plan(power_decay(0.5), num_steps=500)
+    words = "about the minimum near the estimate"
+    for known in (True, False):
+        same = dataclasses.replace(problem, convex=known)
+        found = fit(jax.random.key(0), same, plan, methods=[one_step()])
+        assert (words in str(found)) == (words in found._repr_html_()) == (not known)
+        assert digest(same) == digest(problem)  # words alone: stored studies stay valid
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -337,84 +365,83 @@ ONE = np.ones((4, 1))
 LONG = np.broadcast_to(np.float32(0), (MAX_ROWS + 1, 1))
 WRONG_CONFIGURATIONS = [
     *(
-        (build, arguments, settings, named)
+        (build, arguments, settings, why)
         for build in (linear, logistic)
-        for arguments, settings, named in [
-            ((0, 1), {}, "dim"),
-            ((-2, 1), {}, "dim"),
-            ((2.0, 1), {}, "dim"),
-            ((True, 1), {}, "dim"),
-            ((2, 0), {}, "num_clients"),
-            ((2, "3"), {}, "num_clients"),
-            ((2, 1), {"heterogeneity": -1.0}, "heterogeneity"),
-            ((2, 1), {"heterogeneity": math.nan}, "heterogeneity"),
-            ((2, 1), {"heterogeneity": "1"}, "heterogeneity"),
-            ((2, 1), {"heterogeneity": True}, "heterogeneity"),
-            ((2, 1), {"truth_seed": -1}, "truth_seed"),
-            ((2, 1), {"truth_seed": 0.5}, "truth_seed"),
-            ((2, 1), {"weights": [0.5]}, "weights"),
-            ((2, 1), {"weights": [0.5, 0.5]}, "weights"),
-            ((2, 1), {"covariance": np.eye(3)}, "covariance"),
-            ((2, 1), {"covariance": [1.0, 1.0]}, "covariance"),
-            ((2, 1), {"covariance": [[1.0, 0.5], [0.4, 1.0]]}, "covariance"),
-            ((2, 1), {"covariance": [[1.0, 2.0], [2.0, 1.0]]}, "covariance"),
-            ((2, 1), {"covariance": np.ones((2, 2))}, "covariance"),
-            ((2, 1), {"covariance": np.zeros((2, 2))}, "covariance"),
-            ((2, 1), {"covariance": np.full((2, 2), np.nan)}, "covariance"),
-            ((2, 1), {"client_truths": np.zeros(2)}, "client_truths"),
-            ((2, 1), {"client_truths": np.zeros((2, 2))}, "client_truths"),
-            ((2, 1), {"client_truths": [[math.inf, 0.0]]}, "client_truths"),
-            ((2, 1), {"client_truths": [["a", "b"]]}, "client_truths"),
-            ((2, 1), {"client_truths": np.zeros((1, 2)), "center": [0, 0]}, "center"),
-            ((2, 1), {"center": [0.0]}, "center"),
-            ((2, 1), {"init": [0.0, math.nan]}, "init"),
-            ((2, 1), {"init": [0.0, 0.0, 0.0]}, "init"),
+        for arguments, settings, why in [
+            ((0, 1), {}, ("dim", "value")),
+            ((-2, 1), {}, ("dim", "value")),
+            ((2.0, 1), {}, ("dim", "type")),
+            ((True, 1), {}, ("dim", "type")),
+            ((2, 0), {}, ("num_clients", "value")),
+            ((2, "3"), {}, ("num_clients", "type")),
+            ((2, 1), {"heterogeneity": -1.0}, ("heterogeneity", "value")),
+            ((2, 1), {"heterogeneity": math.nan}, ("heterogeneity", "not_finite")),
+            ((2, 1), {"heterogeneity": "1"}, ("heterogeneity", "type")),
+            ((2, 1), {"heterogeneity": True}, ("heterogeneity", "type")),
+            ((2, 1), {"truth_seed": -1}, ("truth_seed", "value")),
+            ((2, 1), {"truth_seed": 0.5}, ("truth_seed", "type")),
+            ((2, 1), {"weights": [0.5]}, ("weights", "value")),
+            ((2, 1), {"weights": [0.5, 0.5]}, ("weights", "shape")),
+            ((2, 1), {"covariance": np.eye(3)}, ("covariance", "shape")),
+            ((2, 1), {"covariance": [1.0, 1.0]}, ("covariance", "shape")),
+            ((2, 1), {"covariance": [[1.0, 0.5], [0.4, 1.0]]}, ("covariance", "value")),
+            ((2, 1), {"covariance": [[1.0, 2.0], [2.0, 1.0]]}, ("covariance", "value")),
+            ((2, 1), {"covariance": np.ones((2, 2))}, ("covariance", "value")),
+            ((2, 1), {"covariance": np.zeros((2, 2))}, ("covariance", "value")),
+            ((2, 1), {"covariance": np.full((2, 2), np.nan)}, ("covariance[0, 0]", "not_finite")),
+            ((2, 1), {"client_truths": np.zeros(2)}, ("client_truths", "shape")),
+            ((2, 1), {"client_truths": np.zeros((2, 2))}, ("client_truths", "shape")),
+            ((2, 1), {"client_truths": [[math.inf, 0.0]]}, ("client_truths[0, 0]", "not_finite")),
+            ((2, 1), {"client_truths": [["a", "b"]]}, ("client_truths", "type")),
+            ((2, 1), {"client_truths": np.zeros((1, 2)), "center": [0, 0]}, ("center", "conflict")),
+            ((2, 1), {"center": [0.0]}, ("center", "shape")),
+            ((2, 1), {"init": [0.0, math.nan]}, ("init[1]", "not_finite")),
+            ((2, 1), {"init": [0.0, 0.0, 0.0]}, ("init", "shape")),
         ]
     ),
-    (linear, (2, 1), {"noise": -1.0}, "noise"),
-    (linear, (2, 1), {"noise": math.inf}, "noise"),
-    (logistic, (2, 2), {"heterogeneity": 1e4}, "client_truths"),
+    (linear, (2, 1), {"noise": -1.0}, ("noise", "value")),
+    (linear, (2, 1), {"noise": math.inf}, ("noise", "not_finite")),
+    (logistic, (2, 2), {"heterogeneity": 1e4}, ("client_truths", "value")),
     *(
-        (dataset, arguments, {"loss": "squared", **settings}, named)
-        for arguments, settings, named in [
-            (([], []), {}, "features"),
-            (({"x": ONE}, [np.ones(4)]), {}, "features"),
-            (([ONE], [np.ones(4), np.ones(4)]), {}, "targets"),
-            (([ONE], [np.ones(3)]), {}, "targets"),
-            (([np.ones((0, 1))], [np.ones(0)]), {}, "features"),
-            (([ONE, np.ones((0, 1))], [np.ones(4), np.ones(0)]), {}, "features"),
-            (([ONE, np.ones((4, 2))], [np.ones(4)] * 2), {}, "features"),
-            (([1.0, 2.0], [1.0, 2.0]), {}, "features"),
-            (([[[1.0], [1.0, 2.0]]], [np.ones(2)]), {}, "features"),
-            (([[["a"], ["b"]]], [np.ones(2)]), {}, "features"),
-            (([ONE * math.nan], [np.ones(4)]), {}, "features"),
-            (([ONE], [np.array([1, 2, 3, math.inf])]), {}, "targets"),
-            (([LONG], [LONG[:, 0]]), {}, "features"),
-            (([np.ones((4, 2))], [np.ones(4)]), {}, "features"),
-            (([np.ones(4)], [np.ones(4)]), {}, "features"),
-            (([np.ones((4, 0))], [np.ones(4)]), {}, "features"),
-            (([{"x": ONE}], [np.ones(4)]), {}, "features"),
-            (([ONE], [ONE]), {}, "targets"),
-            (([ONE], [np.ones(4)]), {"loss": "hinge"}, "loss"),
-            (([ONE], [np.ones(4)]), {"loss": None}, "loss"),
-            (([ONE], [np.array([0, 1, 2, 1])]), {"loss": "logistic"}, "targets"),
-            (([ONE], [np.array([-1, 1, 1, 1])]), {"loss": "logistic"}, "targets"),
-            (([ONE], [np.ones(4)]), {"truth": np.zeros(1)}, "truth"),
-            (([ONE], [np.ones(4)]), {"gradient": lambda x, row: x}, "gradient"),
-            (([ONE], [np.ones(4)]), {"init": np.zeros(2)}, "init"),
-            (([ONE], [np.ones(4)]), {"weights": [2.0]}, "weights"),
-            (([ONE], [np.ones(4)]), {"loss": lambda x, row: x[0]}, "init"),
+        (dataset, arguments, {"loss": "squared", **settings}, why)
+        for arguments, settings, why in [
+            (([], []), {}, ("features", "type")),
+            (({"x": ONE}, [np.ones(4)]), {}, ("features", "type")),
+            (([ONE], [np.ones(4), np.ones(4)]), {}, ("targets", "shape")),
+            (([ONE], [np.ones(3)]), {}, ("targets[0]", "shape")),
+            (([np.ones((0, 1))], [np.ones(0)]), {}, ("features[0]", "value")),
+            (([ONE, np.ones((0, 1))], [np.ones(4), np.ones(0)]), {}, ("features[1]", "value")),
+            (([ONE, np.ones((4, 2))], [np.ones(4)] * 2), {}, ("features[1]", "shape")),
+            (([1.0, 2.0], [1.0, 2.0]), {}, ("features[0]", "shape")),
+            (([[[1.0], [1.0, 2.0]]], [np.ones(2)]), {}, ("features[0]", "type")),
+            (([[["a"], ["b"]]], [np.ones(2)]), {}, ("features[0]", "type")),
+            (([ONE * math.nan], [np.ones(4)]), {}, ("features[0][0, 0]", "not_finite")),
+            (([ONE], [np.array([1, 2, 3, math.inf])]), {}, ("targets[0][3]", "not_finite")),
+            (([LONG], [LONG[:, 0]]), {}, ("features[0]", "value")),
+            (([np.ones((4, 2))], [np.ones(4)]), {}, ("features", "data")),
+            (([np.ones(4)], [np.ones(4)]), {}, ("features", "shape")),
+            (([np.ones((4, 0))], [np.ones(4)]), {}, ("features", "shape")),
+            (([{"x": ONE}], [np.ones(4)]), {}, ("features", "shape")),
+            (([ONE], [ONE]), {}, ("targets", "shape")),
+            (([ONE], [np.ones(4)]), {"loss": "hinge"}, ("loss", "choice")),
+            (([ONE], [np.ones(4)]), {"loss": None}, ("loss", "choice")),
+            (([ONE], [np.array([0, 1, 2, 1])]), {"loss": "logistic"}, ("targets[0]", "value")),
+            (([ONE], [np.array([-1, 1, 1, 1])]), {"loss": "logistic"}, ("targets[0]", "value")),
+            (([ONE], [np.ones(4)]), {"truth": np.zeros(1)}, ("truth", "unwanted")),
+            (([ONE], [np.ones(4)]), {"gradient": lambda x, row: x}, ("gradient", "unwanted")),
+            (([ONE], [np.ones(4)]), {"init": np.zeros(2)}, ("init", "shape")),
+            (([ONE], [np.ones(4)]), {"weights": [2.0]}, ("weights", "value")),
+            (([ONE], [np.ones(4)]), {"loss": lambda x, row: x[0]}, ("init", "missing")),
         ]
     ),
 ]
 
 
-@pytest.mark.parametrize("build, arguments, settings, named", WRONG_CONFIGURATIONS)
+@pytest.mark.parametrize("build, arguments, settings, why", WRONG_CONFIGURATIONS)
 def test_bad_arguments_are_refused(
-    build: object, arguments: tuple[object, ...], settings: dict[str, object], named: str
+    build: object, arguments: tuple[object, ...], settings: dict[str, object], why: Why
 ) -> None:
-    # Where one number among many is wrong, the message says which: `init[1]: must be finite`.
-    with pytest.raises(ValueError, match=rf"^{named}(\[.*\])?: .*got") as caught:
+    with refused(*why, ": ", "got") as caught:
         build(*arguments, **settings)  # type: ignore[operator]
     assert len(str(caught.value)) < 1_000
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import matplotlib.image
 import numpy as np
 import page_helpers
 import pytest
+from refusals import refused
 from report_helpers import fake_cell
 from study_helpers import small
 
@@ -25,7 +27,7 @@ def cells():
 
 
 @pytest.mark.parametrize("width", style.WIDTHS)
-@pytest.mark.parametrize("figure", figures.PRINTED)
+@pytest.mark.parametrize("figure", get_args(figures.PrintedFigure))
 def test_a_figure_has_the_width_that_was_asked_for(cells, tmp_path, figure, width):
     path = save_for_print(cells, tmp_path, figure, format="png", width=width)
     assert path == tmp_path / f"{figure}_{width}.png"
@@ -43,12 +45,9 @@ def test_a_figure_of_a_level_and_a_coordinate(tmp_path):
     assert path.name == "coverage_column_80_x-1-.svg"
     text = path.read_text("utf-8")
     assert "x[1], 80 % intervals" in text
-    for wrong, said in (
-        ({"level": 0.5}, "level: must be one of"),
-        ({"coordinate": "y"}, "coordinate: must be"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            save_for_print(cells, tmp_path, "coverage", **wrong)
+    for argument, wrong in (("level", 0.5), ("coordinate", "y")):
+        with refused(argument, "choice"):
+            save_for_print(cells, tmp_path, "coverage", **{argument: wrong})
 
 
 def test_what_is_left_out_is_said_before_anything_is_drawn(tmp_path, monkeypatch, caplog):
@@ -99,10 +98,10 @@ def test_a_figure_says_what_it_shows(cells, tmp_path):
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
     unknown = fake_cell(truth=None)
-    with pytest.raises(ValueError, match="figure: must be one that the rows can draw"):
+    with refused("figure", "unsupported"):
         save_for_print(unknown, tmp_path, "coverage")
     assert save_for_print(unknown, tmp_path, "tradeoff").is_file()
-    with pytest.raises(ValueError, match="width: must be one of column, page"):
+    with refused("width", "choice"):
         save_for_print(unknown, tmp_path, "tradeoff", width="wide")
 
 

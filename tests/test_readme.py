@@ -23,10 +23,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import compiling
 import pytest
-from processes import environment
-from study_helpers import ROOT, TOML
+from study_helpers import ROOT, TOML, environment
 
 README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
 GUIDES = sorted((ROOT / "scripts" / "guides").glob("*.md"))
@@ -109,7 +107,7 @@ def call(folder: Path, arguments: list[str], said: str = "") -> str:
         [sys.executable, *arguments],
         input=said,
         cwd=folder,
-        env=environment(1) | compiling.inherited(),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -270,12 +268,6 @@ def test_studies_of_objects(tmp_path) -> None:
     assert "cells 12/12" in told  # (2 step sizes + paper-logistic) × 2 algorithms × 2 schedules
     assert "linear gamma0=0.25" in told
     assert "server_momentum" in told
-
-
-def test_one_simulation_over_many_devices(tmp_path) -> None:
-    text = section("One simulation over many devices")
-    told = python(tmp_path, f"{text}\nprint(mesh.size, cell.methods['one_step'].ok.all())\n")
-    assert told == "4 True\n"
 
 
 @pytest.fixture(scope="module")

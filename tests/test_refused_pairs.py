@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxlsgd import (
     Draws,
@@ -69,9 +70,7 @@ def test_methods_with_hessians_ask_for_a_second_derivative(loss: str):
     problem = with_loss(LOSSES[loss])
     finite = random_scaling("finite")
     for method in (plug_in(), plug_in("finite"), one_step(), finite):
-        with pytest.raises(
-            ValueError, match=f"methods: must need no second .*, got '{method.name[:7]}"
-        ):
+        with refused("methods", "unsupported", method.name, "random_scaling()"):
             Cell(problem, plan(), (method,))
     assert Cell(problem, plan(), (random_scaling(),)).methods
 
@@ -94,22 +93,19 @@ def test_a_given_hessian_counts():
 )
 def test_laws_of_local_sgd_are_for_local_sgd(algorithm: Any):
     problem, method = problems.linear(2, 3), random_scaling("finite")
-    message = rf"algorithm: must be within the paper's theory .*, got '{algorithm.name}'"
     for run in (fit, functools.partial(simulate, replications=1)):
-        with pytest.raises(ValueError, match=message):
+        with refused("algorithm", "unsupported", method.name, algorithm.name):
             run(jax.random.key(0), problem, plan(), methods=method, algorithm=algorithm)
     assert Cell(problem, plan(), (random_scaling(),), algorithm=algorithm).methods
 
 
 def test_higrad_asks_for_a_horizon_that_its_tree_divides():
     problem = problems.linear(2, 4, heterogeneity=0.0)
-    with pytest.raises(ValueError, match="plan: must have .* the tree's 3 levels divide, got 7"):
+    with refused("plan", "value", "3 levels"):
         grow(problem, plan())
     tree = grow(problem, plan(6))
     for run in (fit, functools.partial(simulate, replications=1)):
-        with pytest.raises(
-            ValueError, match=r"plan: must have at least 5 rounds for higrad\[2x2\], got 4"
-        ):
+        with refused("plan", "value", "5 rounds", "higrad[2x2]"):
             run(
                 jax.random.key(0),
                 tree.problem,
@@ -123,22 +119,22 @@ def test_higrad_asks_for_a_horizon_that_its_tree_divides():
 STUDIES = {
     "finite horizon": (
         {"methods": ["random_scaling[finite]"], "algorithms": ["server_adam"]},
-        "algorithm: must be within the paper's theory",
+        ("problem linear", "unsupported", "algorithm: ", "random_scaling[finite]"),
     ),
     "nobody takes part": (
         {"algorithms": [{"kind": "participation", "clients": 0}]},
-        "clients: must be an integer of at least 1, got 0",
+        ("algorithms[0].clients", "value"),
     ),
     "more than there are": (
         {"algorithms": [{"kind": "participation", "clients": 4}]},
-        "must have at least 4 clients for participation, got 3",
+        ("problem linear", "unsupported", "4 clients", "participation"),
     ),
 }
 
 
 @pytest.mark.parametrize("case", STUDIES)
 def test_a_study_is_refused_before_anything_is_written(case: str, tmp_path: Path):
-    parts, message = STUDIES[case]
+    parts, why = STUDIES[case]
     where = tmp_path / "results"
     given: dict[str, Any] = {
         "problems": [{"kind": "linear", "dim": 2, "num_clients": 3, "gamma0": 0.5}],
@@ -147,6 +143,6 @@ def test_a_study_is_refused_before_anything_is_written(case: str, tmp_path: Path
         "methods": ["random_scaling"],
         "replications": 2,
     }
-    with pytest.raises(ValueError, match=message):
+    with refused(*why):
         Study(**(given | parts)).run(where)
     assert not where.exists()

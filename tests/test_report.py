@@ -11,12 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import get_args
 
 import numpy as np
 import page_helpers
 import pandas
 import pytest
 import xarray
+from refusals import refused
 from report_helpers import fake_cell
 from study_helpers import small
 
@@ -60,7 +62,7 @@ def test_json_is_the_same_records(cells):
         assert record == {key: row[key] for key in record}
 
 
-@pytest.mark.parametrize("format", tables.FORMATS)
+@pytest.mark.parametrize("format", get_args(tables.Format))
 def test_every_format_takes_every_kind_of_source(cells, format):
     class Results:
         def read_all(self):
@@ -151,28 +153,28 @@ def test_measures_and_coordinates_can_be_chosen(cells):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "why"),
     [
-        ({"format": "markdwn"}, "format: must be one of .* did you mean 'markdown'"),
-        ({"measures": ["converage"]}, "measure: .* did you mean 'coverage'"),
-        ({"sort": "lenght"}, "sort: .* did you mean 'length'"),
-        ({"coordinate": "x[9]"}, r"coordinate: must be one of x\[0\], x\[1\], got 'x\[9\]'"),
-        ({"methods": ["plugin"]}, "method: .* did you mean 'plug_in'"),
-        ({"schedules": ["P(1/3)"]}, r"schedule: .* did you mean 'P\(1/2\)'"),
-        ({"problems": ["linaer"]}, "problem: must be one of linear, .* did you mean 'linear'"),
-        ({"levels": [0.9]}, "level: must be one of 0.95, got 0.9"),
+        ({"format": "markdwn"}, ("format", "choice", "'markdown'")),
+        ({"measures": ["converage"]}, ("measure", "choice", "'coverage'")),
+        ({"sort": "lenght"}, ("sort", "choice", "'length'")),
+        ({"coordinate": "x[9]"}, ("coordinate", "choice", "x[0], x[1]")),
+        ({"methods": ["plugin"]}, ("method", "choice", "'plug_in'")),
+        ({"schedules": ["P(1/3)"]}, ("schedule", "choice", "'P(1/2)'")),
+        ({"problems": ["linaer"]}, ("problem", "choice", "'linear'")),
+        ({"levels": [0.9]}, ("level", "choice", "0.95")),
     ],
 )
-def test_bad_arguments_are_refused(cells, arguments, message):
+def test_bad_arguments_are_refused(cells, arguments, why):
     fields = {field.name for field in dataclasses.fields(Selection)}
     chosen = {key: value for key, value in arguments.items() if key in fields}
     rest = {key: value for key, value in arguments.items() if key not in fields}
-    with pytest.raises(ValueError, match=message):
+    with refused(*why):
         tables.render(cells, selection=Selection(**chosen), **rest)
 
 
 def test_something_else_than_rows_is_refused():
-    with pytest.raises(ValueError, match="cells: must be CellRows"):
+    with refused("cells", "type"):
         tables.render([1, 2])
 
 

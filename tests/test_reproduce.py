@@ -13,6 +13,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from refusals import refused
 from study_helpers import environment, tiles
 
 from jaxlsgd import cli, plug_in, simulate
@@ -23,6 +24,7 @@ from jaxlsgd.report.paper import experiments, printed, reproduce, tables
 from jaxlsgd.report.paper.printed import FIGURES, TARGETS, title
 from jaxlsgd.report.paper.reproduce import Size
 from jaxlsgd.schedules import PAPER_SCHEDULES, paper, power_decay
+from jaxlsgd.study import StoreError
 from jaxlsgd.study.progress import SilentProgress
 from jaxlsgd.study.store.reader import Results
 from jaxlsgd.study.study import Study
@@ -206,7 +208,7 @@ def test_figures_warm_up_for_a_share_of_the_rounds(horizon):
         np.testing.assert_array_equal(plan.E, np.concatenate([np.ones(first), rest]))
         assert plan.warmup_rounds == first
         assert plan.beta == paper(cell.schedule.name).beta, "which the paper's q needs"
-        assert cell.saved_rounds(rounds)[-1] == rounds
+        assert cell.saved_rounds(plan)[-1] == rounds
 
 
 # A directory: resumed, extended, put together, refused.
@@ -364,7 +366,7 @@ def test_a_study_of_another_paper_toml_is_refused(tmp_path, quick):
     size = Size((60,), 8, 0)
     assert reproduce.reproduce(["table3"], tmp_path, size, start) == 3
     quick.write_text(quick.read_text().replace("warmup = 0.05", "warmup = 0.1"))
-    with pytest.raises(RuntimeError, match=r"one made from another paper\.toml"):
+    with refused(tmp_path / "study-tables", "conflict", "paper.toml", kind=StoreError):
         reproduce.reproduce(["table3"], tmp_path, size, start)
 
 

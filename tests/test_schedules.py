@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from refusals import refused
 from work import counted
 
 from jaxlsgd import schedules
@@ -224,7 +225,7 @@ def test_custom_sequence_may_be_shorter_than_a_plan_with_warmup():
     plan = custom([5] * 95).with_warmup(0.05).plan(STEP, num_steps=500)
     assert plan.num_rounds == 25 + 95
     assert custom([5] * 95).with_warmup(0.05).plan(STEP, num_rounds=120) == plan
-    with pytest.raises(ValueError, match="sequence.*96 rounds.*95 rounds"):
+    with refused("sequence", "value", "96 rounds", "95 rounds"):
         custom([5] * 95).with_warmup(0.05).plan(STEP, num_rounds=121)
 
 
@@ -269,83 +270,86 @@ def test_a_million_rounds_take_no_loop_over_rounds():
 NAN, INF = math.nan, math.inf
 REFUSED = [
     # (what is called, what the message must say)
-    (lambda: constant(0), "E: must .*got 0"),
-    (lambda: constant(-3), "E: must .*got -3"),
-    (lambda: constant(2.5), "E: must be an integer.*got 2.5"),
-    (lambda: constant(NAN), "E: must .*got nan"),
-    (lambda: constant(2**31), "E.*2147483647.*got 2147483648"),
-    (lambda: constant(True), "E: must .*got True"),
-    (lambda: constant("5"), "E: must .*got '5'"),
-    (lambda: logarithmic(scale=0), "scale: must .*got 0"),
-    (lambda: logarithmic(power=0), "power: must .*got 0"),
-    (lambda: logarithmic(base=1), "base: must .*got 1"),
-    (lambda: logarithmic(base=INF), "base: must .*got inf"),
-    (lambda: iterated_logarithmic(power=-1), "power: must .*got -1"),
-    (lambda: iterated_logarithmic(scale=NAN), "scale: must .*got nan"),
-    (lambda: power(1.0), r"beta: must be in \[0, 1\).*got 1.0"),
-    (lambda: power(-0.1), r"beta: must be in \[0, 1\).*got -0.1"),
-    (lambda: power(-0.1, allow_outside_theory=True), "beta: must .*got -0.1"),
-    (lambda: power(NAN, allow_outside_theory=True), "beta: must .*got nan"),
-    (lambda: power(0.5, scale=-1), "scale: must .*got -1"),
-    (lambda: power(None), "beta: must .*got None"),
-    (lambda: custom([]), "sequence: must .*not empty"),
-    (lambda: custom([[1, 2]]), "sequence: must "),
-    (lambda: custom(3), "sequence: must .*got 3"),
-    (lambda: custom([1, 0]), r"sequence\[1\]: must .*got 0"),
-    (lambda: custom([1, 2.5]), r"sequence\[1\]: must be an integer.*got 2.5"),
-    (lambda: custom([1, NAN]), r"sequence\[1\]: must .*got nan"),
-    (lambda: custom([1, True]), "sequence: must .*bool"),
-    (lambda: custom(np.array([True])), "sequence: must .*bool"),
-    (lambda: custom(["a"]), "sequence: must "),
-    (lambda: custom([1, 2]).intervals(3), "sequence: must .*3 rounds.*2 rounds"),
-    (lambda: custom([1, 2]).plan(STEP, num_steps=4), "sequence.*4 local.*3 local"),
-    (lambda: custom([1, 2]).plan(STEP, num_rounds=3), "sequence.*3 rounds"),
-    (lambda: paper("P(1/3"), r"got 'P\(1/3'; did you mean 'P\(1/3\)'\?"),
-    (lambda: paper("log"), "name: must .*did you mean 'Log'"),
-    (lambda: paper("quadratic"), r"name: must be one of C1, C5.*'quadratic'$"),
-    (lambda: paper(5), "name: must .*got 5"),
-    (lambda: constant(1).intervals(0), "num_rounds: must .*got 0"),
-    (lambda: constant(1).with_warmup(1.0), "fraction: must .*got 1.0"),
-    (lambda: constant(1).with_warmup(-0.1), "fraction: must .*got -0.1"),
-    (lambda: constant(1).with_warmup(NAN), "fraction: must .*got nan"),
-    (lambda: constant(1).plan(0.5, num_steps=9), "step_size: must .*got 0.5"),
-    (lambda: constant(1).plan(STEP), "but not both, got .*num_steps.: None, .num_rounds.: None"),
-    (lambda: constant(1).plan(STEP, num_steps=3, num_rounds=3), "but not both, got .*3.*3"),
-    (lambda: constant(1).plan(STEP, num_steps=0), "num_steps: must .*got 0"),
-    (lambda: constant(1).plan(STEP, num_steps=5e3), "num_steps: must .*5000.0"),
-    (lambda: constant(1).plan(STEP, num_rounds=True), "num_rounds: must .*True"),
-    (lambda: constant(1).plan(STEP, num_steps=10**400), "num_steps: must "),
+    (lambda: constant(0), ("E", "value")),
+    (lambda: constant(-3), ("E", "value")),
+    (lambda: constant(2.5), ("E", "type")),
+    (lambda: constant(NAN), ("E", "type")),
+    (lambda: constant(2**31), ("E", "value", "2147483647")),
+    (lambda: constant(True), ("E", "type")),
+    (lambda: constant("5"), ("E", "type")),
+    (lambda: logarithmic(scale=0), ("scale", "value")),
+    (lambda: logarithmic(power=0), ("power", "value")),
+    (lambda: logarithmic(base=1), ("base", "value")),
+    (lambda: logarithmic(base=INF), ("base", "not_finite")),
+    (lambda: iterated_logarithmic(power=-1), ("power", "value")),
+    (lambda: iterated_logarithmic(scale=NAN), ("scale", "not_finite")),
+    (lambda: power(1.0), ("beta", "value")),
+    (lambda: power(-0.1), ("beta", "value")),
+    (lambda: power(-0.1, allow_outside_theory=True), ("beta", "value")),
+    (lambda: power(NAN, allow_outside_theory=True), ("beta", "not_finite")),
+    (lambda: power(0.5, scale=-1), ("scale", "value")),
+    (lambda: power(None), ("beta", "type")),
+    (lambda: custom([]), ("sequence", "shape")),
+    (lambda: custom([[1, 2]]), ("sequence", "shape")),
+    (lambda: custom(3), ("sequence", "shape")),
+    (lambda: custom([1, 0]), ("sequence[1]", "value")),
+    (lambda: custom([1, 2.5]), ("sequence[1]", "value")),
+    (lambda: custom([1, NAN]), ("sequence[1]", "not_finite")),
+    (lambda: custom([1, True]), ("sequence", "type")),
+    (lambda: custom(np.array([True])), ("sequence", "type")),
+    (lambda: custom(["a"]), ("sequence", "type")),
+    (lambda: custom([1, 2]).intervals(3), ("sequence", "value", "3 rounds", "2 rounds")),
+    (lambda: custom([1, 2]).plan(STEP, num_steps=4), ("sequence", "value", "4 local", "3 local")),
+    (lambda: custom([1, 2]).plan(STEP, num_rounds=3), ("sequence", "value", "3 rounds")),
+    (lambda: paper("P(1/3"), ("name", "choice", "'P(1/3)'")),
+    (lambda: paper("log"), ("name", "choice", "'Log'")),
+    (lambda: paper("quadratic"), ("name", "choice")),
+    (lambda: paper(5), ("name", "choice")),
+    (lambda: constant(1).intervals(0), ("num_rounds", "value")),
+    (lambda: constant(1).with_warmup(1.0), ("fraction", "value")),
+    (lambda: constant(1).with_warmup(-0.1), ("fraction", "value")),
+    (lambda: constant(1).with_warmup(NAN), ("fraction", "not_finite")),
+    (lambda: constant(1).plan(0.5, num_steps=9), ("step_size", "type")),
+    (lambda: constant(1).plan(STEP), ("num_steps", "conflict", "None")),
+    (
+        lambda: constant(1).plan(STEP, num_steps=3, num_rounds=3),
+        ("num_steps", "conflict", "'num_steps': 3"),
+    ),
+    (lambda: constant(1).plan(STEP, num_steps=0), ("num_steps", "value")),
+    (lambda: constant(1).plan(STEP, num_steps=5e3), ("num_steps", "type")),
+    (lambda: constant(1).plan(STEP, num_rounds=True), ("num_rounds", "type")),
+    (lambda: constant(1).plan(STEP, num_steps=10**400), ("num_steps", "value")),
     (
         lambda: constant(1).with_warmup(0.95).plan(STEP, num_steps=5),
-        "num_steps: must leave at least one observation after a warm-up of 5, got 5",
+        ("num_steps", "value", "warm-up of 5"),
     ),
     (
         lambda: constant(1).with_warmup(0.95).plan(STEP, num_rounds=5),
-        "num_rounds: must leave at least one round after a warm-up of 5, got 5",
+        ("num_rounds", "value", "warm-up of 5"),
     ),
-    (lambda: power_decay(0), "gamma0: must .*got 0"),
-    (lambda: power_decay(INF), "gamma0: must .*got inf"),
-    (lambda: power_decay(1, 0.5), r"alpha: must be in \(1/2, 1\).*got 0.5"),
-    (lambda: power_decay(1, 1.0), "alpha: must .*got 1.0"),
-    (lambda: power_decay(1, NAN, allow_outside_theory=True), "alpha: must .*nan"),
-    (lambda: constant_step(-1.0), "gamma: must .*got -1.0"),
-    (lambda: custom_step([0.1, 0.0]), r"sequence\[1\]: must .*got 0.0"),
-    (lambda: custom_step([0.1, INF]), r"sequence\[1\]: must .*got inf"),
-    (lambda: constant(1).plan(custom_step([1.0]), num_rounds=2), "step sequence: must"),
-    (lambda: Plan.from_arrays([1, 2], [0.1]), "eta: must .*2 rounds.*1 rounds"),
-    (lambda: Plan.from_arrays([1, -2], [0.1, 0.1]), r"E\[1\]: must .*got -2"),
-    (lambda: Plan.from_arrays([1, 2], [0.1, NAN]), r"eta\[1\]: must .*got nan"),
-    (lambda: constant(1).plan(STEP, num_rounds=3).prefix(4), "num_rounds: must .*3"),
+    (lambda: power_decay(0), ("gamma0", "value")),
+    (lambda: power_decay(INF), ("gamma0", "not_finite")),
+    (lambda: power_decay(1, 0.5), ("alpha", "value")),
+    (lambda: power_decay(1, 1.0), ("alpha", "value")),
+    (lambda: power_decay(1, NAN, allow_outside_theory=True), ("alpha", "not_finite")),
+    (lambda: constant_step(-1.0), ("gamma", "value")),
+    (lambda: custom_step([0.1, 0.0]), ("sequence[1]", "value")),
+    (lambda: custom_step([0.1, INF]), ("sequence[1]", "not_finite")),
+    (lambda: constant(1).plan(custom_step([1.0]), num_rounds=2), ("step sequence", "value")),
+    (lambda: Plan.from_arrays([1, 2], [0.1]), ("eta", "shape", "2 rounds", "1 rounds")),
+    (lambda: Plan.from_arrays([1, -2], [0.1, 0.1]), ("E[1]", "value")),
+    (lambda: Plan.from_arrays([1, 2], [0.1, NAN]), ("eta[1]", "not_finite")),
+    (lambda: constant(1).plan(STEP, num_rounds=3).prefix(4), ("num_rounds", "value")),
     (
         lambda: power(9.0, allow_outside_theory=True).plan(STEP, num_rounds=20),
-        r"E\[10\]: must .*2147483647",
+        ("E[10]", "value", "2147483647"),
     ),
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_bad_input_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("call", "why"), REFUSED, ids=range(len(REFUSED)))
+def test_bad_input_is_refused(call, why):
+    with refused(*why):
         call()
 
 
@@ -373,7 +377,7 @@ def test_a_long_plan_computes_no_more_rounds_than_it_has(monkeypatch) -> None:
     assert made.num_steps == 10**8
     assert sum(asked) < made.num_rounds + families.CHUNK
     asked.clear()
-    with pytest.raises(ValueError, match="num_steps: must be reached in at most 20000000 rounds"):
+    with refused("num_steps", "value", "20000000"):
         constant(1).plan(STEP, num_steps=10**8)
     assert asked == []  # refused before anything is computed
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from refusals import refused
 from study_helpers import TOML, environment, fake_rows, small
 
 import jaxlsgd
 from jaxlsgd import cli
 from jaxlsgd.engine import cost, machine
-from jaxlsgd.study import SpecError, forecast, run
+from jaxlsgd.study import forecast, run
 
 MB = 10**6
 
@@ -122,7 +123,7 @@ def test_a_study_that_does_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     need = forecast.memory(small(), 1).host
     has(monkeypatch, int(need / forecast.FORECAST_ERROR) - 1)
-    with pytest.raises(SpecError, match=r"does not fit in memory: it needs about .* MB, this mach"):
+    with refused("study", "memory", " MB"):
         run(small(), tmp_path / "out", devices=1)
     assert not (tmp_path / "out").exists()
 

@@ -11,11 +11,13 @@ import sys
 from typing import Any
 
 import pytest
+from refusals import refused
 from study_helpers import ROOT, TOML, small
 
 from jaxlsgd import Problem, schedules
 from jaxlsgd.core import registry
 from jaxlsgd.core.checks import Refusal
+from jaxlsgd.runs.cell import saved_rounds
 from jaxlsgd.study import SpecError, Study, jobs, parts
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.executors.dask import ClusterError
@@ -145,10 +147,10 @@ def test_bad_file_is_refused_by_name(tmp_path, content: str, words: list[str]) -
 
 
 def test_missing_file_and_bytes_that_are_no_text(tmp_path) -> None:
-    with pytest.raises(SpecError, match=r"no\.toml: cannot be read: No such file"):
+    with refused("path", "unavailable", "no.toml", "No such file"):
         Study.from_toml(tmp_path / "no.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(SpecError, match=r"bytes\.toml: is not valid TOML"):
+    with refused("path", "damaged", "bytes.toml"):
         Study.from_toml(tmp_path / "bytes.toml")
 
 
@@ -257,11 +259,25 @@ def test_differences_name_keys_old_and_new() -> None:
 
 
 def test_saved_rounds_from_shares_and_counts() -> None:
-    cell = small(save_at=[0.001, 0.5, 7]).cells[0]
-    assert cell.saved_rounds(40) == (1, 7, 20, 40)
-    assert small(save_at=4).cells[0].saved_rounds(40) == (10, 20, 30, 40)
-    with pytest.raises(ValueError, match="save_at: must be at most 5, the last round, got 7"):
-        cell.saved_rounds(5)
+    """Shares are of the observations: half of them are used after three of five rounds."""
+    cell = small(save_at=[0.001, 0.5, 4]).cells[0]
+    step = schedules.power_decay(0.5)
+    even, uneven = (
+        schedules.custom(E).plan(step, num_rounds=len(E)) for E in ([1] * 40, [2, 1, 2, 3, 2])
+    )
+    assert cell.saved_rounds(even) == (1, 4, 20, 40)
+    assert cell.saved_rounds(uneven) == (1, 3, 4, 5)
+    assert small(save_at=4).cells[0].saved_rounds(even) == (10, 20, 30, 40)
+    with refused("save_at"):
+        cell.saved_rounds(even.prefix(3))
+
+
+def test_looks_are_the_same_in_python_and_in_a_study() -> None:
+    cell = small(until=0.1, save_at=[], schedules=["P(1/2)"], horizons=[5000]).cells[0]
+    plan = cell.plan()
+    rounds = cell.saved_rounds(plan)
+    assert rounds == saved_rounds(plan, None, 0.1)
+    assert plan.ends[rounds[0] - 1] >= 0.02 * plan.num_steps > plan.ends[rounds[0] - 2]
 
 
 def test_the_tree_is_frozen_and_hashable() -> None:

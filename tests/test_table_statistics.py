@@ -88,7 +88,7 @@ def test_a_table_is_what_messages_of_its_clients_say(
         found = {}
         for name, own in data.items():
             whole = None if total is None else total * len(own[1]) / weights[name]
-            found[name] = final_message(family, own, x, all_rows=whole, few_rows=True)
+            found[name] = final_message(family, own, x, all_rows=whole, least_rows=0)
         return found
 
     x = np.asarray(ours.params) * 1.01
@@ -146,7 +146,7 @@ def test_exposure(fair: pd.DataFrame):
         design(fair).iloc[:5], exposure=new["years"], offset=new["shift"]
     ).summary_frame()
     np.testing.assert_allclose(ours.predict(new)["mean"], given["mean"], rtol=5e-4)
-    with pytest.raises(ValueError, match="rows: must have the column of the exposure, got 'years'"):
+    with refused("rows", "missing", "'years'"):
         ours.predict(new.drop(columns="years"))
 
 
@@ -263,53 +263,53 @@ def test_few_rows_have_students_quantiles():
 REFUSED = {
     "sampled for the sample": (
         {"clients": "sampled", "target": "sample", "variance": "clients"},
-        "clients: must be given for the sample",
+        ("clients", "conflict"),
     ),
     "sampled, and a variance of rows": (
         {"clients": "sampled"},
-        "variance: must be clients or CR1 with clients='sampled'",
+        ("variance", "conflict"),
     ),
     "sampled without a column": (
         {"clients": "sampled", "client": None, "variance": "clients"},
-        "client: must be a column with clients='sampled'",
+        ("client", "missing"),
     ),
     "an exposure of shares": (
         {"exposure": "years"},
-        "exposure: must be left out unless the family",
+        ("exposure", "unwanted"),
     ),
     "a weight that is not there": (
         {"row_weights": "wait"},
-        "row_weights: must be a column of the table, got 'wait'",
+        ("row_weights", "unknown", "'weight'"),
     ),
     "a weight below 0": (
         {"row_weights": "shift"},
-        "row_weights 'shift': must be finite and at least 0",
+        ("row_weights 'shift'", "value"),
     ),
     "the response as a weight": (
         {"row_weights": "any"},
-        "row_weights: must be another column than response",
+        ("row_weights", "conflict"),
     ),
     "the response among the features": (
         {"features": ["age", "any"]},
-        "features: must not have the response 'any' among them",
+        ("features", "conflict", "'any'"),
     ),
     "nothing for the rows alone": (
         {"target": "sample", "variance": "clients"},
-        "methods: must have one for these rows alone",
+        ("methods", "missing"),
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(fair: pd.DataFrame, case: str):
-    more, words = REFUSED[case]
-    with pytest.raises(ValueError, match=words):
+    more, why = REFUSED[case]
+    with refused(*why):
         fitted(fair, "any", "logistic", **more)
 
 
 def test_too_many_columns_are_refused_before_the_run():
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 1200)))
-    with refused("columns", "data"):
+    with refused("columns", "data", "without methods"):
         fit_table(frame, methods=["one_step"], response="0")
 
 
@@ -326,7 +326,7 @@ def test_many_columns(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_response_on_the_right_of_a_formula(fair: pd.DataFrame):
-    with pytest.raises(ValueError, match="formula: must not have the response 'any' on its right"):
+    with refused("formula", "conflict", "'any'"):
         fit_table(fair, formula="any ~ age + any", family="logistic")
 
 
@@ -507,7 +507,7 @@ def test_predictions(fair: pd.DataFrame, both: tuple[jaxlsgd.TableFit, Any]):
     kept = ours.predict(pa.table({"age": [30.0], "yrs_married": [3.0]}))
     assert isinstance(kept, pa.Table)
     np.testing.assert_allclose(kept["mean"][0].as_py(), gaps["mean"][0])
-    with pytest.raises(ValueError, match="rows: must be a column of the table, got 'age'"):
+    with refused("rows", "unknown"):
         ours.predict({"agee": [1.0], "yrs_married": [3.0]})
     assert ours.to_frame("arrow").num_rows == 3
 
@@ -529,14 +529,12 @@ def test_predictions_of_one_row_and_of_formulas(fair: pd.DataFrame):
     np.testing.assert_allclose(tested.statistic, wald.statistic, rtol=5e-3)
     pair = ours.test([{"age": 1.0}], null=ours.params["age"])
     np.testing.assert_allclose(pair.statistic, 0, atol=1e-12)
-    with pytest.raises(ValueError, match="formula: cannot be used"):
+    with refused("formula"):
         ours.predict(new.assign(school=99))
 
 
 def test_a_function_of_a_name_that_is_not_there(both: tuple[jaxlsgd.TableFit, Any]):
-    with pytest.raises(
-        ValueError, match="g: must use names of coefficients, got 'aeg'.*mean 'age'"
-    ):
+    with refused("g", "unknown", "'age'"):
         both[0].function(lambda b: b["aeg"])
 
 
@@ -726,16 +724,16 @@ def test_encodings_separators_and_decimal_commas(tmp_path: Path):
     given = {"response": "y", "client": "ort", "methods": ()}
     exact = fit_table({"größe": x, "y": y, "ort": ["Köln"] * 40}, **given).params
     path = written(tmp_path / "latin.csv", text, "latin-1")
-    with refused("file"):
+    with refused("file", "value", "latin.csv", "encoding='latin-1'"):
         fit_table(path, **given)
     np.testing.assert_allclose(fit_table(path, encoding="latin-1", **given).params, exact)
     wide = written(tmp_path / "wide.csv", text, "utf-16")
     np.testing.assert_allclose(fit_table(wide, **given).params, exact)
     comma = written(tmp_path / "comma.csv", text.replace(".", ","))
-    with pytest.raises(ValueError, match="if its commas are decimal, give decimal=','"):
+    with refused("column 'größe'", "type", "decimal=','"):
         fit_table(comma, **given)
     np.testing.assert_allclose(fit_table(comma, decimal=",", **given).params, exact)
-    with pytest.raises(ValueError, match="encoding: must be one that Python has, got 'latin-99'"):
+    with refused("encoding", "choice", "'latin-99'"):
         fit_table(comma, encoding="latin-99", **given)
 
 
@@ -749,9 +747,7 @@ def test_encodings_separators_and_decimal_commas(tmp_path: Path):
 )
 def test_dates_are_called_dates(dates: Any):
     frame = pd.DataFrame({"day": dates, "y": np.arange(30.0)})
-    with pytest.raises(
-        ValueError, match="column 'day': must be numbers, got 'dates such as 2020-01-01"
-    ):
+    with refused("column 'day'", "type", "2020-01-01"):
         fit_table(frame, response="y", methods=())
 
 

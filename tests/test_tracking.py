@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import Why, refused
 
 import jaxlsgd
 from jaxlsgd import Plan, one_step, random_scaling, track
@@ -92,7 +93,7 @@ def test_the_critical_value_is_said_and_a_plan_can_be_built_from_what_was_seen()
     q = jaxlsgd.inference.critical_values.for_plan(plan, 0.95)
     assert f"critical value {q:.4g}" in text
     assert "no plan" not in text
-    with pytest.raises(ValueError, match="plan: must be given"):
+    with refused("plan", "missing"):
         track(jaxlsgd.plug_in("finite"), PARAMS, rows="fresh").interval((), plan=None)
 
 
@@ -111,14 +112,14 @@ def test_bfloat16_is_added_up_in_float32():
 def test_another_pytree_is_refused_in_words():
     tracker = track(random_scaling(), PARAMS, rows="fresh")
     state = tracker.init(PARAMS)
-    rule = r"params: must have the shape that the tracker was made for, \['b'\] \(1,\), \['w'\] \(2, 2\), got"
-    with pytest.raises(ValueError, match=rule):
+    why = ("params", "shape", "['b'] (1,), ['w'] (2, 2), ")
+    with refused(*why):
         tracker.update(state, {"w": jnp.zeros((2, 3)), "b": jnp.zeros(1)}, eta=0.1)
-    with pytest.raises(ValueError, match=rule):
+    with refused(*why):
         tracker.update(state, {"w": jnp.zeros((2, 2))}, eta=0.1)
-    with pytest.raises(ValueError, match="params: must be of floating numbers, got 'int32'"):
+    with refused("params", "type", "'int32'"):
         track(random_scaling(), jnp.arange(3), rows="fresh")
-    with pytest.raises(ValueError, match="estimator: must be an estimator"):
+    with refused("estimator", "type"):
         track("random_scaling", PARAMS, rows="fresh")
 
 
@@ -138,25 +139,25 @@ def test_orbax_restores_a_state_bit_by_bit(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("given", "rule"),
+    ("given", "why"),
     [
-        ({"eta": 0.0}, "eta: must be a finite number greater than 0, got 0.0"),
-        ({"eta": float("nan")}, "eta: must be a finite number greater than 0, got nan"),
-        ({"eta": 0.1, "E": 0}, "E: must be at least 1, got 0"),
-        ({"eta": 0.1, "hessian": np.eye(4)}, r"hessian: must have shape \(5, 5\), got \(4, 4\)"),
-        ({"eta": 0.1, "hessian": np.full((5, 5), np.nan)}, r"hessian\[0, 0\]: must be finite"),
+        ({"eta": 0.0}, ("eta", "value")),
+        ({"eta": float("nan")}, ("eta", "not_finite")),
+        ({"eta": 0.1, "E": 0}, ("E", "value")),
+        ({"eta": 0.1, "hessian": np.eye(4)}, ("hessian", "shape", "(5, 5)")),
+        ({"eta": 0.1, "hessian": np.full((5, 5), np.nan)}, ("hessian[0, 0]", "not_finite")),
         (
             {"eta": 0.1, "anchored": jaxlsgd.Anchored(PARAMS, np.eye(3), np.eye(3), 4)},
-            r"anchored.hessian: must have shape \(5, 5\)",
+            ("anchored.hessian", "shape", "(5, 5)"),
         ),
     ],
 )
-def test_an_update_is_checked(given: dict[str, Any], rule: str):
+def test_an_update_is_checked(given: dict[str, Any], why: Why):
     tracker = track(random_scaling(), PARAMS, rows="fresh")
-    with pytest.raises(ValueError, match=rule):
+    with refused(*why):
         tracker.update(tracker.init(PARAMS), PARAMS, **given)
     broken = {"w": jnp.full((2, 2), jnp.nan), "b": jnp.zeros(1)}
-    with pytest.raises(ValueError, match=r"params\['w'\]\[0, 0\]: must be finite, got nan"):
+    with refused("params['w'][0, 0]", "not_finite"):
         tracker.update(tracker.init(PARAMS), broken, eta=0.1)
 
 
@@ -164,9 +165,7 @@ def test_one_update_has_no_table():
     tracker = track(random_scaling(), PARAMS, rows="fresh")
     state = tracker.init(PARAMS)
     for count in (0, 1):
-        with pytest.raises(
-            ValueError, match=f"state: must have at least 2 updates .*, got {count}"
-        ):
+        with refused("state", "data", f"got {count}"):
             tracker.table(state)
         state = tracker.update(state, TRUTH, eta=0.1)
     assert "estimate" in tracker.table(tracker.update(state, PARAMS, eta=0.1))
@@ -175,7 +174,7 @@ def test_one_update_has_no_table():
 def test_a_table_says_what_it_is_about():
     with pytest.raises(TypeError, match="rows"):
         track(random_scaling(), PARAMS)  # pyright: ignore[reportCallIssue]
-    with pytest.raises(ValueError, match="rows: must be one of fresh, reused, got 'same'"):
+    with refused("rows", "choice"):
         track(random_scaling(), PARAMS, rows="same")
     fresh, reused = (track(random_scaling(), PARAMS, rows=rows) for rows in ("fresh", "reused"))
     state = scanned(fresh, path(jax.random.key(4)))
@@ -188,7 +187,7 @@ def test_a_table_says_what_it_is_about():
     half, own = (np.asarray(one.upper["w"] - one.estimate["w"]) for one in (both, alone))
     np.testing.assert_allclose(half, np.sqrt(own**2 + 1.959964**2), rtol=1e-4)
     assert "about the population: the run" in reused.table(state, sampling=np.eye(5))
-    with pytest.raises(ValueError, match="sampling: must be None if rows are fresh"):
+    with refused("sampling", "unwanted"):
         fresh.interval(state, sampling=np.eye(5))
     anchored = track(one_step(), PARAMS, rows="reused")
     assert not any("outside" in one for one in anchored.about(state))

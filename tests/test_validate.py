@@ -12,6 +12,7 @@ from refusals import refused
 
 from jaxlsgd.core.checks import Code
 from jaxlsgd.federation import validate
+from jaxlsgd.federation.client import digest
 
 
 class Hostile:
@@ -94,30 +95,15 @@ def test_matrices_up_to_rounding():
 
 def test_a_digest_tells_places_and_rounds_apart_but_not_precisions():
     x = np.random.default_rng(1).standard_normal(5)
-    own = validate.digest(x, number=3)
-    assert own == validate.digest(x.astype("f4"), number=3) and 0 <= own < 2**53
+    own = digest(x, 3)
+    assert own == digest(x.astype("f4"), 3) and 0 <= own < 2**53
     others = [
-        validate.digest(x),
-        validate.digest(x, number=4),
-        validate.digest(x * 1.001, number=3),
+        digest(x),
+        digest(x, 4),
+        digest(x * 1.001, 3),
     ]
     assert len({own, *others}) == 4
-    assert validate.digest(np.zeros(2)) == validate.digest(-np.zeros(2))
-    validate.answers("place", float(own), own, "the estimate")
-    with refused("place", "untrusted"):
-        validate.answers("place", own + 1, own, "the estimate")
-    with refused("place", "type"):
-        validate.answers("place", None, own, "the estimate")
-
-
-def test_rows_are_counted_once_and_only_with_weight():
-    A, y = np.arange(12.0).reshape(6, 2), np.arange(6)
-    assert validate.distinct_rows((A, y), 100) == 6
-    assert validate.distinct_rows((A, y), 4) == 4
-    twice = [np.concatenate([one, one]) for one in (A, y)]
-    assert validate.distinct_rows(twice, 100) == 6
-    assert validate.distinct_rows((A, y), 100, weights=[1, 0, 0, 2, np.nan, -1]) == 2
-    assert validate.distinct_rows((np.array([0.0, -0.0]),), 100) == 1
+    assert digest(np.zeros(2)) == digest(-np.zeros(2))
 
 
 def test_names_and_reasons_stay_on_their_line():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from refusals import Why, refused
 
 import jaxlsgd
 from jaxlsgd import schedules
@@ -179,9 +180,9 @@ def test_finite_horizon_scaling_has_critical_values_of_each_coordinate() -> None
     single = found.interval(name)
     both = joint.simultaneous(found.joint(name))
     assert np.all(np.asarray(both.upper) > single.upper)
-    with pytest.raises(ValueError, match="method: must have a joint law"):
+    with refused("method", "unsupported"):
         joint.joint_test(found.joint(name)._replace(law=None))
-    with pytest.raises(ValueError, match="contrasts: must be None.*finite horizon"):
+    with refused("contrasts", "unsupported"):
         joint.simultaneous(found.joint(name), contrasts=[[1.0, 1.0]])
 
 
@@ -194,16 +195,16 @@ def fed(method: Any, rounds: int) -> Any:
 
 def test_states_that_cannot_be_inverted_are_refused() -> None:
     full, diagonal = jaxlsgd.random_scaling(), jaxlsgd.random_scaling(mode="diagonal")
-    with pytest.raises(ValueError, match="method: must have a matrix.*'random_scaling'.*'full'"):
+    with refused("method", "unsupported", "'random_scaling'", "'full'"):
         joint.joint(diagonal, fed(diagonal, 9))
-    with pytest.raises(ValueError, match="matrix: must be positive definite.*rank m − 1"):
+    with refused("matrix", "data", "rank m − 1"):
         joint.joint_test(joint.joint(full, fed(full, 3)))  # rank 2 of 3
-    with pytest.raises(ValueError, match="diagonal|finite"):
+    with refused("matrix"):
         joint.joint_test(joint.joint(full, fed(full, 0)))
     assert joint.joint_test(joint.joint(full, fed(full, 9))).p_value > 0
-    with pytest.raises(ValueError, match="plan: .*needs the plan"):
+    with refused("plan", "missing", "plug_in[finite]"):
         joint.joint(jaxlsgd.plug_in("finite"), ())
-    with pytest.raises(ValueError, match="critical='schedule' needs the plan"):
+    with refused("plan", "missing", "critical='schedule'"):
         joint.joint(jaxlsgd.random_scaling(critical="schedule"), fed(full, 9))
 
 
@@ -211,20 +212,23 @@ def test_a_diverged_run_is_refused() -> None:
     plan = schedules.constant(1).plan(schedules.constant_step(1e6), num_rounds=40)
     result = jaxlsgd.fit(jax.random.key(0), jaxlsgd.problems.linear(3, 2), plan)
     assert result.diverged
-    for call in (lambda: result.joint_test("one_step"), result.verdicts):
-        with pytest.raises(ValueError, match="must have an interval to (test|judge), got"):
-            call()
+    with refused("method", "data"):
+        result.joint_test("one_step")
+    with refused("methods", "data"):
+        result.verdicts()
 
 
 def test_more_parameters_than_the_law_was_simulated_for() -> None:
     law = jaxlsgd.random_scaling().law.joint(None, ())
-    with pytest.raises(ValueError, match="contrasts: must be at most 20.*got 21"):
+    with refused("contrasts", "unsupported", "20"):
         joint.joint_test(gaussian(np.zeros(21), np.eye(21))._replace(law=law))
-    with pytest.raises(ValueError, match="dim: must be an integer from 1 to 20"):
+    with refused("dim", "value", "20"):
         wald_law.tail(1.0, 21, critical_values.beta_spectrum(0.0))
 
 
-@pytest.mark.parametrize("x", [np.zeros(2), np.full(3, np.nan)])
-def test_an_ellipsoid_refuses_other_spaces(x: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"x(\[0\])?: must"):
+@pytest.mark.parametrize(
+    ("x", "why"), [(np.zeros(2), ("x", "shape")), (np.full(3, np.nan), ("x[0]", "not_finite"))]
+)
+def test_an_ellipsoid_refuses_other_spaces(x: np.ndarray, why: Why) -> None:
+    with refused(*why):
         joint.ellipsoid(gaussian(np.zeros(3), np.eye(3))).contains(x)

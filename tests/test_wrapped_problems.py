@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from refusals import Why, refused
 
 from jaxlsgd import problems, simulate
 from jaxlsgd.inference.rivals.bootstrap import bootstrap, perturbed
@@ -17,7 +18,6 @@ from jaxlsgd.report.page.provenance import study_file
 from jaxlsgd.report.page.text import question
 from jaxlsgd.schedules import paper, power_decay
 from jaxlsgd.study import Results, Study
-from jaxlsgd.study.errors import SpecError
 
 # The bootstrap's weights are made of the bits of the draws.
 pytestmark = pytest.mark.for_users
@@ -98,26 +98,30 @@ def nested(depth: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("problem", "message"),
+    ("problem", "why"),
     [
-        ({"kind": "minibatch", "size": 2}, r"problems\[0\].problem: is missing"),
+        ({"kind": "minibatch", "size": 2}, ("problems[0].problem", "missing")),
         (
             {"kind": "minibatch", "problem": "linaer", "size": 2},
-            r"problems\[0\].problem.kind: must be one of .* did you mean 'linear'",
+            ("problems[0].problem.kind", "choice", "'linear'"),
         ),
         (
-            {"kind": "minibatch", "problem": {"kind": "linear", "dim": 0}, "size": 2},
-            r"problems\[0\].problem",
+            {
+                "kind": "minibatch",
+                "problem": {"kind": "linear", "dim": 0, "num_clients": 2},
+                "size": 2,
+            },
+            ("problems[0].problem.dim", "value"),
         ),
-        ({"kind": "minibatch", "problem": 3, "size": 2}, r"problems\[0\].problem: must be"),
+        ({"kind": "minibatch", "problem": 3, "size": 2}, ("problems[0].problem", "type")),
         (
             {"kind": "minibatch", "problem": problems.linear(2, 2), "size": 2},
-            r"problems\[0\].problem: must be a kind's name .*; wrap objects in Python",
+            ("problems[0].problem", "type", "Problem('linear'"),
         ),
-        (nested(6), "must not wrap one another more than 4 times"),
+        (nested(6), ("problems[0].problem.problem.problem.problem.problem", "value", "4 times")),
     ],
 )
-def test_what_is_refused(problem: dict[str, Any], message: str):
-    with pytest.raises(SpecError, match=message):
+def test_what_is_refused(problem: dict[str, Any], why: Why):
+    with refused(*why):
         Study(problems=[{"gamma0": 0.5} | problem], schedules=["C1"], horizons=[8])
     assert Study(problems=[nested(3)], schedules=["C1"], horizons=[8]).cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -12,12 +12,12 @@ from jaxlsgd.core.algorithm import Algorithm, Client, Participation, Round
 from jaxlsgd.core.problem import Array
 from jaxlsgd.core.registry import register
 
-_CHOICES = ("uniform", "weight")
+Choice = Literal["uniform", "weight"]
 
 
 @register("algorithm")
 @functools.cache
-def participation(clients: int, choice: str = "uniform") -> Algorithm:
+def participation(clients: int, choice: Choice = "uniform") -> Algorithm:
     """Local SGD in which n clients take part in a round, chosen anew each time.
 
     "uniform" chooses n different clients, all sets equally likely, and weights by the inverse probability:
@@ -46,7 +46,7 @@ def participation(clients: int, choice: str = "uniform") -> Algorithm:
     scheme II is "uniform", its scheme I "weight".
     """
     checks.count("clients", clients, 1)
-    by_weight = checks.choice("choice", choice, _CHOICES) == "weight"
+    by_weight = checks.choice("choice", choice, Choice) == "weight"
     return Algorithm("participation", participation=Participation(clients, by_weight))
 
 

@@ -18,7 +18,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.causes import DIVERGED
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Shown, Table, percent
-from jaxlsgd.core.rows import CellRows, Until
+from jaxlsgd.core.rows import CellRows, Until, cells_of
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -201,7 +201,7 @@ def summarise(
       until: a rule, or a half-width; that of the simulation or study if None, if it has one.
     """
     found, key = [], ("method", "level", "coordinate")
-    for cell in [cells] if isinstance(cells, CellRows) else cells:
+    for cell in cells_of(cells):
         rule = cell.until if until is None else until
         stopped = [] if rule is None else summarise_stops(cell, rule)
         by_place = {tuple(row[name] for name in key): row for row in stopped}

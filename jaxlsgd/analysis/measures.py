@@ -28,7 +28,7 @@ from jaxlsgd.analysis.moments import (
 from jaxlsgd.analysis.pairs import differences, paired_difference
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.display import Shown, Table, percent, with_error
-from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.core.rows import CellRows, MethodRows, cells_of
 
 __all__ = ["coverage_table", "differences", "paired_difference", "summarise", "wilson"]
 
@@ -305,7 +305,7 @@ def coverage_table(cells: CellRows | Sequence[CellRows]) -> Shown:
 
         print(coverage_table(simulate(key, problem, plan, replications=100)))
     """
-    cells = [cells] if isinstance(cells, CellRows) else list(cells)
+    cells = cells_of(cells)
     rows = [row for cell in cells for row in summarise(cell, last_only=True)]
     shown = columns_for_people(rows)
     kinds = ["coverage", *(["coverage_all"] if any(row["n_failed"] for row in rows) else [])]

@@ -17,9 +17,8 @@ from typing import Any
 import jaxlsgd
 from jaxlsgd.cli import critical_value, fit, results, studies
 from jaxlsgd.cli._common import USAGE, Parser
-from jaxlsgd.core.checks import describe, nearest, user_code_note
+from jaxlsgd.core.checks import describe, nearest, refusal, user_code_note
 from jaxlsgd.core.display import printable
-from jaxlsgd.core.renamed import OldName
 
 _GROUPS = (studies, results, fit, critical_value)
 _EPILOG = """\
@@ -63,10 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: arguments, those of the process if None.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # A program that calls this, or asks for warnings its own way, gets them as warnings.
-    called = argv is not None or sys.warnoptions
     try:
-        with _warnings_on_stderr(), contextlib.nullcontext() if called else _old_names_on_stderr():
+        with _warnings_on_stderr():
             return _run(arguments)
     except (ValueError, TypeError) as error:
         return _report(error, USAGE)
@@ -89,7 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     parser = make_parser()
     _check_verb(parser, arguments)
+    if any("\0" in word for word in arguments):
+        parser.error("arguments must have no null characters")
     parsed = parser.parse_args(arguments)
+    if getattr(parsed, "out", None) == "":
+        raise refusal("--out", "be the name of a file or directory", "")
     return parsed.function(parsed)
 
 
@@ -126,23 +127,6 @@ class _OnStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(f"jaxlsgd: {printable(record.getMessage())}\n")
-
-
-@contextlib.contextmanager
-def _old_names_on_stderr() -> Iterator[None]:
-    """Write on stderr that an old name was given, which Python itself shows to programmers alone."""
-
-    def show(message: Any, category: type[Warning], *where: Any, **how: Any) -> None:
-        if issubclass(category, OldName):
-            sys.stderr.write(f"jaxlsgd: {printable(str(message))}\n")
-        else:
-            usual(message, category, *where, **how)
-
-    usual = warnings.showwarning
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", OldName)
-        warnings.showwarning = show
-        yield
 
 
 @contextlib.contextmanager

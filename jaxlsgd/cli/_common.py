@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 
 USAGE = 2  # exit code
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -63,20 +63,10 @@ def add_verb(
     return parser
 
 
-class _OldOption(argparse.Action):
-    """An option under its old name, which warns and is read as the new one."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        renamed.warn(str(option_string), f"--{self.dest}")
-        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *values])
-
-
-def add_several(parser: argparse.ArgumentParser, name: str, old: str, **given: Any) -> None:
-    """Add an option that takes one value or several, and may be repeated; `old` is its name of before."""
+def add_several(parser: argparse.ArgumentParser, name: str, **given: Any) -> None:
+    """Add an option that takes one value or several, and may be repeated."""
     given = {"nargs": "+", "default": [], **given}
     parser.add_argument(f"--{name}", action="extend", **given)
-    given["help"] = argparse.SUPPRESS
-    parser.add_argument(f"--{old}", dest=name, action=_OldOption, **given)
 
 
 def add_import(parser: argparse.ArgumentParser) -> None:

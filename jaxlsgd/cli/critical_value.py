@@ -30,16 +30,17 @@ def add_verbs(verbs: Verbs) -> None:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--beta", help="growth exponent of E_m in [0, 1): 0, 0.5, 1/3")
     way.add_argument("--schedule", help="C1, C5, Log, P(1/3) or P(1/2), as actually run")
-    add_several(parser, "levels", "level", type=share, metavar="LEVEL", help="default: 0.95")
+    add_several(parser, "levels", type=share, metavar="LEVEL", help="default: 0.95")
     parser.add_argument("--num-steps", type=positive, help="t_T, with --schedule")
-    parser.add_argument("--warmup", type=float, default=0.0, help="share of the observations")
+    parser.add_argument("--warmup", type=float, help="share of the observations, with --schedule")
 
 
 def critical_value(arguments: argparse.Namespace) -> int:
     """Print one value per level."""
     levels = arguments.levels or [0.95]
-    if arguments.schedule is None and arguments.num_steps is not None:
-        raise conflict("--num-steps", "be given only with --schedule")
+    for option in ("num_steps", "warmup"):
+        if arguments.schedule is None and getattr(arguments, option) is not None:
+            raise conflict(f"--{option.replace('_', '-')}", "be given only with --schedule")
     if arguments.schedule is None and arguments.beta is None:
         shown = " ".join(f"{level:g}" for level in levels)
         sys.stderr.write(f"jaxlsgd: for --beta 0 (constant E_m), --levels {shown}\n")
@@ -53,13 +54,15 @@ def _value(arguments: argparse.Namespace, level: float) -> float:
     from jaxlsgd.inference.laws import critical_values
 
     if arguments.schedule is None:
-        return critical_values.critical_value(level, beta=_beta(arguments.beta or "0"))
+        return critical_values.critical_value(
+            level, beta=_beta("0" if arguments.beta is None else arguments.beta)
+        )
     if arguments.num_steps is None:
         raise conflict("--num-steps", "be given with --schedule")
     from jaxlsgd import schedules
 
     checks.count("--num-steps", arguments.num_steps, 1, _MOST_STEPS)
-    schedule = schedules.paper(arguments.schedule).with_warmup(arguments.warmup)
+    schedule = schedules.paper(arguments.schedule).with_warmup(arguments.warmup or 0.0)
     step = schedules.power_decay(0.5)  # any step size gives the same value
     plan = schedule.plan(step, num_steps=arguments.num_steps)
     return critical_values.for_plan(plan, level)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import inspect
 import re
 import sys
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlsgd.cli._common import Verbs, add_verb, in_options
-from jaxlsgd.core import renamed
-from jaxlsgd.core.display import p_value, plural
+from jaxlsgd.core.display import p_value, plural, printable
 from jaxlsgd.core.storage import check_output, replacing
 
 if TYPE_CHECKING:
@@ -77,7 +75,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             given["action"] = argparse.BooleanOptionalAction
         elif name in CHOICES:
             given["choices"] = CHOICES[name]
-            given["type"] = functools.partial(renamed.value_of, "function", "fit_table", name)
         elif any(typing.get_origin(kind) is Sequence for kind in kinds):
             given["nargs"] = "*" if name == "methods" else "+"
         else:
@@ -175,4 +172,4 @@ def _more(result: TableFit, arguments: argparse.Namespace) -> str:
             f"Wald test of {', '.join(arguments.test)}: W = {found.statistic:.5g} of "
             f"{plural(found.constraints, 'constraint')}, p = {p_value(found.p_value)}"
         )
-    return "".join(f"\n{part}\n" for part in parts)
+    return printable("".join(f"\n{part}\n" for part in parts))

@@ -146,11 +146,11 @@ def _add_table(verbs: Verbs) -> None:
     formats = ("text", "markdown", "csv", "latex", "json")
     parser.add_argument("--format", choices=formats, default="text", help="default: text")
     for name in ("problem", "schedule", "method"):
-        add_several(parser, f"{name}s", name, metavar="NAME", help=f"only these {name}s")
-    add_several(parser, "levels", "level", type=share, metavar="LEVEL", help="only these levels")
+        add_several(parser, f"{name}s", metavar="NAME", help=f"only these {name}s")
+    add_several(parser, "levels", type=share, metavar="LEVEL", help="only these levels")
     parser.add_argument("--coordinate", metavar="NAME", help='name of a coordinate, or "all"')
     words = "measures to show, in this order"
-    add_several(parser, "measures", "measure", metavar="NAME", default=None, help=words)
+    add_several(parser, "measures", metavar="NAME", default=None, help=words)
     parser.add_argument(
         "--across",
         action="store_true",

@@ -24,7 +24,6 @@ from jaxlsgd.cli._common import (
     add_other_code,
     add_verb,
     command,
-    conflict,
     integer,
     load_imports,
     positive,
@@ -37,18 +36,20 @@ from jaxlsgd.core.storage import check_output
 from jaxlsgd.report.paper.printed import HORIZONS, TARGETS
 
 if TYPE_CHECKING:
+    from jaxlsgd.core.registry import Role
+    from jaxlsgd.study.array import ArrayPart
     from jaxlsgd.study.forecast import Times
     from jaxlsgd.study.progress import Stop
     from jaxlsgd.study.runner import Outcome
     from jaxlsgd.study.study import Study
 
-VERBS = ("init", "kinds", "plan", "run", "reproduce")
+VERBS = ("init", "kinds", "plan", "run", "collect", "reproduce")
 _HOW_TO_NAME = """
 In a study file, give a name alone, or a table with arguments:
   problems = ["paper-linear", {kind = "linear", dim = 5, num_clients = 10, gamma0 = 0.5}]
   schedules = ["C5", {family = "power", beta = "1/4"}]"""
 # As a study file has them, each with its usual kinds first; the others follow.
-_KINDS_IN_ORDER = {
+_KINDS_IN_ORDER: dict[Role, tuple[str, ...]] = {
     "problem": (
         *("linear", "logistic", "regression", "multinomial", "instrumental", "drifting"),
         *("paper-linear", "paper-logistic", "minibatch"),
@@ -68,6 +69,7 @@ def add_verbs(verbs: Verbs) -> None:
     _add_kinds(verbs)
     _add_plan(verbs)
     _add_run(verbs)
+    _add_collect(verbs)
     _add_reproduce(verbs)
 
 
@@ -266,7 +268,9 @@ def _add_run(verbs: Verbs) -> None:
         "and exits at once, with code 130 after Ctrl-C (128 and the number of the signal). If nothing is left\n"
         "to do, the code is 0, whatever came. A directory that holds a different study is refused.\n\n"
         "With --dask, the workers of a cluster compute and this process writes; start a cluster with\n"
-        "'dask scheduler' and 'dask worker', or with a package like dask-jobqueue."
+        "'dask scheduler' and 'dask worker', or with a package like dask-jobqueue.\n\n"
+        "With --part 3/20, only the third of twenty parts runs, in DIR/part-03-of-20, with no communication:\n"
+        "for array jobs of any scheduler. 'jaxlsgd collect DIR' makes one study of all parts."
     )
     examples = (
         "jaxlsgd run study.toml --out results\n"
@@ -274,7 +278,7 @@ def _add_run(verbs: Verbs) -> None:
         "jaxlsgd run study.toml --out results --devices 1 --quiet\n"
         "jaxlsgd run study.toml --out results --import mine.py\n"
         "jaxlsgd run study.toml --out results --dask tcp://scheduler:8786\n"
-        "srun jaxlsgd run study.toml --out results --distributed"
+        "jaxlsgd run study.toml --out results --part $SLURM_ARRAY_TASK_ID/20"
     )
     parser = add_verb(verbs, "run", run, text, examples)
     parser.add_argument("study", help="study file (TOML)")
@@ -293,10 +297,7 @@ def _add_run(verbs: Verbs) -> None:
         help="run on Dask workers: a scheduler's address, or 'local' for one process per core",
     )
     parser.add_argument(
-        "--distributed",
-        action="store_true",
-        help="run as one of several processes (SLURM, Open MPI, Cloud TPU, or JAX_COORDINATOR_ADDRESS, "
-        "JAX_NUM_PROCESSES and JAX_PROCESS_ID); the first of them writes",
+        "--part", metavar="I/N", help="run the I-th of N parts, as one job of an array"
     )
     parser.add_argument(
         "--replications",
@@ -317,9 +318,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a study."""
     _start_jax(arguments)  # before kinds of the user's own or problems can create an array
     load_imports(arguments)
+    from jaxlsgd.study.array import ArrayPart
     from jaxlsgd.study.progress import Stop
     from jaxlsgd.study.study import Study
 
+    part = None if arguments.part is None else ArrayPart.read(arguments.part)
     study = Study.from_toml(arguments.study)
     if arguments.replications:
         study = dataclasses.replace(study, replications=arguments.replications)
@@ -328,13 +331,13 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = study.run(
             arguments.out,
             **place,
+            part=part,
             stop=stop,
             progress=not arguments.quiet,
             fresh=arguments.fresh,
             allow_other_code=arguments.allow_other_code,
         )
-    if not arguments.distributed or _is_first_process():
-        _print_outcome(outcome, arguments.out, arguments.quiet)
+    _print_outcome(outcome, arguments.out, arguments.quiet, part)
     if outcome.signal:
         atexit.register(_exit_without_threads, outcome.exit_code)
     return outcome.exit_code
@@ -350,13 +353,15 @@ def _exit_without_threads(code: int) -> None:
         os._exit(code)
 
 
-def _print_outcome(outcome: Outcome, directory: str, quiet: bool) -> None:
+def _print_outcome(
+    outcome: Outcome, directory: str, quiet: bool, part: ArrayPart | None = None
+) -> None:
     """Print how a run ended; with --quiet only if rows are missing."""
     if not quiet or outcome.exit_code:
-        print(_outcome(outcome, directory))
+        print(_outcome(outcome, directory, part))
 
 
-def _outcome(outcome: Outcome, directory: str) -> str:
+def _outcome(outcome: Outcome, directory: str, part: ArrayPart | None) -> str:
     from jaxlsgd.core.progress import duration
 
     made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
@@ -375,35 +380,50 @@ def _outcome(outcome: Outcome, directory: str) -> str:
     if outcome.tiles_left:
         dropped = ", those in flight were dropped" if outcome.signal else ""
         return f"partial: {made}, {outcome.tiles_left} left{dropped}; the same command resumes"
+    if part is not None:
+        return f"done: {made}; when all {part.count} parts are: {command()} collect {directory}"
     return f"done: {made}; next: {command()} table {directory}"
 
 
-def _is_first_process() -> bool:
-    import jax
+def _add_collect(verbs: Verbs) -> None:
+    text = (
+        "make one study of all parts of an array job\n\n"
+        "DIR holds what 'jaxlsgd run --part' wrote, such as part-01-of-20 to part-20-of-20. Every tile is read\n"
+        "and checked first. If a part is missing, incomplete or damaged, nothing is written, and the commands\n"
+        "that complete it are printed. The rows are the same as those of one run. The parts are kept."
+    )
+    parser = add_verb(verbs, "collect", collect, text, "jaxlsgd collect results")
+    parser.add_argument("directory", metavar="DIR", help="directory with the parts")
 
-    return jax.process_index() == 0
+
+def collect(arguments: argparse.Namespace) -> int:
+    """Make one study of its parts."""
+    from jaxlsgd.study.store.collect import collect
+
+    found = collect(arguments.directory)
+    for warning in found.warnings:
+        sys.stderr.write(f"jaxlsgd: warning: {warning}\n")
+    tiles, place = plural(found.tiles, "tile"), arguments.directory
+    print(f"collected {tiles} of {plural(found.parts, 'part')}; next: {command()} table {place}")
+    return 0
 
 
 def _start_jax(arguments: argparse.Namespace) -> None:
     """Set up JAX, which reads its settings once, when it creates its first array."""
     import jax
 
-    from jaxlsgd.engine import distributed, machine
+    from jaxlsgd.engine import machine
 
     if arguments.dask is not None:
-        if arguments.distributed:
-            raise conflict("--distributed", "not be given with --dask")
         if not os.environ.get("JAX_PLATFORMS"):
             jax.config.update("jax_platforms", "cpu")  # leave a GPU's memory to the workers
         return
     machine.prepare(arguments.devices and min(arguments.devices, machine.most_cpu_devices()))
-    if arguments.distributed:
-        distributed.start()
 
 
 @contextlib.contextmanager
 def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield where to run: on devices of this process or of joined processes, or on a Dask cluster."""
+    """Yield where to run: on devices of this process, or on a Dask cluster."""
     if arguments.dask is None:
         import jax
 
@@ -412,7 +432,7 @@ def _place(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if jax.default_backend() == "cpu":
             _check_devices(arguments.devices)
         devices = machine.chosen()[: arguments.devices]
-        yield {"devices": devices, "distributed": arguments.distributed}
+        yield {"devices": devices}
         return
     from jaxlsgd.study.executors import dask as cluster
 

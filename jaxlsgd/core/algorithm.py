@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import blaming, refusal
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
-from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.problem import Array
 
 
@@ -100,6 +99,8 @@ class Algorithm:
       copies: how many copies of one model the parameters of a problem must hold.
       moves_by_gradients: whether Σ_k p_k (x_k − x̄) is −η_m times the sum of the round's mean gradients, so that
         the server can compute that sum. If None, this is so without a `direction`.
+      reaches: `(client, round) → 1 or 0`, whether the client's gradients at the server's anchor reach the server in this
+        round, which `one_step` needs. All of them do if None; `algorithms.client_dropout` is an example of the other.
     """
 
     name: str
@@ -113,12 +114,10 @@ class Algorithm:
     random: bool = False
     least_clients: int = 1
     participation: Participation | None = None
-    sends: Callable[[int], int] | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
-    moves_by_gradients: bool | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
-    copies: int = dataclasses.field(default=1, metadata=COUNTS_IF_SET)
-    reaches: Callable[[Client, Round], Array] | None = dataclasses.field(
-        default=None, metadata=COUNTS_IF_SET
-    )
+    sends: Callable[[int], int] | None = None
+    moves_by_gradients: bool | None = None
+    copies: int = 1
+    reaches: Callable[[Client, Round], Array] | None = None
 
     @property
     def gradient_sum_known(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.core import checks, renamed, storage
+from jaxlsgd.core import checks, storage
 from jaxlsgd.core.causes import Cause
 from jaxlsgd.core.rows import CellRows, MethodRows, Until
 from jaxlsgd.core.storage import replacing
@@ -24,10 +24,6 @@ ARRAYS = {
     "cause": "|u1",
 }
 SEVERAL_LOOKS = {"looks", "always"}  # the times at which intervals of a method may hold together
-
-_NOT_RECORDED = (
-    "the version that wrote the rows did not record whether the verdict was measured here"
-)
 
 
 class Unfit(ValueError):
@@ -67,14 +63,13 @@ def load_cell(path: str | Path) -> CellRows:
     """
     content = Path(path).read_bytes()
     try:
-        about, stored = _header(storage.first_array(content, "header"))
-        names = [f"{name}.{field}" for name in stored for field in ARRAYS]
+        about, methods = _header(storage.first_array(content, "header"))
+        names = [f"{name}.{field}" for name in methods for field in ARRAYS]
         arrays = storage.unseal(content, ("header", *names))
-        methods = renamed.current(stored)
-        cell = about_from_json(renamed.current(about), methods)
+        cell = about_from_json(about, methods)
         rows = {
-            name: _rows([arrays[f"{old}.{field}"] for field in ARRAYS], cell, name)
-            for name, old in zip(methods, stored, strict=True)
+            name: _rows([arrays[f"{name}.{field}"] for field in ARRAYS], cell, name)
+            for name in methods
         }
     except (storage.Broken, Unfit) as error:
         text = f"{path} does not hold the rows of a cell: {error}"
@@ -122,7 +117,7 @@ def about_to_json(about: CellRows) -> dict[str, Any]:
     content = {name: getattr(about, name) for name in fields}
     truth = {name: None if x is None else x.tolist() for name, x in about.truth.items()}
     content |= {"truth": truth}
-    # Left out if empty, so that files are the same as those of earlier versions.
+    # Left out if empty.
     errors = {name: x.tolist() for name, x in content.pop("truth_error").items()}
     rule, valid = content.pop("until"), content.pop("valid")
     content |= {"truth_error": errors} if errors else {}
@@ -134,11 +129,7 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     """Return what `about_to_json` described. Every value is checked, as a checksum can be forged."""
     names = {field.name for field in dataclasses.fields(CellRows)} - {"methods"}
     if isinstance(content, dict):
-        # Cells of version 0.1 have no costs, numbers sent or withheld verdicts, and exact truths no error.
-        withheld = dict.fromkeys(methods, _NOT_RECORDED) if content.get("judge") else {}
-        absent = {"costs": {}, "numbers_sent": {}, "sent_under_c1": [], "truth_error": {}}
-        absent |= {"until": None, "valid": {}}
-        content = {**absent, "withheld": withheld, **content}
+        content = {"truth_error": {}, "valid": {}, "until": None, **content}
     _require(isinstance(content, dict) and set(content) == names, "it has other fields than a cell")
     texts = [content[key] for key in ("problem", "algorithm", "schedule")]
     _require(all(map(_is_name, texts)), "its names are not printable")

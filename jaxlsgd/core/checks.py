@@ -15,7 +15,7 @@ import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +27,8 @@ MOST_REPLICATIONS = (
 LARGEST_COUNT = 2**53
 MOST_ENTRIES = 100_000  # in a list of problems, schedules, horizons, methods or levels
 _SHOWN = 80  # characters of a refused value in a message
+Dtype = Literal["float32", "float64"]
+T = TypeVar("T")
 _DEEPEST = 8  # levels of nested lists in an argument; a covariance needs 2
 
 
@@ -157,8 +159,15 @@ def fixed_time(valid: Any, method: str) -> None:
         raise refusal("valid", rule, valid, code="unsupported")
 
 
-def choice(argument: str, value: Any, known: Collection[str]) -> str:
-    """Return one of the known names."""
+def choice(argument: str, value: T, known: Any) -> T:
+    """Return one of the known names.
+
+    Args:
+      argument: which argument it is.
+      value: what was given.
+      known: the names, or a `Literal` of them.
+    """
+    known = get_args(known) or known
     if not isinstance(value, str) or value not in known:
         raise refusal(
             argument, f"be one of {', '.join(known)}", value, nearest(value, known), code="choice"
@@ -222,14 +231,17 @@ def numeric(argument: str, value: Any, depth: int = 0) -> Any:
     return tuple(numeric(f"{argument}[{i}]", part, depth + 1) for i, part in enumerate(value))
 
 
+def reals(argument: str, value: Any, rule: str = "hold real numbers") -> NDArray[np.float64]:
+    """Return real numbers as a float64 copy."""
+    try:
+        return np.array(value, np.float64)
+    except (TypeError, ValueError) as error:  # of another kind, or a ragged list
+        raise refusal(argument, rule, value, code="type") from error
+
+
 def array(argument: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return finite numbers of the given shape, as a float64 copy."""
-    try:
-        found = np.array(value, np.float64)
-    except (TypeError, ValueError) as error:
-        raise refusal(
-            argument, f"hold real numbers of shape {shape}", value, code="type"
-        ) from error
+    found = reals(argument, value, f"hold real numbers of shape {shape}")
     if found.shape != shape:
         raise refusal(argument, f"have shape {shape}", found.shape, code="shape")
     finite(argument, found)
@@ -238,7 +250,7 @@ def array(argument: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float
 
 def finite(argument: str, value: Any) -> None:
     """Refuse an array with a NaN or an infinity; the error names the place of the first one."""
-    found = np.asarray(value, np.float64)
+    found = reals(argument, value)
     bad = ~np.isfinite(found)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -292,7 +304,7 @@ def interval_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
 
 def contrasts(value: ArrayLike) -> tuple[tuple[float, ...], ...]:
     """Return a finite matrix of full row rank, (number, d), as rows."""
-    matrix = np.asarray(value, np.float64)
+    matrix = reals("contrasts", value)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise refusal("contrasts", "be a matrix (number, d)", matrix.shape, code="shape")
     finite("contrasts", matrix)

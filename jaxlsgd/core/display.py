@@ -344,7 +344,7 @@ def self_shown(figure: Any) -> Any:
     return figure
 
 
-def write_csv(file: TextIO, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+def write_csv(file: TextIO, header: Sequence[str], lines: Iterable[Iterable[Any]]) -> None:
     """Write CSV to an open file; put a quote before text that a spreadsheet would run as a formula.
 
     Control characters but line breaks are escaped: some end a line, and others tell a terminal what to do.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import blaming, refusal
-from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.problem import Array, Params, Problem
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Anchored(NamedTuple):
     observations: Any = 0  # how many those means are over, all clients together
 
 
-SIDES = ("both", "lower", "upper")
+Side = Literal["both", "lower", "upper"]
 
 
 class Interval(NamedTuple):
@@ -66,7 +65,7 @@ class Interval(NamedTuple):
     upper: Any  # (d,)
 
     @classmethod
-    def around(cls, estimate: Any, half: Any, side: str = "both") -> Interval:
+    def around(cls, estimate: Any, half: Any, side: Side = "both") -> Interval:
         """Return estimate ± half; with one side only, the other bound is infinite."""
         lower = estimate - half if side != "upper" else estimate - np.inf
         upper = estimate + half if side != "lower" else estimate + np.inf
@@ -203,10 +202,10 @@ class Law(NamedTuple):
     one_sided: Callable[[float, Plan | None, Any], Any] | None = None
     least_p: float = 0.0
 
-    def half(self, level: float, side: str, plan: Plan | None, detail: Any) -> Any:
+    def half(self, level: float, side: Side, plan: Plan | None, detail: Any) -> Any:
         """Return the multiplier of an interval with both bounds, or with one."""
         checks.level(level)
-        checks.choice("side", side, SIDES)
+        checks.choice("side", side, Side)
         if side == "both":
             return self.multiplier(level, plan, detail)
         if level <= 0.5:
@@ -283,19 +282,15 @@ class Estimator:
     notes: Callable[[Any], tuple[str, ...]] | None = None
     doubts: Callable[[Any], str] | None = None
     reads_numpy: bool = False
-    reads_tiles: bool = dataclasses.field(default=False, metadata=COUNTS_IF_SET)
+    reads_tiles: bool = False
     cost: str = ""
     any_optimiser: bool = False
     within_theory: bool = False
     least_rounds: int = 1
-    most_parameters: int | None = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
-    valid: str = dataclasses.field(default="fixed", metadata=COUNTS_IF_SET)
-    law_at: Callable[[tuple[int, ...]], Law] | None = dataclasses.field(
-        default=None, metadata=COUNTS_IF_SET
-    )
-    contrasts_for: Callable[[Problem], tuple[tuple[float, ...], ...]] | None = dataclasses.field(
-        default=None, metadata=COUNTS_IF_SET
-    )
+    most_parameters: int | None = None
+    valid: str = "fixed"
+    law_at: Callable[[tuple[int, ...]], Law] | None = None
+    contrasts_for: Callable[[Problem], tuple[tuple[float, ...], ...]] | None = None
 
     @property
     def needs_gradient(self) -> bool:
@@ -396,7 +391,7 @@ class Estimator:
         return _compiled(self.measure, state, horizon)
 
     def interval(
-        self, state: tuple[Any, ...], level: float, plan: Plan | None = None, side: str = "both"
+        self, state: tuple[Any, ...], level: float, plan: Plan | None = None, side: Side = "both"
     ) -> Interval:
         """Return the interval of the given level (0.95, not 95).
 

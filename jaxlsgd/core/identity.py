@@ -32,10 +32,6 @@ _IDLE = {"CACHE", "NOP", "RESUME", "EXTENDED_ARG"}
 _STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _WRAPPED = (staticmethod, classmethod, property, functools.cached_property)
 
-# Metadata of a dataclass field that counts only if it differs from its default: other objects keep the digest
-# that they had before the field existed, and studies that store it stay valid.
-COUNTS_IF_SET = {"counts_if_set": True}
-
 Seen = dict[
     int, tuple[int, Any]
 ]  # by id: a number, and the object, which is kept alive so that no other gets its id
@@ -198,12 +194,7 @@ def _contents(cell: types.CellType) -> list[Any]:
 def _state(value: Any) -> Any:
     """Return the attributes of an object."""
     if dataclasses.is_dataclass(value):
-        fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
-        return {
-            field.name: held
-            for field, held in fields
-            if not (field.metadata.get("counts_if_set") and _is_default(held, field.default))
-        }
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     slots = [name for cls in type(value).__mro__ for name in _slots(cls)]
     held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     held |= getattr(value, "__dict__", {})
@@ -253,7 +244,3 @@ def _as_numpy(value: Any) -> np.ndarray:
 def _name(value: Any) -> str:
     owner = getattr(value, "__module__", None)
     return f"{owner}.{getattr(value, '__qualname__', getattr(value, '__name__', type(value)))}"
-
-
-def _is_default(held: Any, default: Any) -> bool:
-    return type(held) is type(default) and bool(held == default)

@@ -22,14 +22,13 @@ from jaxlsgd.core import checks, tracing
 from jaxlsgd.core.checks import blaming, refusal
 from jaxlsgd.core.display import Table, Tabular, facts
 from jaxlsgd.core.forms import OuterProduct, Scaled, dense
-from jaxlsgd.core.identity import COUNTS_IF_SET
 from jaxlsgd.core.tracing import linear_form
 
 Array = jax.Array
 # Pytrees of arrays. A narrower type would refuse a user's function that is typed for its own pytree.
 Params = Any
 Observation = Any
-Client = Any
+ClientNumbers = Any
 
 
 class Draws(NamedTuple):
@@ -89,14 +88,16 @@ class Problem(Tabular):
       drifts: whether observations depend on time; `sample` and `observe` are then called with a `Moment`
         instead of the client, as in `problems.drifting`.
       copies: how many copies of one model the parameters hold, for methods that need several runs in one.
+      convex: whether the loss is known to be convex in the parameters. Unless it is, a printed fit says that its
+        intervals are about the minimum near the estimate.
     """
 
     init: Params
     loss: Callable[[Params, Observation], Array]
     num_clients: int
-    sample: Callable[[Array, Client], Observation] | None = None
+    sample: Callable[[Array, ClientNumbers], Observation] | None = None
     draws: Draws | None = None
-    observe: Callable[[Draws, Client], Observation] | None = None
+    observe: Callable[[Draws, ClientNumbers], Observation] | None = None
     weights: Any = None
     truth: Params | None = None
     clients: Any = None
@@ -108,8 +109,9 @@ class Problem(Tabular):
     gamma0: float | None = None
     about: str = ""
     drifts: bool = False
-    copies: int = dataclasses.field(default=1, metadata=COUNTS_IF_SET)
-    truth_covariance: Any = dataclasses.field(default=None, metadata=COUNTS_IF_SET)
+    copies: int = 1
+    truth_covariance: Any = None
+    convex: bool = False
 
     def __post_init__(self) -> None:
         checks.count("num_clients", self.num_clients, 1)
@@ -265,8 +267,8 @@ class FlatFunctions(NamedTuple):
 
     gradient: Callable[[Array, Observation], Array | Scaled]
     hessian: Callable[[Array, Observation], Array | OuterProduct]
-    sample: Callable[[Array, Client], Observation] | None
-    observe: Callable[[Draws, Client], Observation] | None
+    sample: Callable[[Array, ClientNumbers], Observation] | None
+    observe: Callable[[Draws, ClientNumbers], Observation] | None
     unravel: Callable[[Array], Params]
     loss: Callable[[Array, Observation], Array]
 

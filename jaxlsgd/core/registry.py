@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 
-ROLES = ("problem", "method", "algorithm", "schedule")
-_KINDS: dict[str, dict[str, Kind]] = {role: {} for role in ROLES}
+Role = Literal["problem", "method", "algorithm", "schedule"]
+_KINDS: dict[str, dict[str, Kind]] = {role: {} for role in get_args(Role)}
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
@@ -23,7 +23,7 @@ Builder = TypeVar("Builder", bound=Callable[..., Any])
 class Kind:
     """A builder under a name."""
 
-    role: str
+    role: Role
     name: str
     build: Callable[..., Any]
     brief: str  # the argument given in brackets, as in "plug_in[finite]"; "" for none
@@ -63,7 +63,7 @@ class Kind:
 
 
 def register(
-    role: str, name: str | None = None, *, brief: str = ""
+    role: Role, name: str | None = None, *, brief: str = ""
 ) -> Callable[[Builder], Builder]:
     """Register a builder, so that study files can name it.
 
@@ -82,7 +82,7 @@ def register(
         # study.toml:  problems = [{kind = "poisson", dim = 3}]
         # jaxlsgd run study.toml --out results --import poisson.py
     """
-    checks.choice("role", role, ROLES)
+    checks.choice("role", role, Role)
 
     def add(build: Builder) -> Builder:
         kind = Kind(role, checks.label("name", name or build.__name__), build, brief)
@@ -114,7 +114,7 @@ def _at_fixed_time(build: Callable[..., Any], name: str) -> Callable[..., Any]:
     return checked
 
 
-def kinds(role: str) -> dict[str, Kind]:
+def kinds(role: Role) -> dict[str, Kind]:
     """Return the kinds of a role by name, those of this package first."""
     return dict(_KINDS[role])
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import Cause, causes
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import Table, Tabular, facts
 from jaxlsgd.core.lazy import later
-from jaxlsgd.core.storage import npz
 
 if TYPE_CHECKING:
     from jaxlsgd.core.estimator import Estimator
@@ -62,26 +60,6 @@ class MethodRows:
         return cls(*(np.stack([getattr(rows, name) for rows in saves]) for name in names))
 
 
-def pack(rows: dict[str, MethodRows]) -> bytes:
-    """Return rows by method as bytes, for another process."""
-    arrays = {
-        f"{field.name}/{name}": getattr(part, field.name)
-        for name, part in rows.items()
-        for field in dataclasses.fields(part)
-    }
-    return npz(arrays)
-
-
-def unpack(content: bytes) -> dict[str, MethodRows]:
-    """Return the rows that `pack` packed."""
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        for path in file.files:
-            field, _, name = path.partition("/")
-            found.setdefault(name, {})[field] = file[path]
-    return {name: MethodRows(**fields) for name, fields in found.items()}
-
-
 @dataclasses.dataclass(frozen=True)
 class Until:
     """When a run is sure enough to stop: at the first look at which all that is given holds, for every coordinate.
@@ -113,7 +91,6 @@ class Until:
             raise refusal("until.coordinates", "be a list of names", self.coordinates, code="type")
         if self.level is not None:
             checks.level(self.level, "until.level")
-        object.__setattr__(self, "method", renamed.method(self.method))
 
     @classmethod
     def of(cls, given: float | Until | Mapping[str, Any]) -> Until:
@@ -213,7 +190,7 @@ class CellRows(Tabular):
         """Return a method's name, the first if None; refuse one that the rows do not have."""
         if method is None:
             return next(iter(self.methods))
-        return checks.choice("method", renamed.method(method), tuple(self.methods))
+        return checks.choice("method", method, tuple(self.methods))
 
     def level_place(self, level: float | None) -> int:
         """Return the place of a level, of the first if None; refuse one that the rows do not have."""
@@ -287,3 +264,13 @@ class CellRows(Tabular):
             return [name, "0", known, "-", "-"]
         means = rows.estimate[-1, ok, 0].mean(), 2 * rows.half_width[-1, 0, ok, 0].mean()
         return [name, f"{ok.sum():,}", known, *(f"{x:.4g}" for x in means)]
+
+
+def cells_of(source: Any) -> list[CellRows]:
+    """Return the cells of `CellRows`, of a sequence of them, or of the results of a study."""
+    found = source.read_all() if hasattr(source, "read_all") else source
+    iterable = isinstance(found, Iterable)
+    cells = [cell for cell in found if cell is not None] if iterable else [found]
+    if not all(isinstance(cell, CellRows) for cell in cells):
+        raise refusal("cells", "be CellRows or the results of a study", source, code="type")
+    return cells

@@ -15,7 +15,6 @@ from jax import lax
 
 from jaxlsgd.core.problem import Array, FlatFunctions
 from jaxlsgd.engine import federation, statistics, xla
-from jaxlsgd.engine import federation as cohorts
 from jaxlsgd.engine.draws import Source, Supply, make_source
 from jaxlsgd.engine.federation import Federation, Step
 from jaxlsgd.engine.layout import BLOCK_STEPS, Block, Syncs
@@ -61,16 +60,19 @@ def run_block(
     """
     functions = program.structure.flat_functions()
     block = cast_floats(block, program.dtype)
+
+    def source(state: TileState) -> Source:
+        here = federation.taking_part(state.federation, data)
+        return make_source(program, functions, here, given, block.first)
+
     if program.algorithm.participation is not None:
-        assert given.keys is not None
-        rows = rows_of(program, block, block.syncs)
-        return cohorts.run(program, functions, data, state, rows, given.keys, block.first)
-    source = make_source(program, functions, data, given, block.first)
+        return _run_dense(program, functions, data, state, block, source)
     run = _run_dense if slots == BLOCK_STEPS else _run_sparse
-    return run(program, functions, data, state, block, source)
+    made = source(state)
+    return run(program, functions, data, state, block, lambda _: made)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 7), donate_argnums=(4,))
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
 def run_hessians(
     program: Program,
     i: int,
@@ -79,12 +81,8 @@ def run_hessians(
     state: Any,
     first: Any,
     pairs: HessianPairs,
-    over_shards: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Add the Hessians that clients send in a block, at the anchors of statistic i: they do not depend on the path.
-
-    `over_shards` adds up what the devices have, if clients are spread over several.
-    """
+    """Add the Hessians that clients send in a block, at the anchors of statistic i: they do not depend on the path."""
     functions = program.structure.flat_functions()
     pairs = cast_floats(pairs, program.dtype)
     source = make_source(program, functions, data, given, first)
@@ -117,7 +115,7 @@ def run_hessians(
         sums = lax.fori_loop(low, high, body, (empty, prepare(low)))[0]
     else:
         sums = lax.scan(body_alone, empty, jnp.arange(room, dtype=jnp.int32))[0]
-    per_group, squares = sums if over_shards is None else over_shards(sums)
+    per_group, squares = sums
     return statistics.with_hessians(
         part, data, state, per_group, squares, jnp.sum(pairs.weight, (0, 1))
     )
@@ -138,25 +136,59 @@ def _run_dense(
     data: ProblemData,
     state: TileState,
     block: Block,
-    source: Source,
+    source: Callable[[TileState], Source],
 ) -> TileState:
-    """Steps and statistics in one loop: for blocks where many steps begin a round."""
-
+    """Steps and statistics in one loop: for blocks where many steps begin a round, and if not all clients take part."""
     anchors = statistics.anchors_of(program, data, state.statistics)
+    algorithm = program.algorithm
+    some = algorithm.participation is not None
 
     def step(state: TileState, seen: Any, at: _Row) -> TileState:
         before = state.federation
+        here = federation.taking_part(before, data)
         after, gradient = federation.local_step(
-            before, seen, at.step, data, functions, program.algorithm, anchors=anchors
+            before, seen, at.step, here, functions, algorithm, anchors=anchors
         )
-        # Where a round begins all clients are at x̄, and the step has made most of the Hessian there.
-        hessian = statistics.mean_hessian(program, functions, data, before.clients, seen)
-        met = Met(before.params, gradient, before.total, before.anchored)
-        fed = statistics.feed(program, data, state.statistics, met, hessian, at.sync)
-        return TileState(after, fed)
+
+        def fed(old: Statistics) -> Statistics:
+            # Where a round begins all clients are at x̄, and the step has made most of the Hessian there.
+            hessian = statistics.mean_hessian(program, functions, here, before.clients, seen)
+            met = Met(before.params, gradient, before.total, before.anchored)
+            return statistics.feed(program, data, old, met, hessian, at.sync)
+
+        if not some:
+            return TileState(after, fed(state.statistics))
+        after = federation.others_take_part(algorithm, data, after, at.step)
+        kept = xla.where_flagged(at.sync.valid, fed, state.statistics)
+        return TileState(after, _with_hessians(program, functions, data, here, kept, seen, at))
 
     rows = rows_of(program, block, block.syncs)
-    return over_steps(step, state, rows, source, program.loop, block.pairs)
+    pairs = None if some else block.pairs
+    return over_steps(step, state, rows, source, program.loop, pairs, changing=some)
+
+
+def _with_hessians(
+    program: Program,
+    functions: FlatFunctions,
+    data: ProblemData,
+    here: ProblemData,
+    kept: Statistics,
+    seen: Any,
+    at: _Row,
+) -> Statistics:
+    """Add the Hessians at anchors that those who take part send in a step, if it is one of theirs."""
+    for place, i in enumerate(program.anchored):
+        weight = at.hessians[place]
+
+        def sent(old: Any, i: int = i, weight: Array = weight) -> Any:
+            part = program.accumulators[i]
+            places = statistics.places_of(part, data.init, old)
+            found = statistics.hessians_at(functions, here, places, seen, weight)
+            return statistics.with_hessians(part, data, old, *found, weight)
+
+        changed = xla.where_flagged(jnp.any(weight > 0), sent, kept[i])
+        kept = (*kept[:i], changed, *kept[i + 1 :])
+    return kept
 
 
 def _run_sparse(
@@ -165,10 +197,11 @@ def _run_sparse(
     data: ProblemData,
     state: TileState,
     block: Block,
-    source: Source,
+    source_of: Callable[[Any], Source],
 ) -> TileState:
     """Steps in one loop, statistics in a second, short one, which makes its observations again."""
     slots = block.syncs.at.shape[0]
+    source = source_of(state)
     anchors = statistics.anchors_of(program, data, state.statistics)
 
     def step(carry: tuple[Federation, Met], seen: Any, at: _Row) -> tuple[Federation, Met]:
@@ -189,7 +222,7 @@ def _run_sparse(
     sums = (empty,) * len(anchors) if anchors else None
     carry = (state.federation, Met(empty, empty, total, sums))
     rows = rows_of(program, block, None)
-    after, met = over_steps(step, carry, rows, source, program.loop, block.pairs)
+    after, met = over_steps(step, carry, rows, source_of, program.loop, block.pairs)
 
     def prepare(i: Array) -> tuple[Any, ...]:
         sync = xla.element(block.syncs, i)
@@ -223,11 +256,12 @@ def over_steps(
     step: Callable[[Any, Any, _Row], Any],
     carry: Any,
     rows: _Row,
-    source: Source,
+    source: Callable[[Any], Source],
     loop: Loop,
     some: tuple[Any, Any] | None = None,
+    changing: bool = False,
 ) -> Any:
-    """Runs `step` over a block, two steps per iteration, as draws come in pairs.
+    """Runs `step` over a block, two steps per iteration, as draws come in pairs; `source` depends on the carry if `changing`.
 
     Where the loop `prepares`, what an iteration uses comes from the one before, through the loop's carry: its
     draws, because they would be made again in every pass that uses them; its numbers, because XLA's CPU
@@ -237,20 +271,28 @@ def over_steps(
     pairs = rows.step.eta.shape[0] // 2
     rows = jax.tree.map(lambda x: x.reshape(pairs, 2, *x.shape[1:]), rows)
 
-    def prepare(i: Array) -> tuple[Any, Any]:
-        return source.draw(i), xla.element(rows, i)
+    def prepare(inner: Any, i: Array) -> tuple[Any, Any]:
+        return source(inner).draw(i), xla.element(rows, i)
 
-    def both(inner: Any, prepared: tuple[Any, Any]) -> Any:
+    def both(inner: Any, prepared: tuple[Any, Any], i: Array) -> Any:
         drawn, row = prepared
-        for half, seen in enumerate(source.observe(drawn)):
-            inner = step(inner, seen, jax.tree.map(lambda x, half=half: x[half], row))
-        return inner
+        halves = [jax.tree.map(lambda x, half=half: x[half], row) for half in (0, 1)]
+        if not changing:
+            for seen, at in zip(source(inner).observe(drawn), halves, strict=True):
+                inner = step(inner, seen, at)
+            return inner
+        inner = step(inner, source(inner).observe(drawn)[0], halves[0])
+        # Other clients draw for the second step if the first one ends a round.
+        ends = halves[0].step.ends
+        drawn = xla.where_flagged(ends, lambda _: source(inner).draw(i), drawn)
+        return step(inner, source(inner).observe(drawn)[1], halves[1])
 
     def body(carry: tuple[Any, Any], i: Array) -> tuple[Any, None]:
-        return (both(*carry), prepare(i + 1)), None
+        inner = both(*carry, i)
+        return (inner, prepare(inner, i + 1)), None
 
     def body_alone(carry: Any, i: Array) -> tuple[Any, None]:
-        return both(carry, prepare(i)), None
+        return both(carry, prepare(carry, i), i), None
 
     indices = jnp.arange(pairs, dtype=jnp.int32)
     if not loop.prepares:
@@ -258,4 +300,4 @@ def over_steps(
     low, high = jnp.asarray(0, jnp.int32), pairs
     if loop.partial and some is not None:
         low, high = some
-    return lax.fori_loop(low, high, lambda i, now: body(now, i)[0], (carry, prepare(low)))[0]
+    return lax.fori_loop(low, high, lambda i, now: body(now, i)[0], (carry, prepare(carry, low)))[0]

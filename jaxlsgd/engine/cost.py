@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm, message_size
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, hessians_due
 from jaxlsgd.core.forms import OuterProduct
 from jaxlsgd.core.problem import Draws, Problem, abstract_source
@@ -110,11 +111,10 @@ def tile_bytes(
     problem: Problem,
     methods: Iterable[Estimator],
     tile_size: int,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
-    client_shards: int = 1,
 ) -> int:
     """Predict the peak memory of a tile on its device, reached in the block of steps that needs most.
 
@@ -137,7 +137,6 @@ def tile_bytes(
       dtype: "float32" or "float64"; draws are float32 in both.
       algorithm: what is run; Local SGD if None.
       sublanes: the device pads the last axis but one to a multiple of this: 1 on CPUs and GPUs, 8 on TPUs.
-      client_shards: devices that share the clients of a tile, each with its part.
 
     Returns:
       Bytes on one device. With few clients this is within 30 % of what XLA reports for a CPU, and mostly above
@@ -148,20 +147,19 @@ def tile_bytes(
         tile_bytes(problems.linear(5, 10), (random_scaling(), plug_in()), 512)
     """
     tile_size = checks.count("tile_size", tile_size, 1)
-    shards = checks.count("client_shards", client_shards, 1)
-    how = {"algorithm": algorithm, "sublanes": sublanes, "client_shards": shards}
-    return tile_size * replication_bytes(problem, methods, dtype, **how)
+    return tile_size * replication_bytes(
+        problem, methods, dtype, algorithm=algorithm, sublanes=sublanes
+    )
 
 
 def largest_tile(
     problem: Problem,
     methods: Iterable[Estimator],
     budget_bytes: int,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
-    client_shards: int = 1,
     widest: int = WIDEST,
 ) -> int:
     """Return the largest tile, in replications, that a budget of memory on one device allows.
@@ -173,7 +171,6 @@ def largest_tile(
       dtype: "float32" or "float64".
       algorithm: as in `tile_bytes`.
       sublanes: as in `tile_bytes`.
-      client_shards: as in `tile_bytes`.
       widest: no tile is wider than this.
 
     Returns:
@@ -185,7 +182,7 @@ def largest_tile(
     """
     budget_bytes = checks.count("budget_bytes", budget_bytes, 1)
     widest = checks.count("widest", widest, 1)
-    how = {"algorithm": algorithm, "sublanes": sublanes, "client_shards": client_shards}
+    how: dict[str, Any] = {"algorithm": algorithm, "sublanes": sublanes}
     each = replication_bytes(problem, methods, dtype, **how)
     fits = min(widest, budget_bytes // each)
     if fits < 1:
@@ -202,9 +199,8 @@ def _rounded(fits: int) -> int:
 def default_tile(
     problem: Problem,
     methods: Iterable[Estimator],
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     platform: str = "cpu",
-    client_shards: int = 1,
     algorithm: Algorithm | None = None,
 ) -> int:
     """Return the default width of a tile: small enough for the cache on a CPU, wide on other devices.
@@ -215,7 +211,7 @@ def default_tile(
     """
     methods = tuple(methods)
     sublanes = 8 if platform == "tpu" else 1
-    how = {"algorithm": algorithm, "sublanes": sublanes, "client_shards": client_shards}
+    how: dict[str, Any] = {"algorithm": algorithm, "sublanes": sublanes}
     each = replication_bytes(problem, methods, dtype, **how)
     in_cache = replication_bytes(problem, methods, dtype, **how, stored=False)
     if platform == "cpu" and WIDTH_MULTIPLE * in_cache <= CACHE_BYTES:
@@ -229,7 +225,7 @@ def lane_widths(
     problem: Problem,
     methods: Iterable[Estimator],
     tile_size: int,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     platform: str = "cpu",
     algorithm: Algorithm | None = None,
 ) -> tuple[int, ...]:
@@ -278,21 +274,20 @@ def _alike_at_any_width(
 def replication_bytes(
     problem: Problem,
     methods: Iterable[Estimator],
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
-    client_shards: int = 1,
     stored: bool = True,
 ) -> int:
     """Predict the peak bytes per replication of a tile; see `tile_bytes` and `own_bytes`."""
-    how: dict[str, Any] = {"sublanes": sublanes, "client_shards": client_shards}
+    how: dict[str, Any] = {"algorithm": algorithm, "sublanes": sublanes}
     methods = tuple(methods)
-    own = own_bytes(problem, methods, dtype, algorithm=algorithm, **how, stored=stored)
-    block = draws_bytes(problem, dtype, algorithm=algorithm, **how) + own
+    own = own_bytes(problem, methods, dtype, **how, stored=stored)
+    block = draws_bytes(problem, dtype, **how) + own
     if not stored:
         return block
-    clients = _stepping(problem, algorithm, client_shards)
+    clients = _stepping(problem, algorithm)
     return max(block, _anchor_bytes(problem, methods, dtype, clients, sublanes))
 
 
@@ -302,7 +297,7 @@ _BESIDES, _BESIDES_PADDED = 2, 3
 
 
 def _anchor_bytes(
-    problem: Problem, methods: tuple[Estimator, ...], dtype: str, clients: int, sublanes: int
+    problem: Problem, methods: tuple[Estimator, ...], dtype: Dtype, clients: int, sublanes: int
 ) -> int:
     """Return the bytes per replication while an anchor is made, of the statistic that needs most; 0 if none has one."""
     item, d = jnp.dtype(dtype).itemsize, problem.dim
@@ -321,11 +316,10 @@ def _anchor_bytes(
 
 def draws_bytes(
     problem: Problem,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
-    client_shards: int = 1,
     ahead: bool = False,
 ) -> int:
     """Return the bytes per replication of keys and draws, which cells that run together share.
@@ -333,7 +327,7 @@ def draws_bytes(
     Counts three copies of the draws of two steps (see `tile_bytes`). With `ahead`, counts those of a block as
     well, if they are few enough to be made before it runs.
     """
-    K = _stepping(problem, algorithm, client_shards)
+    K = _stepping(problem, algorithm)
     item = jnp.dtype(dtype).itemsize if problem.draws is None else 4
     step = sum(item * _padded(shape, sublanes) for shape in _observed(problem, K))
     block = BLOCK_STEPS * step if ahead and problem.draws is not None else 0
@@ -343,7 +337,7 @@ def draws_bytes(
 def beyond_bytes(
     problem: Problem,
     methods: Iterable[Estimator],
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     dense: bool = True,
@@ -362,7 +356,7 @@ def beyond_bytes(
       algorithm: as in `tile_bytes`.
       dense: whether a block has rounds of one or a few steps.
     """
-    K, item = _stepping(problem, algorithm, 1), jnp.dtype(dtype).itemsize
+    K, item = _stepping(problem, algorithm), jnp.dtype(dtype).itemsize
     drawn = 4 if problem.draws is not None else item
     step = sum(drawn * _padded(shape, 1) for shape in _observed(problem, K))
     ahead = problem.draws is not None and BLOCK_STEPS * step <= AHEAD_BYTES
@@ -381,7 +375,7 @@ class ReadingCost(NamedTuple):
     kept: int  # per replication, of the statistics
 
 
-def reading_cost(method: Estimator, dim: int, dtype: str = "float32") -> ReadingCost:
+def reading_cost(method: Estimator, dim: int, dtype: Dtype = "float32") -> ReadingCost:
     """Predict the size of the program that reads a method's intervals, and its memory per replication.
 
     A program that factorises matrices was seen to keep about twice its largest product of arrays and up to
@@ -435,11 +429,10 @@ def _is_jaxpr(value: Any) -> bool:
 def own_bytes(
     problem: Problem,
     methods: Iterable[Estimator],
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     *,
     algorithm: Algorithm | None = None,
     sublanes: int = 1,
-    client_shards: int = 1,
     stored: bool = True,
 ) -> int:
     """Return the bytes per replication that a cell needs besides the draws; see `tile_bytes`.
@@ -447,7 +440,7 @@ def own_bytes(
     Without `stored`, counts only what the loop over steps reads or writes.
     """
     item, d = jnp.dtype(dtype).itemsize, problem.dim
-    K = _stepping(problem, algorithm, client_shards)
+    K = _stepping(problem, algorithm)
     parts = tuple(dict.fromkeys(part for method in methods for part in method.accumulators))
 
     def size(shapes: Iterable[Shape]) -> int:
@@ -468,10 +461,10 @@ def own_bytes(
     return state + met + passes + hessians
 
 
-def _stepping(problem: Problem, algorithm: Algorithm | None, client_shards: int) -> int:
-    """Return how many clients step on one device."""
+def _stepping(problem: Problem, algorithm: Algorithm | None) -> int:
+    """Return how many clients step."""
     K = problem.num_clients
-    return -(-(K if algorithm is None else algorithm.stepping(K)) // client_shards)
+    return K if algorithm is None else algorithm.stepping(K)
 
 
 def _gathered_shapes(problem: Problem, algorithm: Algorithm | None, n: int) -> list[Shape]:
@@ -501,7 +494,7 @@ def _padded(shape: Shape, sublanes: int) -> int:
     return math.prod(shape[:-1]) * rows
 
 
-def _state_shapes(part: Accumulator, dim: int, dtype: str, *, stored: bool) -> list[Shape]:
+def _state_shapes(part: Accumulator, dim: int, dtype: Dtype, *, stored: bool) -> list[Shape]:
     """Return the shapes of a statistic's state per replication: the part that updates do not touch, or the rest."""
     vector = jax.ShapeDtypeStruct((dim,), jnp.dtype(dtype))
     state, axes = jax.eval_shape(part.init, vector), axes_of(part, vector)
@@ -516,7 +509,7 @@ def _state_shapes(part: Accumulator, dim: int, dtype: str, *, stored: bool) -> l
     return [leaf.shape or (1,) for leaf, axis in pairs if axis is not None]
 
 
-def _algorithm_shapes(algorithm: Algorithm | None, K: int, d: int, dtype: str) -> list[Shape]:
+def _algorithm_shapes(algorithm: Algorithm | None, K: int, d: int, dtype: Dtype) -> list[Shape]:
     """Return the shapes of an algorithm's state besides x_k and x̄."""
     if algorithm is None or federation.folded(algorithm):
         return []

@@ -15,16 +15,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxlsgd.core.algorithm import Algorithm, Client, Round
 from jaxlsgd.core.forms import Scaled
 from jaxlsgd.core.problem import Array, FlatFunctions, Observation
 from jaxlsgd.core.random import Cohort, algorithm_words, first_cohort, next_cohort
-from jaxlsgd.engine import statistics, xla
-from jaxlsgd.engine.draws import Source, Supply, make_source
-from jaxlsgd.engine.program import ProblemData, Program
-from jaxlsgd.engine.statistics import Met
+from jaxlsgd.engine import xla
+from jaxlsgd.engine.program import ProblemData
 
 
 class Federation(NamedTuple):
@@ -41,7 +38,7 @@ class Federation(NamedTuple):
     anchored: Any = (
         None  # per such statistic, (d, R): mean gradients there of the round so far added up
     )
-    members: Any = None  # those who take part, `cohorts.Members`; K is then their number
+    members: Any = None  # those who take part; K is then their number
 
 
 class Step(NamedTuple):
@@ -319,11 +316,23 @@ def first_members(algorithm: Algorithm, data: ProblemData, words: Array) -> Memb
     return _gathered(data, chosen(own, data.weights, data.bounds))
 
 
-def _next_members(algorithm: Algorithm, data: ProblemData, members: Members) -> Members:
+def taking_part(state: Federation, data: ProblemData) -> ProblemData:
+    """Return the problem's numbers of those who take part."""
+    return data if state.members is None else state.members.numbers(data)
+
+
+def others_take_part(
+    algorithm: Algorithm, data: ProblemData, state: Federation, at: Step
+) -> Federation:
+    """Return the state with those who take part in the next round, where a step ends one."""
     assert algorithm.participation is not None
     choose = functools.partial(next_cohort, algorithm.participation)
     chosen = jax.vmap(choose, in_axes=(-1, None, None), out_axes=-1)
-    return _gathered(data, chosen(members.cohort, data.weights, data.bounds))
+
+    def others(members: Members) -> Members:
+        return _gathered(data, chosen(members.cohort, data.weights, data.bounds))
+
+    return state._replace(members=xla.where_flagged(at.ends, others, state.members))
 
 
 def _gathered(data: ProblemData, cohort: Cohort) -> Members:
@@ -331,84 +340,3 @@ def _gathered(data: ProblemData, cohort: Cohort) -> Members:
         return jax.vmap(lambda index: leaf[index], in_axes=-1, out_axes=-1)(cohort.clients)
 
     return Members(cohort, jax.tree.map(take, data.clients))
-
-
-def run(
-    program: Program,
-    functions: FlatFunctions,
-    data: ProblemData,
-    state: Any,
-    rows: Any,
-    keys: Array,
-    first: Array,
-) -> Any:
-    """Steps and statistics in one loop, two steps per iteration; the statistics where rounds begin.
-
-    Args:
-      program: what is compiled.
-      functions: the problem's functions.
-      data: the problem's numbers, of all clients.
-      state: the carry, a `block.TileState`.
-      rows: the block's numbers step by step, of `block.rows_of`.
-      keys: of the replications.
-      first: observation index of the first step.
-    """
-
-    def source(state: Any) -> Source:
-        numbers = state.federation.members.numbers(data)
-        return make_source(program, functions, numbers, Supply(keys, None), first)
-
-    def step(state: Any, seen: Any, at: Any) -> Any:
-        return _step(program, functions, data, state, seen, at)
-
-    def both(state: Any, drawn: Any, row: Any, i: Array) -> Any:
-        halves = [jax.tree.map(lambda x, half=half: x[half], row) for half in (0, 1)]
-        state = step(state, source(state).observe(drawn)[0], halves[0])
-        # Of other clients, if the round is over.
-        drawn = xla.where_flagged(halves[0].step.ends, lambda _: source(state).draw(i), drawn)
-        return step(state, source(state).observe(drawn)[1], halves[1])
-
-    pairs = rows.step.eta.shape[0] // 2
-    rows = jax.tree.map(lambda x: x.reshape(pairs, 2, *x.shape[1:]), rows)
-
-    def prepared(state: Any, i: Array) -> tuple[Any, Any, Any]:
-        return state, source(state).draw(i), xla.element(rows, i)
-
-    def body(carry: tuple[Any, Any, Any], i: Array) -> tuple[Any, None]:
-        # Draws and numbers reach a step through the carry: see `block.over_steps`.
-        return prepared(both(*carry, i), i + 1), None
-
-    carry = prepared(state, jnp.asarray(0, jnp.int32))
-    return lax.scan(body, carry, jnp.arange(pairs, dtype=jnp.int32))[0][0]
-
-
-def _step(
-    program: Program, functions: FlatFunctions, data: ProblemData, state: Any, seen: Any, at: Any
-) -> Any:
-    """One local step of those who take part, and the choice of others where the round ends."""
-    before, algorithm = state.federation, program.algorithm
-    here = before.members.numbers(data)
-    anchors = statistics.anchors_of(program, data, state.statistics)
-    after, gradient = local_step(before, seen, at.step, here, functions, algorithm, anchors=anchors)
-    members = xla.where_flagged(
-        at.step.ends, functools.partial(_next_members, algorithm, data), before.members
-    )
-
-    def fed(old: Any) -> Any:
-        hessian = statistics.mean_hessian(program, functions, here, before.clients, seen)
-        met = Met(before.params, gradient, before.total, before.anchored)
-        return statistics.feed(program, data, old, met, hessian, at.sync)
-
-    kept = xla.where_flagged(at.sync.valid, fed, state.statistics)
-    for place, i in enumerate(program.anchored):
-        weight = at.hessians[place]
-
-        def sent(old: Any, i: int = i, weight: Array = weight) -> Any:
-            part = program.accumulators[i]
-            places = statistics.places_of(part, data.init, old)
-            found = statistics.hessians_at(functions, here, places, seen, weight)
-            return statistics.with_hessians(part, data, old, *found, weight)
-
-        changed = xla.where_flagged(jnp.any(weight > 0), sent, kept[i])
-        kept = (*kept[:i], changed, *kept[i + 1 :])
-    return state._replace(federation=after._replace(members=members), statistics=kept)

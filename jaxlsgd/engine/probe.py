@@ -15,13 +15,14 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.problem import Array, Draws, FlatFunctions, Problem, Structure, at_time
 from jaxlsgd.engine.program import cast_floats, make_data
 
 OBSERVATIONS = 32
 
 
-def growth(problem: Problem, dtype: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+def growth(problem: Problem, dtype: Dtype, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the growth of the loss from x_0 to parameters, in units of the mean absolute loss at x_0.
 
     Observations whose loss at x_0 is not finite are left out. If the loss at x_0 is 0 in all of the others, or there
@@ -56,7 +57,7 @@ def _growth(start: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _losses(structure: Structure, dtype: str, clients: Any, points: Array) -> Array:
+def _losses(structure: Structure, dtype: Dtype, clients: Any, points: Array) -> Array:
     """Return the loss of each observation at each point, (observations, points)."""
     functions = structure.flat_functions()
 
@@ -68,7 +69,7 @@ def _losses(structure: Structure, dtype: str, clients: Any, points: Array) -> Ar
 
 
 def _observation(
-    structure: Structure, functions: FlatFunctions, dtype: str, i: Array, client: Any
+    structure: Structure, functions: FlatFunctions, dtype: Dtype, i: Array, client: Any
 ) -> Any:
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), i)
     if functions.observe is None or structure.draws is None:

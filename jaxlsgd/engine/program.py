@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.estimator import Accumulator, Estimator
 from jaxlsgd.core.problem import Problem, Structure, flatten
 from jaxlsgd.core.random import weight_bounds
@@ -48,7 +49,7 @@ class Program(NamedTuple):
     structure: Structure
     accumulators: tuple[Accumulator, ...]
     algorithm: Algorithm
-    dtype: str
+    dtype: Dtype
     draws_ahead: bool = (
         False  # a block's draws are made before it runs, for all cells that share them
     )
@@ -100,7 +101,7 @@ def make_program(
     problem: Problem,
     methods: tuple[Estimator, ...],
     algorithm: Algorithm,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     shared_draws: bool = False,
     platform: str = "cpu",
 ) -> Program:
@@ -132,7 +133,7 @@ def loop_for(platform: str, problem: Problem, algorithm: Algorithm | None = None
     return loop._replace(dense=loop.dense and d <= K, rooms=rooms)
 
 
-def make_data(problem: Problem, dtype: str, algorithm: Algorithm | None = None) -> ProblemData:
+def make_data(problem: Problem, dtype: Dtype, algorithm: Algorithm | None = None) -> ProblemData:
     """Cast a problem's numbers to the dtype of the run; add the bounds by which clients are drawn, if any."""
     how = None if algorithm is None else algorithm.participation
 
@@ -156,7 +157,7 @@ def block_draws_bytes(problem: Problem) -> int:
     return 4 * BLOCK_STEPS * problem.num_clients * sum(map(int, problem.draws))
 
 
-def cast_floats(tree: Any, dtype: str) -> Any:
+def cast_floats(tree: Any, dtype: Dtype) -> Any:
     """Cast floating-point leaves to the dtype of the run."""
     return jax.tree.map(
         lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree

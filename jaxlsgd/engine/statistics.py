@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.estimator import (
     Accumulator,
     Anchored,
@@ -220,7 +221,7 @@ _alone = threading.Lock()
 
 
 def measure_states(
-    method: Estimator, vector: Array, states: tuple[Any, ...], plan: Any, dtype: str
+    method: Estimator, vector: Array, states: tuple[Any, ...], plan: Any, dtype: Dtype
 ) -> Measurement:
     """One method's measurement of states (..., R): in NumPy if it can be, or compiled, while no other is made.
 

@@ -7,19 +7,32 @@ one minimum, s_k = ε_k − H_k B Σ_l p_l ε_l with independent ε_k of covaria
 
 *Overall*: T = Σ_k n_k s_kᵀ W⁻¹ s_k with W the mean of S_k over all rows. Its mean and variance follow from C; T over its mean
 is compared with F(f, ν), f = 2 mean²/variance, which is (K − 1) d if all S_k are alike, and ν from the noise of the S_k.
-No S_k or H_k is inverted.
+s_k has no part in directions that client k's rows do not inform, so that T has none either. No S_k or H_k is inverted.
 
-*Per coefficient*: client k's own one-step estimate is x̂ − L_k s_k with L_k = (H_k + λ_k G)⁻¹ and λ_k = d/n_k, which keeps a
-client with few rows near x̂. Its squares are tested as T is, with L_k W L_kᵀ in place of W. Divided by what λ_k takes away it
-estimates the client's minimum, with variance (L_k Σ_k L_kᵀ)_jj: from these comes τ² by Paule and Mandel (1982). The interval
-for the minimum of a client that is not among these is of N(mean(τ²), τ² + variance of the mean), mixed over what the data
-leave open of τ²: its confidence distribution, Q(τ²) ~ χ² with K − 1 degrees of freedom (Viechtbauer 2007; Nagashima, Noma and
-Furukawa 2019). With one τ² in its place (Higgins, Thompson and Spiegelhalter 2009), intervals of 95 % held 83 to 93 %.
+*Per coefficient*: client k's own one-step estimate is u_k = x̂ − H_k⁻¹ s_k, with all coefficients its own. x̂ cancels, so that
+u_kj are independent of one another, with variances v_kj = (H_k⁻¹ Σ_k H_k⁻ᵀ)_jj, whether the other coefficients agree or not.
+Client k takes part in the comparison of coefficient j if its rows identify it: its information, the Schur complement
+1/(H_k⁻¹)_jj, is at least that of one average row of all, 1/(G⁻¹)_jj/n_k. A column that is constant within a client is thus compared
+between the others. With weights w_k = n_k/(H_k⁻¹)_jj the squares Q = Σ w_k (u_kj − ū_j)² have mean Σ w_k (1 − w_k/Σw) v_kj; Q over it is
+compared with F, both degrees of freedom from variances of sums as above.
+
+S_k is made at x̂, where the residuals of a client with, say, another intercept are larger than its noise. If the shift of the other
+coefficients, δ, adds the excess e_k = δᵀ H_k δ to each squared residual, v_kj grows by e_k/w_k. By how much of it v_kj does grow is
+a regression over clients of w_k v_kj on e_k, whose slope is between 0 and 1. It allows for the noise of e_k.
+
+From u_kj and v_kj come τ² by Paule and Mandel (1982), and the interval for the minimum of a client that is not among these. It
+is of N(mean(τ²), τ² + variance of the mean), mixed over what the data leave open of τ²: its confidence distribution,
+Q(τ²) ~ χ² with K − 1 degrees of freedom (Viechtbauer 2007; Nagashima, Noma and Furukawa 2019). With one τ² in its place
+(Higgins, Thompson and Spiegelhalter 2009), intervals of 95 % held 83 to 93 %.
+
+One step from x̂ is exact for the squared loss. For others, u_k is off by a term of order |x̂ − x*_k|², so that large differences
+in some coefficients are taken for small ones in others; `benchmarks/results/federations.md` has how large they may be.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,12 +44,16 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
 from jaxlsgd.federation.client import FinalMessage
+from jaxlsgd.federation.validate import several
 
 FloatArray = NDArray[np.floating[Any]]
 PAIRS = (
     200  # clients up to which all pairs count in the variance of T; beyond, pairs add less than 1/K
 )
 _GRID = (np.arange(60) + 0.5) / 60  # shares of a confidence distribution
+_IDENTIFIED = 1.0  # average rows that a client's rows must be worth, for a coefficient
+_LEAST_SHARE = 1e-4  # of the information of as many average rows; below is rounding
+_SINGULAR = 1e-6  # eigenvalues of H_k relative to G below this are taken for this
 
 
 class Stacked(NamedTuple):
@@ -92,9 +109,7 @@ def stack(messages: Mapping[str, FinalMessage], weights: Mapping[str, float] | N
     """Return final messages as arrays; weights p_k sum to 1, and are numbers of rows if None."""
     parts = list(messages.values())
     n = np.array([one.examples for one in parts], np.float64)
-    arrays = [
-        np.stack([np.asarray(one[i], np.float64) for one in parts]) for i in range(1, len(parts[0]))
-    ]
+    arrays = [np.stack([np.asarray(one[i], np.float64) for one in parts]) for i in (1, 2, 3)]
     p = client_weights({name: one.examples for name, one in messages.items()}, weights)
     return Stacked(tuple(messages), n, p, *arrays)
 
@@ -123,16 +138,39 @@ class Agreement:
     statistic: float  # T over its mean
     df: tuple[float, float]
     p_value: float  # all coefficients at once
-    p_values: FloatArray  # (d,) by coefficient
-    tau2: FloatArray  # (d,) variance of the minima between clients
-    mean: FloatArray  # (d,) of the minima
-    new_client: tuple[
-        FloatArray, FloatArray
-    ]  # (d,) bounds of the minimum of a client that is not among these
+    p_values: FloatArray  # (d,) by coefficient; NaN if fewer than 2 clients identify it
     level: float
-    estimates: FloatArray  # (K, d) each client's own one-step estimate
+    estimates: FloatArray  # (K, d) each client's own one-step estimate; NaN if not identified
     errors: FloatArray  # (K, d) their standard errors
     client_p_values: FloatArray  # (K,) each client against all, times the number of clients
+
+    @property
+    def tau2(self) -> FloatArray:
+        """Variance of the minima between clients, (d,); NaN if fewer than 2 clients identify a coefficient."""
+        return self._spread[0]
+
+    @property
+    def mean(self) -> FloatArray:
+        """Mean of the minima, (d,)."""
+        return self._spread[1]
+
+    @property
+    def new_client(self) -> tuple[FloatArray, FloatArray]:
+        """Bounds of the minimum of a client that is not among these, (d,) each; infinite if fewer than 3 identify it."""
+        return self._spread[2], self._spread[3]
+
+    @functools.cached_property
+    def _spread(self) -> tuple[FloatArray, ...]:
+        found = []
+        for y, error in zip(self.estimates.T, self.errors.T, strict=True):
+            k = np.isfinite(y)
+            found.append(_new_client(y[k], error[k] ** 2, self.level))
+        return tuple(map(np.array, zip(*found, strict=True)))
+
+    @property
+    def informed_by(self) -> NDArray[np.intp]:
+        """How many clients identify each coefficient, (d,); the others have no part in its comparison."""
+        return np.sum(np.isfinite(self.estimates), axis=0)
 
     @property
     def stands_out(self) -> tuple[str, ...]:
@@ -145,23 +183,27 @@ class Agreement:
         """What to conclude, in words."""
         if self.p_value >= 0.05:
             return f"no sign that clients differ (p = {self.p_value:.2g})"
-        who = ", ".join(self.stands_out[:5])
+        who = several(self.stands_out)
         which = f"; {who} stands out" if who else "; no single client stands out"
         return f"clients differ (p = {self.p_value:.2g}){which}"
 
     def __str__(self) -> str:
         level = f"{100 * self.level:g} %"
         head = ["", "p", "between clients", f"new client, {level}", ""]
-        low, high = self.new_client
-        body = [
-            [name, f"{p:.3g}", f"{np.sqrt(t):.4g}", f"[{a:.4g}", f"{b:.4g}]"]
-            for name, p, t, a, b in zip(
-                self.names, self.p_values, self.tau2, low, high, strict=True
+        body, notes = [], []
+        columns = (self.names, self.p_values, self.tau2, *self.new_client, self.informed_by)
+        for name, p, t, a, b, count in zip(*columns, strict=True):
+            spread = [f"{p:.3g}", f"{np.sqrt(t):.4g}"] if count >= 2 else ["-", "-"]
+            body.append(
+                [name, *spread, *([f"[{a:.4g}", f"{b:.4g}]"] if count >= 3 else ["-", "-"])]
             )
-        ]
+            if count < len(self.clients):
+                which = f"{count} of {len(self.clients)} clients" if count else "no client"
+                few = {0: "; no comparison", 1: "; no comparison", 2: "; a new client needs 3"}
+                notes.append(f"note: {name} is identified by {which}{few.get(int(count), '')}")
         f, nu = self.df
         last = f"{len(self.clients)} clients, F = {self.statistic:.4g} with {f:.4g} and {nu:.4g} degrees of freedom: {self.verdict}"
-        return "\n".join([align([head, *body], left=(0,)), last])
+        return "\n".join([align([head, *body], left=(0,)), last, *notes])
 
 
 def agree(
@@ -186,6 +228,10 @@ def agree(
         raise refusal("messages", "be of at least 2 clients", len(messages), code="data")
     data = stack(messages, weights)
     at = np.zeros(data.score.shape[1]) if estimate is None else np.asarray(estimate, np.float64)
+    scale = np.sqrt(np.maximum(np.diagonal(data.G), 1e-300))
+    if np.linalg.eigvalsh(data.G / np.outer(scale, scale))[0] < 1e-12:
+        rule = "have a positive definite mean Hessian (no collinear columns, and a minimum)"
+        raise refusal("messages", rule, "another", code="data")
     step = -np.linalg.solve(data.G, data.mean_score)
     return _agree(data.moved(step), at + step, names, level)
 
@@ -203,22 +249,18 @@ def _agree(data: Stacked, x: FloatArray, names: Sequence[str] | None, level: flo
     own = np.maximum(2 * np.sum(S**2, (1, 2)) / np.maximum(n - 1, 1), 1e-300)
     f, nu = 2 * mean**2 / spread, 2 * mean**2 / own.sum()
     each = special.fdtrc(means**2 / squares, 2 * means**2 / own, T / means)
-    estimates, variances = _own_estimates(data, x)
-    columns = [_coefficient(estimates[:, j], variances[:, j], level) for j in range(d)]
-    tau2, center, low, high = (np.array(one) for one in zip(*columns, strict=True))
+    own_steps = _own_steps(data)
+    p_values, errors = zip(*(_coefficient(own_steps, j) for j in range(d)), strict=True)
     return Agreement(
         names=tuple(names) if names is not None else tuple(f"x[{j}]" for j in range(d)),
         clients=data.names,
         statistic=float(T.sum() / mean),
         df=(float(f), float(nu)),
         p_value=float(special.fdtrc(f, nu, T.sum() / mean)),
-        p_values=_coefficient_tests(data, C, pooled),
-        tau2=tau2,
-        mean=center,
-        new_client=(low, high),
+        p_values=np.array(p_values),
         level=level,
-        estimates=estimates,
-        errors=np.sqrt(variances),
+        estimates=np.where(own_steps.identified, x + own_steps.move, np.nan),
+        errors=np.stack(errors, axis=1),
         client_p_values=np.minimum(K * each, 1.0),
     )
 
@@ -248,43 +290,84 @@ def _between(data: Stacked, root: FloatArray) -> float:
     return float(np.sum(C[off] ** 2))
 
 
-def _own_estimates(data: Stacked, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return each client's one-step estimate and its variances, (K, d)."""
-    L = _pulled_inverse(data)
-    kept = np.diagonal(L @ data.hessian, axis1=1, axis2=2)
-    kept = np.maximum(kept, 1e-6)
-    move = -np.einsum("kij,kj->ki", L, data.score) / kept
-    sigma = data.covariance / data.n[:, None, None]
-    variance = np.einsum("kij,kjm,kim->ki", L, sigma, L) / kept**2
-    return x + move, np.maximum(variance, 1e-300)
+class _OwnSteps(NamedTuple):
+    """Each client's own Newton step from the common minimiser, by coefficient; all (K, d) but n."""
+
+    n: FloatArray  # (K,)
+    identified: NDArray[np.bool_]
+    move: FloatArray  # −H_k⁻¹ s_k
+    bread: FloatArray  # diagonal of H_k⁻¹
+    sandwich: FloatArray  # diagonal of H_k⁻¹ S_k H_k⁻ᵀ
+    excess: FloatArray  # δᵀ H_k δ of the shift δ of all other coefficients, as it enters S_k
 
 
-def _pulled_inverse(data: Stacked) -> FloatArray:
-    """L_k, (K, d, d)."""
-    pull = data.score.shape[1] / data.n
-    return np.linalg.inv(data.hessian + pull[:, None, None] * data.G)
+def _own_steps(data: Stacked) -> _OwnSteps:
+    """Return own steps. In directions that H_k does not inform they are wrong, which no identified coefficient notices."""
+    n, d = data.n, data.score.shape[1]
+    W = np.linalg.inv(np.linalg.cholesky(data.G)).T  # WᵀGW = I, whatever the units
+    share, own = np.linalg.eigh(W.T @ data.hessian @ W)
+    half = W @ own / np.sqrt(np.maximum(share, _SINGULAR))[:, None, :]
+    inverse = half @ half.transpose(0, 2, 1)
+    bread = np.diagonal(inverse, axis1=1, axis2=2)
+    worth = np.sum(W**2, 1) / bread  # of a row of the client, in average rows
+    move = -np.einsum("kij,kj->ki", inverse, data.score)
+    sandwich = np.diagonal(inverse @ data.covariance @ inverse, axis1=1, axis2=2)
+    whole = -np.sum(move * data.score, 1) - np.einsum("kij,kji->k", inverse, data.covariance) / n
+    # The noise that is taken off is that of S_k, which has the excess in it; and S_k is divided by n − 1.
+    factor = n / np.maximum(n - 1, 1) * n / np.maximum(n - d + 1, 1)
+    return _OwnSteps(
+        n=n,
+        identified=(worth >= _LEAST_SHARE) & (n[:, None] * worth >= _IDENTIFIED),
+        move=move,
+        bread=bread,
+        sandwich=sandwich,
+        excess=factor[:, None] * (whole[:, None] - (move**2 - sandwich / n[:, None]) / bread),
+    )
 
 
-def _coefficient_tests(data: Stacked, C: FloatArray, pooled: FloatArray) -> FloatArray:
-    """Return p-values by coefficient, (d,)."""
-    K, n, L = len(data.n), data.n, _pulled_inverse(data)
+def _coefficient(own: _OwnSteps, j: int) -> tuple[float, FloatArray]:
+    """Return the p-value of a coefficient, and each client's standard error."""
+    k, errors = own.identified[:, j], np.full(len(own.n), np.nan)
+    count = int(k.sum())
+    if count < 2:
+        errors[k] = np.sqrt(own.sandwich[k, j] / own.n[k])
+        return np.nan, errors
+    n, y, bread, excess = own.n[k], own.move[k, j], own.bread[k, j], own.excess[k, j]
+    d = own.move.shape[1]
+    plain = np.maximum(own.sandwich[k, j] / bread, 1e-100)  # w_k v_kj; 1 for the logistic loss
+    noise = plain - _excess_that_counts(n, plain, excess, d) * excess
+    w = n / bread
+    left = 1 - w / w.sum()
+    Q, mean = w @ (y - w @ y / w.sum()) ** 2, max(left @ noise, left @ plain / 10)
+    common = mean / left.sum()
+    noise = np.maximum(noise, common / 10)
+    of_noise = np.sum(2 * (left * plain) ** 2 / np.maximum(n - 1, 1))
+    squares = noise**2 @ (2 * left - 1) + (w @ noise / w.sum()) ** 2
+    # Squares of noisy variances are too large on average; those of equal ones are the least possible.
+    squares = max(squares - of_noise, mean**2 / (count - 1))
+    p = float(special.fdtrc(mean**2 / squares, 2 * mean**2 / of_noise, Q / mean))
+    # A client with few rows borrows the mean noise of all.
+    v = ((n - 1) * noise + d * common) / (n - 1 + d) / w
+    errors[k] = np.sqrt(np.maximum(v, 1e-300))
+    return p, errors
 
-    def variances(middle: FloatArray) -> FloatArray:
-        return np.diagonal(L @ middle @ L.transpose(0, 2, 1), axis1=1, axis2=2)
 
-    usual = variances(pooled[None]) / n[:, None]
-    T = np.sum(np.einsum("kij,kj->ki", L, data.score) ** 2 / usual, 0)
-    due = variances(C) / usual
-    own = (variances(data.covariance) / n[:, None] / usual) ** 2 / np.maximum(n - 1, 1)[:, None]
-    mean = due.sum(0)
-    # Of clients that are alike, K − 1 are free.
-    f = mean**2 / np.sum(due**2, 0) * (K - 1) / K
-    return special.fdtrc(f, mean**2 / own.sum(0), T / mean)
+def _excess_that_counts(n: FloatArray, plain: FloatArray, excess: FloatArray, d: int) -> float:
+    """Return the slope of noise on excess over clients, between 0 and 1, and 0 if it is not known."""
+    center, middle = (n @ one / n.sum() for one in (plain, excess))
+    base = max(center - middle, center / 10)
+    blur = 4 * base * max(excess.sum(), 0.0) + 2 * (d - 1) * base**2 * np.sum(1 / n)
+    spread = max(n @ (excess - middle) ** 2 - blur, 0.0)
+    return float(
+        np.clip(n @ ((excess - middle) * (plain - center)) / (spread + 2 * center**2), 0, 1)
+    )
 
 
-def _coefficient(y: FloatArray, v: FloatArray, level: float) -> tuple[float, float, float, float]:
+def _new_client(y: FloatArray, v: FloatArray, level: float) -> tuple[float, float, float, float]:
     """Return τ², mean, and the bounds for a new client."""
     K = len(y)
+    if K < 2:
+        return np.nan, np.nan, -np.inf, np.inf
     tau2 = paule_mandel(y, v)
     center = float(np.average(y, weights=1 / (v + tau2)))
     if K < 3:

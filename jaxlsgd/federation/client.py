@@ -14,11 +14,18 @@ size of the model:
 | | | covariance of the scores | d² | second moments of residuals times covariates |
 | | | Hessian at x̂ | d² | second moments of its covariates |
 
-All are sums over rows: no row leaves. But sums over few rows reveal them: with one row in a round the gradient of a
-regression is a multiple of that row, and with fewer rows than parameters a Hessian spans exactly their covariates. A
-client with no more rows than parameters therefore refuses to make a Hessian or a covariance unless it is allowed
-(`few_rows=True`). Nothing here adds noise: this is no differential privacy. Secure aggregation hides single rounds, since
-the server needs weighted sums of them only; final messages are read one by one.
+All are sums over rows: no row leaves. But sums over few rows reveal them. All rows of a client can be computed from one final message,
+or from the Hessians of one round, if there are at most about d + 4 (`benchmarks/results/disclosure.md`). A client therefore refuses a
+final message of fewer than max(20, 5d) different rows, and Hessians of a round with fewer than max(15, 3d); `least_rows` sets
+another number. More rows are no guarantee: messages at several parameters say more about the same rows, whoever knows all
+columns but one can compute that one from up to about d² rows, and a row that alone has its level of a factor can be read off
+however many there are. Only a formal guarantee, such as differential privacy, protects a row, and nothing here adds noise.
+A message also has a digest of what it answers.
+
+Secure aggregation can hide single rounds only if the server knows the probability π_k with which client k takes part,
+1 if all do in every round. Clients then multiply what they send by p_k/π_k, and the server takes the sum for the message of
+one client, whose model it averages itself. Otherwise the server keeps the sums of every client apart, and final messages are
+always read one by one.
 
 A loss is the name of a family, for rows (A, y) with A (n, d) and y (n,), or any JAX function `loss(params, row)` of one row.
 Rows of a family may have weights and offsets: (A, y, weights, offsets), either of them None. `jaxlsgd.fit_table` makes its
@@ -28,6 +35,7 @@ estimates and variances of these very messages, with all clients in one process.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +46,7 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from jaxlsgd.core import checks
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import Refusal, refusal
 from jaxlsgd.core.display import align
 from jaxlsgd.core.products import across, along, gram
 from jaxlsgd.problems import losses
@@ -49,6 +57,7 @@ Rows = Any  # a pytree of arrays whose first axis is rows; (A, y) or (A, y, weig
 RowLoss = Callable[[Any, Any], Any]  # (params, row) → number, written in JAX
 
 _MOST_LEVERAGE = 1 - 1e-8
+_ROWS_AT_ONCE = 1024  # of which different ones are counted
 
 
 class RoundMessage(NamedTuple):
@@ -58,18 +67,20 @@ class RoundMessage(NamedTuple):
     examples: int  # rows that the client has, its weight unless the server has others
     steps: int  # E, local steps of the round
     gradient_sum: FloatArray  # (d,) Σ over steps of the mean gradient of the step's rows, at the server's anchor
+    answers: int  # digest of the round and the anchor
     hessian: FloatArray | None = None  # (d, d) mean over the rows of the round, at the anchor
     hessian_before: FloatArray | None = None  # the same rows at the anchor before
     observations: int = 0  # rows behind the Hessians
 
 
 class FinalMessage(NamedTuple):
-    """What a client sends once, at the end: 2d² + d numbers, and how many rows it has."""
+    """What a client sends once, at the end: 2d² + d numbers, how many rows it has, and what it answers."""
 
     examples: int  # n_k
     score: FloatArray  # (d,) mean gradient at x̂
     covariance: FloatArray  # (d, d) of the gradients of single rows, around their mean
     hessian: FloatArray  # (d, d) mean at x̂
+    answers: int  # digest of x̂
 
 
 def round_message(
@@ -77,12 +88,13 @@ def round_message(
     rows: Rows,
     anchors: Sequence[Params],
     *,
+    round: int,
     steps: int,
     examples: int,
     params: Params = None,
     hessians: bool = False,
     numbers: Sequence[float] = (),
-    few_rows: bool = False,
+    least_rows: int | None = None,
 ) -> RoundMessage:
     """Return what a client sends after a round.
 
@@ -91,27 +103,28 @@ def round_message(
         JAX function `loss(params, row)` of one row.
       rows: the rows of all local steps of the round, those of one step after those of another, in batches of one size.
       anchors: where the server has them evaluated, `Broadcast.anchors`.
+      round: which round it is, `Broadcast.round`.
       steps: E, how many local steps were taken with these rows.
-      examples: how many rows the client has.
+      examples: how many rows the client has. Hessians need as many as a final message does.
       params: after the local steps; None if the framework sends and averages them itself.
-      hessians: whether to send Hessians in this round, `Broadcast.hessians`.
+      hessians: whether to send Hessians in this round, `Broadcast.asks(name)`.
       numbers: of the family, on the scale of the response: (delta,) for "huber", (tau, bandwidth) for "quantile";
         (dispersion,) for "negative_binomial".
-      few_rows: allow Hessians of no more rows than parameters.
+      least_rows: different rows of positive weight that Hessians need, max(15, 3d) if None; 0 sends them in any case.
     """
     checks.count("steps", steps)
     checks.count("examples", examples)
     count = _count(rows)
     anchor, before = (flatten(one) for one in anchors)
     now = _derivatives(loss, rows, anchors[0], numbers)
-    total = steps * now.score()
+    total, answers = steps * now.score(), digest(anchor, checks.count("round", round))
     if not hessians:
-        return RoundMessage(params, examples, steps, total)
-    _refuse_few("rows", count, len(anchor), few_rows)
+        return RoundMessage(params, examples, steps, total, answers)
+    _refuse_few_of_round(loss, rows, count, steps, examples, len(anchor), least_rows)
     here = there = now.hessian()
     if not np.array_equal(anchor, before):
         there = _derivatives(loss, rows, anchors[1], numbers).hessian()
-    return RoundMessage(params, examples, steps, total, here, there, count)
+    return RoundMessage(params, examples, steps, total, answers, here, there, count)
 
 
 def final_message(
@@ -121,7 +134,7 @@ def final_message(
     *,
     numbers: Sequence[float] = (),
     all_rows: FloatArray | None = None,
-    few_rows: bool = False,
+    least_rows: int | None = None,
 ) -> FinalMessage:
     """Return what a client sends once, at the end: score, its covariance and Hessian at x̂ on all of its own rows.
 
@@ -132,15 +145,20 @@ def final_message(
       numbers: as in `round_message`.
       all_rows: Σ_k n_k H_k at x̂, as the server has it after a first final message of all clients, (d, d). The score of
         each row is then divided by 1 minus its leverage, for `finish(..., variance="HC3")`; families only.
-      few_rows: allow a client with no more rows than parameters, whose rows these numbers would give away. One row has
-        no covariance: its square is sent, which is no less.
+      least_rows: different rows of positive weight that the client must have, max(20, 5d) if None. Columns of categories
+        have few different rows, however many persons share them. The message then gives away how many persons are
+        in each cell; if no cell is small, 0 sends it. One row has no covariance: its square is sent.
 
     Example::
 
         message = final_message("logistic", (A, y), params)
     """
     count, dim = _count(rows), len(flatten(params))
-    _refuse_few("rows", count, dim, few_rows)
+    least = (
+        least_of_client(dim) if least_rows is None else checks.count("least_rows", least_rows, 0)
+    )
+    if (different := distinct_rows(*_as_rows(loss, rows), least)) < least:
+        raise _too_few("rows", least, different, "leave this client out, or join it with another")
     found = _derivatives(loss, rows, params, numbers)
     scores, mean = found.scores(), found.score()
     if all_rows is None:
@@ -149,7 +167,8 @@ def final_message(
     else:
         off = scores / found.free(all_rows)[:, None]
         squares = gram(off, off) - (count * np.outer(mean, mean) if count > 1 else 0.0)
-    return FinalMessage(count, mean, squares / max(count - 1, 1), found.hessian())
+    covariance = squares / max(count - 1, 1)
+    return FinalMessage(count, mean, covariance, found.hessian(), digest(params))
 
 
 def numbers_leaving(message: RoundMessage | FinalMessage) -> int:
@@ -163,10 +182,10 @@ def what_leaves(dim: int) -> str:
     d = checks.count("dim", dim)
     body = [
         ["each round", "parameters", f"{d}", "what federated training sends anyway"],
-        ["", "rows, steps, rows of the round", "3", "the size of the client"],
+        ["", "rows, steps, rows of the round, digest", "4", "the size of the client"],
         ["", "sum of gradients at the anchor", f"{d}", "the mean score of the rows of the round"],
         ["a few rounds", "Hessians at two anchors", f"{2 * d * d}", "second moments of covariates"],
-        ["at the end", "rows", "1", "the size of the client"],
+        ["at the end", "rows, digest", "2", "the size of the client"],
         ["", "mean score at the estimate", f"{d}", "where its own minimum lies"],
         ["", "covariance of scores", f"{d * d}", "second moments of residuals times covariates"],
         ["", "Hessian at the estimate", f"{d * d}", "second moments of covariates"],
@@ -180,6 +199,17 @@ def flatten(params: Params) -> FloatArray:
     return np.concatenate(leaves) if leaves else np.zeros(0)
 
 
+def digest(params: Params, round: int = 0) -> int:
+    """Return a whole number below 2**53 that tells places apart, and rounds; it is sent back as what a message answers.
+
+    Numbers are rounded to float32, so that a framework that sends float32 answers for the same place. Not a secret.
+    """
+    code = hashlib.sha256(str(round).encode())
+    with np.errstate(over="ignore"):
+        code.update((flatten(params).astype("<f4") + np.float32(0.0)).tobytes())
+    return int.from_bytes(code.digest()[:7], "big") >> 3
+
+
 def _count(rows: Rows) -> int:
     """Return the number of rows; refuse none, and arrays of different lengths."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(rows)}
@@ -191,12 +221,67 @@ def _count(rows: Rows) -> int:
     return int(count)
 
 
-def _refuse_few(argument: str, count: int, dim: int, allowed: bool) -> None:
-    if count <= dim and not allowed:
-        rule = f"be more than the {dim} parameters, or a Hessian would give them away"
-        raise refusal(
-            argument, rule, count, "; few_rows=True sends it all the same", code="disclosure"
-        )
+def least_of_client(dim: int) -> int:
+    """Return how many different rows a client must have, unless it says another number."""
+    return max(20, 5 * dim)
+
+
+def least_of_round(dim: int) -> int:
+    """Return how many different rows the Hessians of a round need, unless the client says another number."""
+    return max(15, 3 * dim)
+
+
+def distinct_rows(rows: Rows, weights: Any, enough: int) -> int:
+    """Return how many different rows of positive weight there are, counted up to `enough` or a little more."""
+    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(rows)]
+    count = len(arrays[0])
+    weights = None if weights is None else np.asarray(weights)
+    seen: set[bytes] = set()
+    for start in range(0, count, _ROWS_AT_ONCE):
+        if len(seen) >= enough:
+            break
+        part = np.arange(start, min(start + _ROWS_AT_ONCE, count))
+        part = part if weights is None else part[weights[part] > 0]
+        each = [np.reshape(one[part] + 0, (len(part), -1)) for one in arrays]  # −0.0 is 0.0
+        block = np.concatenate([np.ascontiguousarray(one).view(np.uint8) for one in each], axis=1)
+        seen.update(map(bytes, block))
+    return len(seen)
+
+
+def _as_rows(loss: str | RowLoss, rows: Rows) -> tuple[Rows, Any]:
+    """Return what tells rows apart, and their weights."""
+    if isinstance(loss, str) and isinstance(rows, (tuple, list)) and len(rows) > 2:
+        return (*rows[:2], *rows[3:]), rows[2]
+    return rows, None
+
+
+def _refuse_few_of_round(
+    loss: str | RowLoss,
+    rows: Rows,
+    count: int,
+    steps: int,
+    examples: int,
+    dim: int,
+    least_rows: int | None,
+) -> None:
+    if least_rows is None:
+        least, most = least_of_round(dim), least_of_client(dim)
+    else:
+        least = most = checks.count("least_rows", least_rows, 0)
+    if examples < most:
+        raise _too_few("examples", most, examples, "leave this client out, or join it with another")
+    different = distinct_rows(*_as_rows(loss, rows), least)
+    if different < least:
+        # If draws repeat rows, as many more of them.
+        needed = -(-least * count // max(different, 1))
+        batch, more = -(-needed // steps), -(-needed * steps // count)
+        what = f"take batches of {batch} in {steps} steps, or {more} steps with batches of {count // steps}"
+        raise _too_few("rows", least, different, what)
+
+
+def _too_few(argument: str, least: int, count: int, what: str) -> Refusal:
+    rule = f"be at least {least} different rows of positive weight, as sums over few give rows away"
+    return refusal(argument, rule, count, f"; {what}, or set least_rows", code="disclosure")
 
 
 class Linear(NamedTuple):

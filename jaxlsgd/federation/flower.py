@@ -6,25 +6,30 @@ sees the message, and adds the client's sums to its reply. The strategy takes th
 models, so that strategies which refuse a second `ArrayRecord` (FedAvg does) work unchanged, and so do robust or adaptive
 ones: the intervals do not depend on how models are averaged.
 
+Sums are kept by client, so that a client needs a name that stays: its node may come back under a new id. The mod sends
+one with each reply.
+
 What leaves a client is what `jaxlsgd.federation.client` lists, no more. `InferenceMod` must stand first among the mods, or
 another one, such as local differential privacy, would see two `ArrayRecord`s; that one then protects the model only.
 """
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
 from jaxlsgd.core import checks
-from jaxlsgd.core.checks import refusal
-from jaxlsgd.federation import client, server
+from jaxlsgd.core.checks import Refusal, refusal
+from jaxlsgd.federation import client, server, validate
 from jaxlsgd.federation.client import FinalMessage, RoundMessage
+from jaxlsgd.inference.tracking import Rows
 from jaxlsgd.problems import losses
 
 try:
@@ -49,13 +54,17 @@ except ImportError as error:
 LOG = logging.getLogger("flwr")  # Flower's own
 SENT = "jaxlsgd"  # the ArrayRecord of anchors, and of a client's sums
 ASKED = "jaxlsgd.asked"  # the ConfigRecord of what a client is asked for
+CLIENT = "jaxlsgd.client"  # the ConfigRecord with the client's "name"
 E_KEY, ETA_KEY = "E", "eta"  # in the ConfigRecord that a train function reads
 _RAISED = 2  # Flower's code for an exception in a ClientApp
+_PARTITION = "partition-id"  # in the node's config
+_EXAMPLES = "num-examples"  # Flower's own metric for rows
 _ROUND = ("gradient_sum", "hessian", "hessian_before")
+_ROUND_COUNTS = ("steps", "answers", "observations")
 # Final messages are asked for again at the estimate that they give, up to four times in all, while that is further than
 # this from where they were evaluated, in standard errors.
 FINAL_MESSAGES, CLOSE = 4, 0.1
-_FINAL = ("score", "covariance", "hessian")
+_FINAL = ("examples", "score", "covariance", "hessian", "answers")
 # The rows of the local steps of the round that is under way. Clients in one process may run in threads, and a simulation
 # pickles client apps, so that a mod has no such variable of its own.
 _STEPS: contextvars.ContextVar[list[client.Rows] | None] = contextvars.ContextVar(
@@ -78,7 +87,10 @@ class InferenceMod:
         whose minimum is of interest, whatever the train function does.
       rows: `context → rows`, all rows of this client, for the final message.
       numbers: of the family, as in `client.round_message`.
-      few_rows: allow Hessians of no more rows than parameters, which give these rows away.
+      least_rows: different rows that Hessians need, as in `client.final_message` and `client.round_message`. How many rows
+        the client has is read from the metric "num-examples" of its reply.
+      name: `context → name` of the client, which must stay the same if its node comes back; the node's "partition-id" if
+        None, or else its id, which does not stay.
 
     Example::
 
@@ -100,14 +112,17 @@ class InferenceMod:
         rows: Callable[[Context], client.Rows],
         *,
         numbers: Sequence[float] = (),
-        few_rows: bool = False,
+        least_rows: int | None = None,
+        name: Callable[[Context], str] | None = None,
     ) -> None:
         if not callable(loss):
             checks.choice("loss", loss, tuple(losses.FAMILIES))
         if not callable(rows):
             raise refusal("rows", "be a function of the context", rows, code="type")
-        self.loss, self.rows = loss, rows
-        self.options: dict[str, Any] = {"numbers": tuple(numbers), "few_rows": few_rows}
+        if name is not None and not callable(name):
+            raise refusal("name", "be a function of the context", name, code="type")
+        self.loss, self.rows, self.name = loss, rows, _node_name if name is None else name
+        self.options: dict[str, Any] = {"numbers": tuple(numbers), "least_rows": least_rows}
 
     def observed(self, rows: client.Rows) -> None:
         """Record the rows of one local step; all steps of a round have equally many."""
@@ -132,14 +147,20 @@ class InferenceMod:
         try:
             reply = call_next(message, context)
             if not reply.has_error():
-                reply.content[SENT] = self._sums(steps, anchors, bool(asked["hessians"]))
+                reply.content[SENT] = self._sums(steps, anchors, asked, reply)
+                reply.content[CLIENT] = self._named(context)
         except ValueError as error:
             return _failed(message, error)
         finally:
             _STEPS.reset(token)
         return reply
 
-    def _sums(self, steps: list[client.Rows], anchors: list[Arrays], hessians: bool) -> ArrayRecord:
+    def _named(self, context: Context) -> ConfigRecord:
+        return ConfigRecord({"name": str(self.name(context))})
+
+    def _sums(
+        self, steps: list[client.Rows], anchors: list[Arrays], asked: ConfigRecord, reply: Message
+    ) -> ArrayRecord:
         if not steps:
             raise refusal(
                 "train", "call observed(rows) in each local step", "no call", code="missing"
@@ -154,9 +175,10 @@ class InferenceMod:
             self.loss,
             rows,
             anchors,
+            round=int(cast(int, asked["round"])),
             steps=len(steps),
-            examples=1,
-            hessians=hessians,
+            examples=_own_examples(reply, len(steps) * sizes.pop()),
+            hessians=bool(asked["hessians"]),
             **self.options,
         )
         return round_record(made)
@@ -166,20 +188,33 @@ class InferenceMod:
             made = client.final_message(self.loss, self.rows(context), params, **self.options)
         except ValueError as error:
             return _failed(message, error)
-        return Message(RecordDict({SENT: final_record(made)}), reply_to=message)
+        records = {SENT: final_record(made), CLIENT: self._named(context)}
+        return Message(RecordDict(records), reply_to=message)
+
+
+def _node_name(context: Context) -> str:
+    return str(context.node_config.get(_PARTITION, context.node_id))
+
+
+def _own_examples(reply: Message, otherwise: int) -> int:
+    """Return how many rows a client says that it has, in the metric that Flower weights by unless told another."""
+    found = [one.get("num-examples") for one in reply.content.metric_records.values()]
+    usable = [int(one) for one in found if isinstance(one, int | float) and 1 <= one < 2**53]
+    return usable[0] if usable else otherwise
 
 
 def round_record(message: RoundMessage) -> ArrayRecord:
-    """Return a client's sums as the `ArrayRecord` "jaxlsgd" of its reply, for clients without `InferenceMod`."""
-    found = {name: part for name in _ROUND if (part := getattr(message, name)) is not None}
-    return _record({**found, "steps": message.steps, "observations": message.observations})
+    """Return a client's sums as the `ArrayRecord` "jaxlsgd" of its reply, for clients without `InferenceMod`.
+
+    Such a client sends its name as well, in the `ConfigRecord` "jaxlsgd.client"; without one it has its node's id.
+    """
+    names = (*_ROUND, *_ROUND_COUNTS)
+    return _record({name: part for name in names if (part := getattr(message, name)) is not None})
 
 
 def final_record(message: FinalMessage) -> ArrayRecord:
     """Return a client's final message as the `ArrayRecord` "jaxlsgd" of its reply."""
-    return _record(
-        {**{name: getattr(message, name) for name in _FINAL}, "examples": message.examples}
-    )
+    return _record({name: getattr(message, name) for name in _FINAL})
 
 
 def _record(parts: Mapping[str, Any]) -> ArrayRecord:
@@ -211,19 +246,28 @@ class TakingPart(NamedTuple):
     server_round: int  # 0 for the final messages
     examples: Mapping[int, float]  # by node
     left_out: Mapping[int, str]  # by node, why
+    names: Mapping[int, str]  # of clients, by node, as far as they are known
 
     @property
     def when(self) -> str:
         """The round in words."""
         return f"round {self.server_round}" if self.server_round else "final message"
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Who was left out, and why, in sentences."""
+        return tuple(
+            f"{self.when}: node {node}: {validate.left_out(self.names.get(node, node), reason)}"
+            for node, reason in self.left_out.items()
+        )
+
 
 class InferenceStrategy(Strategy):
     """Wraps a strategy, and adds intervals to its metrics and a table to its result.
 
     The server sends E and η to clients, in the `ConfigRecord` that their train function reads. Replies that cannot be used (not
-    finite, of another shape, without rows or without sums) are left out with a warning that names the node and the reason,
-    before the wrapped strategy averages; failed replies and missing ones are recorded and survived. The metrics of each
+    finite, of another shape, of another round, without rows or sums, or with other metrics than most) are left out with a
+    warning that names client, node and reason, before the wrapped strategy averages; failed replies and missing ones are recorded and survived. The metrics of each
     round have `jaxlsgd.estimate`, `jaxlsgd.lower`, `jaxlsgd.upper` (infinite until there is an interval), one per parameter in
     the order of `names`, and `jaxlsgd.sure-enough`.
 
@@ -238,6 +282,7 @@ class InferenceStrategy(Strategy):
       enough: stop when the half-widths of all parameters are at most this; None for never. Flower's loop cannot be left, so
         the rounds after it send nothing. It is a width that is waited for, not a result.
       weighted_by_key: metric with the weight of a client; that of the wrapped strategy if it has one.
+      weights: p_k of all clients by name, for the intervals; see `jaxlsgd.federation.begin`.
 
     Example::
 
@@ -252,11 +297,12 @@ class InferenceStrategy(Strategy):
         *,
         E: int | Callable[[int], int],
         eta: float | Callable[[int], float],
-        rows: str,
+        rows: Rows,
         clients: str = "given",
         level: float = 0.95,
         enough: float | None = None,
         weighted_by_key: str | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         if not isinstance(strategy, Strategy):
             raise refusal(
@@ -269,20 +315,19 @@ class InferenceStrategy(Strategy):
         self.strategy = strategy
         self.E: Callable[[int], int] = E if callable(E) else lambda _: E
         self.eta: Callable[[int], float] = eta if callable(eta) else lambda _: eta
-        self.rows = checks.choice("rows", rows, ("fresh", "reused"))
+        self.rows: Rows = checks.choice("rows", rows, Rows)
         self.clients = checks.choice("clients", clients, server.CLIENTS)
         self.level = checks.level(level)
         self.enough = None if enough is None else checks.positive("enough", enough)
-        self.weighted_by_key = weighted_by_key or getattr(
-            strategy, "weighted_by_key", "num-examples"
-        )
+        self.weighted_by_key = weighted_by_key or getattr(strategy, "weighted_by_key", _EXAMPLES)
+        self.weights = server.checked_weights(weights)
         self.state: server.ServerState | None = None
         self.took_part: list[TakingPart] = []
         self.stopped_after: int | None = None
-        self._asked: tuple[set[int], bool] = (
-            set(),
-            False,
-        )  # nodes of this round, whether for Hessians
+        self._asked: dict[int, bool] = {}  # nodes of this round, whether for Hessians
+        self._clients: dict[int, str] = {}  # names by node
+        self._connected: set[int] = set()
+        self._layout: Layout | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -291,12 +336,8 @@ class InferenceStrategy(Strategy):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Who was left out, and why, one sentence per round and reason."""
-        told = [
-            f"{one.when}: node {node} was left out: {reason}"
-            for one in self.took_part
-            for node, reason in one.left_out.items()
-        ]
+        """Who was left out, and why, one sentence per round and reason; and what else there is to say of clients."""
+        told = [remark for one in self.took_part for remark in one.remarks]
         return (*told, *self._begun().remarks)
 
     def summary(self) -> None:
@@ -312,14 +353,18 @@ class InferenceStrategy(Strategy):
         if self.stopped_after is not None:
             return []
         if self.state is None:
-            self.state = server.begin(_params(arrays), rows=self.rows)
+            self.state = server.begin(_params(arrays), rows=self.rows, weights=self.weights)
         config[E_KEY] = checks.count("E", self.E(server_round))
         config[ETA_KEY] = checks.positive("eta", self.eta(server_round))
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        sent = server.broadcast(self.state)
+        sent, self._asked = server.broadcast(self.state), {}
+        self._connected = set(grid.get_node_ids())
         for message in messages:
-            message.content = _asking(message.content, sent.anchors, hessians=sent.hessians)
-        self._asked = {one.metadata.dst_node_id for one in messages}, sent.hessians
+            node = message.metadata.dst_node_id
+            name = self._clients.get(node)
+            due = sent.hessians if name is None else sent.asks(name)
+            self._asked[node] = due
+            message.content = _asking(message.content, sent, hessians=due)
         return messages
 
     def aggregate_train(
@@ -329,35 +374,39 @@ class InferenceStrategy(Strategy):
         state = self._begun()
         if self.stopped_after is not None:
             return None, None
-        usable: dict[int, RoundMessage] = {}
         left_out: dict[int, str] = {}
-        passed: list[Message] = []
+        failed: list[Message] = []
+        came: dict[str, Message] = {}
+        sums: dict[str, RoundMessage] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
                 left_out[node] = f"it failed: {reply.error.reason}"
-                passed.append(reply)  # which strategies count and log
+                failed.append(reply)  # which strategies count and log
                 continue
             try:
-                usable[node] = self._read(reply, state)
-                passed.append(reply)
-            except ValueError as error:
+                name = self._name(reply)
+                if name in came:
+                    raise refusal("reply", "be the client's only one", "another", code="duplicate")
+                sums[name], came[name] = self._read(reply, state, name), reply
+            except Exception as error:  # whatever a client's records raise when they are read
                 left_out[node] = str(error)
-        nodes, _ = self._asked
-        left_out.update(dict.fromkeys(nodes - usable.keys() - left_out.keys(), "no reply came"))
-        for node, reason in left_out.items():
-            LOG.warning("round %d: node %d was left out: %s", server_round, node, reason)
-        examples = {node: one.examples for node, one in usable.items()}
-        self.took_part.append(TakingPart(server_round, examples, left_out))
+        used, refused = server.usable(state, sums)
+        odd = self._odd({name: came[name].content for name in used})
+        for name, why in {**refused, **odd}.items():
+            left_out[came[name].metadata.src_node_id] = str(why)
+            used.pop(name, None)
+        nodes = {came[name].metadata.src_node_id: one for name, one in used.items()}
+        missing = self._asked.keys() - nodes.keys() - left_out.keys()
+        left_out.update(dict.fromkeys(sorted(missing), "no reply came"))
+        examples = {node: one.examples for node, one in nodes.items()}
+        self._record_part(TakingPart(server_round, examples, left_out, dict(self._clients)))
+        passed = [*failed, *(came[name] for name in used)]
         arrays, metrics = self.strategy.aggregate_train(server_round, passed)
-        if usable:
-            self.state = server.receive(
-                state,
-                {str(node): one for node, one in usable.items()},
-                eta=self.eta(server_round),
-                params=state.params if arrays is None else _params(arrays),
-            )
-        return arrays, self._with_intervals(server_round, metrics, len(usable), len(left_out))
+        if used:
+            params = state.params if arrays is None else _params(arrays)
+            self.state = server.receive(state, used, eta=self.eta(server_round), params=params)
+        return arrays, self._with_intervals(server_round, metrics, len(used), len(left_out))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -410,7 +459,7 @@ class InferenceStrategy(Strategy):
             return self._table_of_rounds(state), None
         x, fit = server.estimate(state), None
         for _ in range(FINAL_MESSAGES):
-            final, nodes = self._ask_for_final(grid, x, timeout)
+            final, silent = self._ask_for_final(grid, x, timeout)
             if not final:
                 told = "No client sent a final message: nothing is said about the population."
                 return f"{self._table_of_rounds(state)}\n{told}", None
@@ -418,7 +467,8 @@ class InferenceStrategy(Strategy):
                 x,
                 final,
                 clients=self.clients,
-                expected=sorted({*map(str, nodes), *state.examples}),
+                weights=self.weights,
+                expected=list(self.weights or sorted({*final, *silent, *state.examples})),
                 level=self.level,
             )
             if fit.remainder <= CLOSE:
@@ -428,61 +478,115 @@ class InferenceStrategy(Strategy):
 
     def _ask_for_final(
         self, grid: Grid, x: Arrays, timeout: float
-    ) -> tuple[dict[str, FinalMessage], list[int]]:
-        """Return the final messages of all nodes at x, and the nodes."""
+    ) -> tuple[dict[str, FinalMessage], list[str]]:
+        """Return the final messages of clients at x, and the names of those without one."""
         nodes = sorted(grid.get_node_ids())
-        content = _asking(RecordDict(), (x, x), final=True)
+        self._connected = set(nodes)
+        content = _asking(RecordDict(), server.Broadcast(0, (x, x), False, frozenset()), final=True)
         asked = [Message(content, dst_node_id=one, message_type=MessageType.TRAIN) for one in nodes]
         final: dict[str, FinalMessage] = {}
         left_out: dict[int, str] = {}
+        sent: dict[int, float] = {}
         for reply in grid.send_and_receive(asked, timeout=timeout):
             node = reply.metadata.src_node_id
             try:
-                final[str(node)] = _read_final(reply, len(client.flatten(x)))
-            except ValueError as error:
+                name, message = self._read_final(reply, x)
+                if name in final:
+                    raise refusal("reply", "be the client's only one", "another", code="duplicate")
+                final[name], sent[node] = message, message.examples
+            except Exception as error:  # whatever a client's records raise when they are read
                 left_out[node] = str(error)
         for node in nodes:
-            if str(node) not in final:
-                reason = left_out.setdefault(node, "no reply came")
-                LOG.warning("final message: node %d was left out: %s", node, reason)
-        self.took_part.append(
-            TakingPart(0, {int(k): one.examples for k, one in final.items()}, left_out)
-        )
-        return final, nodes
+            if node not in sent:
+                left_out.setdefault(node, "no reply came")
+        self._record_part(TakingPart(0, sent, left_out, dict(self._clients)))
+        return final, [self._clients.get(node, str(node)) for node in left_out]
+
+    def _record_part(self, part: TakingPart) -> None:
+        for remark in part.remarks:
+            LOG.warning("%s", remark)
+        self.took_part.append(part)
 
     def _table_of_rounds(self, state: server.ServerState) -> str:
         if state.rounds < 2:
             return "No interval: fewer than two rounds had a reply that could be used."
-        return state.tracker.table(state.tracked, self.level)
+        notes = [f"note: {remark}" for remark in state.remarks]
+        return "\n".join([state.tracker.table(state.tracked, self.level), *notes])
 
     def _begun(self) -> server.ServerState:
         if self.state is None:
             raise refusal("strategy", "have had a round", "none", code="missing")
         return self.state
 
-    def _read(self, reply: Message, state: server.ServerState) -> RoundMessage:
-        """Return a client's sums, and take them out of its reply; refuse what cannot be used."""
+    def _name(self, reply: Message) -> str:
+        """Return the name of the client that replies; refuse one that another connected node has."""
+        node = reply.metadata.src_node_id
+        record = reply.content.config_records.get(CLIENT)
+        name = str(node) if record is None else record.get("name")
+        if not isinstance(name, str) or not name:
+            raise refusal("name", "be text", name, code="type")
+        for other, known in self._clients.items():
+            if known == name and other != node and other in self._connected:
+                rule = f"not be that of node {other}, which is connected"
+                raise refusal("name", rule, name, code="duplicate")
+        if self._clients.setdefault(node, name) != name:
+            raise refusal("name", f"stay {self._clients[node]!r}", name, code="untrusted")
+        return name
+
+    def _read(self, reply: Message, state: server.ServerState, name: str) -> RoundMessage:
+        """Return a client's sums, and take them out of its reply; refuse what has none."""
         content = reply.content
-        records = {key: one for key, one in content.items() if key != SENT}
         if SENT not in content.array_records:
             raise refusal("reply", "have the sums that InferenceMod adds", "none", code="untrusted")
         sums = {key: one.numpy() for key, one in content.array_records[SENT].items()}
+        records = {key: one for key, one in content.items() if key not in (SENT, CLIENT)}
         reply.content = RecordDict(records)
         models = list(reply.content.array_records.values())
         if len(models) != 1:
             raise refusal(
                 "reply", "have one ArrayRecord with the model", len(models), code="untrusted"
             )
-        _check_model(_params(models[0]), state.params)
-        weight = _weight(reply, self.weighted_by_key)
-        shapes = {"gradient_sum": 1, "hessian": 2, "hessian_before": 2}
-        dim, needed = len(client.flatten(state.params)), _ROUND if self._asked[1] else _ROUND[:1]
-        parts = {name: _part(sums, name, (dim,) * shapes[name]) for name in needed}
-        steps = checks.count("steps", _whole(sums, "steps"))
-        seen = (
-            checks.count("observations", _whole(sums, "observations"), 1) if len(parts) > 1 else 0
-        )
-        return RoundMessage(None, weight, steps, **parts, observations=seen)
+        validate.model_like("model", _params(models[0]), state.params)
+        node, sent = reply.metadata.src_node_id, server.broadcast(state)
+        if self._asked.get(node) and not sent.asks(name):  # asked before its name was known
+            sums = {key: one for key, one in sums.items() if key not in _ROUND[1:]}
+        elif sent.asks(name) and _ROUND[1] not in sums:
+            have = f"have {_ROUND[1]}, which was asked for"
+            raise refusal("reply", have, sorted(sums), code="untrusted")
+        parts: dict[str, Any] = {key: sums.get(key) for key in (*_ROUND, *_ROUND_COUNTS)}
+        return RoundMessage(None, _weight(reply, self.weighted_by_key), **parts)
+
+    def _odd(self, contents: Mapping[str, RecordDict]) -> dict[str, Refusal]:
+        """Return the clients whose records are not like those of most, which strategies refuse to average."""
+        layouts = {name: _layout(content) for name, content in contents.items()}
+        count = collections.Counter(layouts.values())
+        if not count:
+            return {}
+        self._layout = max(count, key=lambda one: (count[one], one == self._layout))
+        return {
+            name: refusal(
+                "metrics", f"have the keys {self._layout.keys}", layout.keys, code="untrusted"
+            )
+            for name, layout in layouts.items()
+            if layout != self._layout
+        }
+
+    def _read_final(self, reply: Message, x: Arrays) -> tuple[str, FinalMessage]:
+        """Return a client's name and final message."""
+        if reply.has_error():
+            raise Refusal(f"it failed: {reply.error.reason}", "reply", "missing")
+        if SENT not in reply.content.array_records:
+            rule = "have the final message that InferenceMod sends"
+            raise refusal("reply", rule, "none", code="untrusted")
+        name, state = self._name(reply), self._begun()
+        if state.weights is not None and name not in state.weights:
+            raise refusal("name", "be one of those in weights", name, code="unknown")
+        sums = {key: one.numpy() for key, one in reply.content.array_records[SENT].items()}
+        parts: dict[str, Any] = {key: sums.get(key) for key in _FINAL}
+        rows = state.examples.get(name) if self.weighted_by_key == _EXAMPLES else None
+        flat = client.flatten(x)
+        made = FinalMessage(**parts)
+        return name, validate.final_message(made, flat.size, client.digest(x), rows)
 
     def _with_intervals(
         self, server_round: int, metrics: MetricRecord | None, used: int, left_out: int
@@ -516,26 +620,33 @@ def _params(arrays: ArrayRecord) -> Arrays:
 
 def _asking(
     content: RecordDict,
-    anchors: tuple[Arrays, Arrays],
+    sent: server.Broadcast,
     *,
     hessians: bool = False,
     final: bool = False,
 ) -> RecordDict:
     """Return a message's content with the anchors in it; a strategy may give all its messages one content."""
-    now, before = anchors
+    now, before = sent.anchors
     arrays = {f"anchor:{key}": value for key, value in now.items()}
     if hessians:
         arrays |= {f"before:{key}": value for key, value in before.items()}
-    asked = ConfigRecord({"hessians": hessians, "final": final})
+    asked = ConfigRecord({"hessians": hessians, "final": final, "round": sent.round})
     return RecordDict({**dict(content.items()), SENT: _record(arrays), ASKED: asked})
 
 
-def _check_model(found: Arrays, like: Arrays) -> None:
-    shapes = {key: np.shape(value) for key, value in like.items()}
-    if (got := {key: value.shape for key, value in found.items()}) != shapes:
-        raise refusal("model", f"have arrays {shapes}", got, code="untrusted")
-    if not np.isfinite(client.flatten(found)).all():
-        raise refusal("model", "be finite", "NaN or infinity", code="not_finite")
+class Layout(NamedTuple):
+    """What strategies want to be the same in all replies that they average."""
+
+    records: tuple[str, ...]
+    keys: tuple[str, ...]  # of metrics
+    lengths: tuple[int, ...]  # of metrics that are lists; 0 for numbers
+
+
+def _layout(content: RecordDict) -> Layout:
+    metrics = sorted(next(iter(content.metric_records.values())).items())
+    lengths = tuple(len(value) if isinstance(value, list) else 0 for _, value in metrics)
+    names = (*content.array_records, *content.metric_records)
+    return Layout(names, tuple(key for key, _ in metrics), lengths)
 
 
 def _weight(reply: Message, key: str) -> int:
@@ -548,36 +659,4 @@ def _weight(reply: Message, key: str) -> int:
             [sorted(r) for r in records],
             code="untrusted",
         )
-    value = records[0][key]
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return checks.count(key, value)
-
-
-def _part(sums: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
-    if name not in sums:
-        raise refusal("reply", f"have {name}, which was asked for", sorted(sums), code="untrusted")
-    found = np.asarray(sums[name], np.float64)
-    if found.shape != shape:
-        raise refusal(name, f"have shape {shape}", found.shape, code="shape")
-    if not np.isfinite(found).all():
-        raise refusal(name, "be finite", "NaN or infinity", code="not_finite")
-    return found
-
-
-def _whole(sums: Mapping[str, np.ndarray], name: str) -> int:
-    value = float(_part(sums, name, ()))
-    return int(value) if value.is_integer() else 0
-
-
-def _read_final(reply: Message, dim: int) -> FinalMessage:
-    if reply.has_error():
-        raise checks.Refusal(f"it failed: {reply.error.reason}", "reply", "missing")
-    if SENT not in reply.content.array_records:
-        raise refusal(
-            "reply", "have the final message that InferenceMod sends", "none", code="untrusted"
-        )
-    sums = {key: one.numpy() for key, one in reply.content.array_records[SENT].items()}
-    shapes = {"score": 1, "covariance": 2, "hessian": 2}
-    parts = {name: _part(sums, name, (dim,) * shapes[name]) for name in _FINAL}
-    return FinalMessage(checks.count("examples", _whole(sums, "examples")), **parts)
+    return validate.whole(key, records[0][key])

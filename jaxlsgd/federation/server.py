@@ -1,9 +1,12 @@
 """What a server keeps of the messages of its clients, and what comes out: estimate, intervals, tests, verdict.
 
-During training, per round: `broadcast(state)` → clients → `receive(state, messages, ...)`. The server keeps sums of d and
-d² numbers over rounds (`jaxlsgd.one_step` at anchors), never a client's rows. At the end, once: `estimate(state)` goes to the
-clients, their final messages come back, and `finish` reads them. A framework that cannot send anything during training
-calls `finish` alone, with the parameters that it has trained.
+During training, per round: `broadcast(state)` → clients → `receive(state, messages, ...)`. The server keeps sums over rounds
+(`jaxlsgd.one_step` at anchors), never a client's rows. While an anchor is open, it keeps about 4d² numbers per client, so
+that it does not matter who takes part and how often (`strata`). At the end, once: `estimate(state)` goes to the clients,
+their final messages come back, and `finish` reads them. A framework that cannot send anything during training calls
+`finish` alone, with the parameters that it has trained.
+
+Clients may be faulty or hostile: `validate` checks every message. Who is left out is named.
 
 With weights p_k, and of client k on its own n_k rows at x the mean score s_k, the covariance S_k of scores and the Hessian H_k,
 
@@ -17,18 +20,21 @@ About these rows x̂ is known, up to what `remainder` says.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from jaxlsgd.core import checks
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import Refusal, refusal
 from jaxlsgd.core.display import align
-from jaxlsgd.core.estimator import SIDES, Anchored, Estimator, Interval, JointLaw
+from jaxlsgd.core.estimator import Estimator, Interval, JointLaw, Side, Sync
 from jaxlsgd.core.problem import unravel
+from jaxlsgd.federation import strata, validate
 from jaxlsgd.federation.agreement import (
     Agreement,
     Stacked,
@@ -39,27 +45,50 @@ from jaxlsgd.federation.agreement import (
     jackknife,
     stack,
 )
-from jaxlsgd.federation.client import FinalMessage, RoundMessage, flatten
-from jaxlsgd.inference import joint
-from jaxlsgd.inference.anchored_rounds import bin_hessians, next_edge
+from jaxlsgd.federation.client import FinalMessage, RoundMessage, digest, flatten
+from jaxlsgd.federation.strata import Stratum
+from jaxlsgd.federation.validate import several, shown_name
+from jaxlsgd.inference import anchored_rounds, joint
+from jaxlsgd.inference.anchored_rounds import LEAST_ROUNDS, AnchoredState
 from jaxlsgd.inference.one_step import one_step
-from jaxlsgd.inference.tracking import Tracker, parameter_names, track
+from jaxlsgd.inference.tracking import Rows, Tracked, Tracker, parameter_names, track
 
 FloatArray = NDArray[np.floating[Any]]
 Params = Any
 ABOUT = ("population", "rows")
 CLIENTS = ("given", "sampled")
 VARIANCES = ("clients", "HC0", "HC1", "HC3", "CR1")
-FAR = (
-    0.5  # standard errors that the last step may be long before another final message is asked for
-)
+# Standard errors that the last step may be long before another final message is asked for.
+FAR = 0.5
+FEWEST_HESSIANS = 2  # of a client at one anchor, so that the noise of their mean is known
+MOST_REMARKS = 1000
 
 
 class Broadcast(NamedTuple):
-    """What the server sends with its model: where to evaluate the rows of the round, and whether Hessians are due."""
+    """What the server sends with its model: where to evaluate the rows of the round, and who is to send Hessians."""
 
+    round: int
     anchors: tuple[Params, Params]  # the anchor, and the one before it
-    hessians: bool
+    hessians: bool  # whether Hessians are due, from clients that are not in `enough`
+    enough: frozenset[str]
+
+    def asks(self, client: str) -> bool:
+        """Return whether this client is to send Hessians in the round."""
+        return self.hessians and client not in self.enough
+
+
+class Remark(NamedTuple):
+    """What the rounds have shown of a client."""
+
+    first: int
+    last: int
+    rounds: int
+    words: str
+
+    def __str__(self) -> str:
+        if self.rounds == 1:
+            return f"round {self.first}: {self.words}"
+        return f"{self.rounds} of rounds {self.first} to {self.last}: {self.words}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,22 +96,72 @@ class ServerState:
     """What the server keeps between rounds; made by `begin`, never changed in place."""
 
     tracker: Tracker
-    tracked: Any  # sums at anchors
+    stream: Tracked  # sums at earlier anchors
     params: Params  # the server's model after the last round
-    rounds: int = 0
-    bin: int = -1  # which anchor is out, and in how many of its rounds Hessians have come
-    hessians: int = 0
-    num_clients: int = 1  # that took part in the last round
-    steps: int = 1  # E of the last round
+    weights: Mapping[str, float] | None  # of all clients; None for their numbers of examples
+    clients: Mapping[str, Stratum] = dataclasses.field(default_factory=dict)  # at the open anchor
     examples: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by client, as last sent
-    remarks: tuple[str, ...] = ()  # who was left out, and why
+    rounds: int = 0
+    steps: int = 1  # E of the last round
+    log: Mapping[tuple[str, ...], Remark] = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All clients that the estimate is about."""
+        return tuple(self.examples if self.weights is None else self.weights)
+
+    @property
+    def shares(self) -> FloatArray:
+        """Their weights, which sum to 1."""
+        return client_weights(dict.fromkeys(self.names, 1), self.weights or self.examples)
+
+    @functools.cached_property
+    def tracked(self) -> Tracked:
+        """All sums, for methods of the tracker; those of the open anchor are in it once all clients have reported."""
+        return _with_anchored(self, _with_open_bin(self))
+
+    @functools.cached_property
+    def asking(self) -> Broadcast:
+        """What is sent to clients with the model of the next round."""
+        own = _anchored(self)
+        both, dtype = (own.now.a, own.now.a - own.now.move), _dtype(self.params)
+        anchors = tuple(_shaped(a.astype(dtype), self.params) for a in both)
+        start, t, E = own.clock.start, own.clock.t, float(self.steps)
+        if own.clock.bin < 1:
+            return Broadcast(self.rounds + 1, anchors, False, frozenset())
+        length = anchored_rounds.next_edge(start) - start
+        many = anchored_rounds.bin_hessians(E, length, max(len(self.names), 1), own.x.size)
+        # Spread over the bin. A bin that has to wait for some clients asks the others for no more.
+        due = min((t - start) * many / length, max(many, FEWEST_HESSIANS) - 1)
+        enough = frozenset(name for name, one in self.clients.items() if one.hessians > due)
+        return Broadcast(self.rounds + 1, anchors, not enough.issuperset(self.names), enough)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Clients whose reports the next anchor waits for: two by each, one of them with Hessians."""
+        own = _anchored(self).clock
+        if own.bin < 1 or own.t < anchored_rounds.next_edge(own.start):
+            return ()
+        return tuple(name for name in self.names if not _complete(self.clients, [name]))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Who was left out and why, and what is odd about clients, in sentences."""
+        notes = [str(one) for one in self.log.values()]
+        if waiting := self.waiting:
+            notes.append(
+                "rounds since the last anchor do not count yet: each client must report twice at an anchor, once "
+                f"with Hessians, and these have not: {several(waiting)}"
+            )
+        return (*notes, *_majority(self.names, self.shares))
 
 
 def begin(
     params: Params,
     *,
-    rows: str,
+    rows: Rows,
     method: Estimator | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> ServerState:
     """Return the state of a server before the first round.
 
@@ -90,19 +169,33 @@ def begin(
       params: the model at the start, a pytree of floating arrays (NumPy or JAX).
       rows: "fresh" if no row is met twice, "reused" if clients go over the same rows again.
       method: `one_step()` if None, or another method with anchors.
+      weights: p_k by client, of all clients that there are: the estimate minimises Σ p_k F_k, whoever takes part, and
+        messages of others are refused. If None, the clients are all that have reported so far, with the numbers of
+        examples that they last sent. A client that reports for the first time later on changes what is estimated,
+        so rounds of earlier anchors are then forgotten, and a remark says so.
     """
     chosen = one_step() if method is None else method
     if chosen.anchor is None:
         raise refusal(
             "method", "have an anchor, as one_step() does", chosen.name, code="unsupported"
         )
+    start = flatten(params)
+    if not start.size:
+        raise refusal("params", "have at least one number", start.shape, code="shape")
+    checks.finite("params", start)
     tracker = track(chosen, params, rows=rows)
-    return ServerState(tracker, tracker.init(params), params)
+    first = jax.tree.map(_on_host, tracker.init(params))
+    found = ServerState(tracker, first, params, checked_weights(weights))
+    own = _anchored(found)
+    return dataclasses.replace(
+        found,
+        stream=_with_anchored(found, own._replace(x=start, now=own.now._replace(a=start))),
+    )
 
 
 def broadcast(state: ServerState) -> Broadcast:
     """Return what to send to clients with the model of the next round."""
-    return Broadcast(state.tracker.anchors(state.tracked), _hessians_due(state))
+    return state.asking
 
 
 def receive(
@@ -111,53 +204,85 @@ def receive(
     *,
     eta: float,
     params: Params = None,
-    weights: Mapping[str, float] | None = None,
 ) -> ServerState:
     """Return the state after a round.
 
-    A message that is not finite, of another shape, or of a client without rows is left out, and `remarks` says so; the others
-    are reweighted to 1.
+    A message is left out, with a remark that names its client, if it is not finite, of another shape, of no rows, of another
+    round, of a client that `begin` was not told of, or not what `validate` lets pass.
 
     Args:
       state: from `begin` or `receive`.
       messages: by client, of those that took part in the round.
       eta: step size of the round.
-      params: the server's model after the round, if the framework has averaged it; else the weighted mean is taken.
-      weights: p_k by client, of all clients; their numbers of examples if None.
+      params: the server's model after the round, if the framework has averaged it; else the weighted mean is taken, over
+        those that took part.
     """
-    good, remarks = _usable(state, messages, params is None)
+    checks.positive("eta", eta)
+    if params is not None:
+        params = validate.model_like("params", params, state.params)
+    good, left_out = usable(state, messages, model=params is None)
+    if (
+        left_out
+        and {(why.argument, why.code) for why in left_out.values()} == {("params", "missing")}
+        and not good
+    ):
+        raise refusal("params", "be given, or be in the messages", None, code="missing")
+    log = _logged(state, {(name,): validate.left_out(name, why) for name, why in left_out.items()})
     if not good:
-        told = f"round {state.rounds + 1}: no client sent a usable message, and nothing is kept"
-        return dataclasses.replace(
-            state, rounds=state.rounds + 1, remarks=(*state.remarks, *remarks, told)
-        )
-    p = client_weights({name: one.examples for name, one in good.items()}, weights)
-    E = max(1, round(float(sum(w * one.steps for w, one in zip(p, good.values(), strict=True)))))
-    mean = sum(
-        w * E / one.steps * one.gradient_sum for w, one in zip(p, good.values(), strict=True)
-    )
+        none = {(): "no client sent a usable message, and nothing is kept"}
+        state = dataclasses.replace(state, log=log)
+        return dataclasses.replace(state, rounds=state.rounds + 1, log=_logged(state, none))
+    examples = {**state.examples, **{name: one.examples for name, one in good.items()}}
+    p = client_weights({name: one.examples for name, one in good.items()}, state.weights)
+    E = _median([one.steps for one in good.values()], p)
     if params is None:
         flat = sum(w * flatten(one.params) for w, one in zip(p, good.values(), strict=True))
         params = _shaped(flat, state.params)
-    here, before, seen = _mean_hessians(good, p)
-    total = _shaped(np.asarray(mean), state.params)
-    tracked = state.tracker.update(
-        state.tracked, params, eta=eta, E=E, anchored=Anchored(total, here, before, seen)
-    )
-    now = int(_clock(state.tracker, tracked).bin)
-    count = (state.hessians if now == state.bin else 0) + (here is not None)
-    return dataclasses.replace(
+    none = strata.empty(_anchored(state).x.size)
+    clients = {
+        **state.clients,
+        **{
+            name: strata.with_report(state.clients.get(name, none), one)
+            for name, one in good.items()
+        },
+    }
+    joined = [name for name in examples if name not in state.examples]
+    moved = dataclasses.replace(
         state,
-        tracked=tracked,
+        stream=_advanced(state, flatten(params), E, eta),
         params=params,
+        clients=clients,
+        examples=examples,
         rounds=state.rounds + 1,
-        bin=now,
-        hessians=count,
-        num_clients=len(good),
         steps=E,
-        examples={**state.examples, **{name: one.examples for name, one in good.items()}},
-        remarks=(*state.remarks, *remarks),
     )
+    words: dict[tuple[str, ...], str] = {
+        (name, "unlike"): note for name, note in _unlike_rounds(good, state.params).items()
+    }
+    if state.weights is None and joined and _anchored(state).clock.bin > 1:
+        moved = _without_past(moved)
+        words["joined", *joined] = (
+            f"{several(joined)} joined: earlier rounds are about the other clients only, and are forgotten; "
+            "begin(weights=...) names all clients"
+        )
+    moved = dataclasses.replace(moved, log=log)
+    return _at_next_anchor(dataclasses.replace(moved, log=_logged(moved, words, moved.rounds)))
+
+
+def usable(
+    state: ServerState, messages: Mapping[str, RoundMessage], *, model: bool = False
+) -> tuple[dict[str, RoundMessage], dict[str, Refusal]]:
+    """Return the messages of a round that can be used, and why the others cannot; `model` if they must have models."""
+    messages = checks.table("messages", messages, "be a mapping from clients to messages")
+    sent = broadcast(state)
+    asked = digest(sent.anchors[0], sent.round)
+
+    def check(name: str, message: Any) -> RoundMessage:
+        return validate.round_message(
+            message, state.params, asked=asked, hessians=sent.asks(name), model=model
+        )
+
+    return validate.usable(messages, check, () if state.weights is None else state.weights)
 
 
 def estimate(state: ServerState) -> Params:
@@ -186,13 +311,15 @@ def finish(
 
     Args:
       at: where clients evaluated them: parameters, or the server's state, of which `estimate(state)` is meant.
-      messages: by client. Those that are not finite, of another shape or without rows are left out, with words.
-        None for what the rounds alone say: about the population if rows were fresh, else about these rows only.
+      messages: by client. Those that are not finite, of another shape, of another place, or not what `validate` lets
+        pass are left out, with words. None for what the rounds alone say: about the population if rows were fresh,
+        else about these rows only.
       about: "population", from which each client's rows are a sample; or "rows", the minimiser of these rows.
       clients: "given", the population is made of these clients; or "sampled", they are a sample of clients, and
         intervals are about the mean over all that there might be, with Student's t of K − 1 degrees of freedom.
-      weights: p_k by client; their numbers of rows if None.
-      expected: names of all clients; those without a message are named in the verdict.
+      weights: p_k of all clients, by name; if None, those of the server's state, or else their numbers of rows.
+      expected: names of all clients; those of `weights` if empty. Those without a message are named in the verdict, and
+        messages of others are refused.
       names: of parameters; their paths in the pytree if None.
       level: of intervals, unless they are called with another.
       variance: of clients that are given: "clients", each client's own spread; "HC0", clients' means left in, as if all
@@ -216,42 +343,78 @@ def finish(
         raise refusal("variance", rule, variance, code="conflict")
     state = at if isinstance(at, ServerState) else None
     params = at if state is None else estimate(state)
-    labels = _names(params, names)
+    x, labels = _place(params), _names(params, names)
+    penalty = _ridge(ridge, len(x))
     remarks = () if state is None else state.remarks
+    if messages is not None:
+        messages = checks.table("messages", messages, "be a mapping from clients to messages")
     fresh = state is not None and state.tracker.rows == "fresh"
     if about == "rows" or messages is None or fresh:
         return _from_rounds(state, messages, about, clients, labels, level, remarks)
-    good, left_out = _usable_final(messages, len(labels))
-    absent = [name for name in expected if name not in messages]
-    left_out += [f"client {name} sent no final message, and is left out" for name in absent]
+    chosen = checked_weights(weights)
+    chosen = state.weights if chosen is None and state is not None else chosen
+    rounds = {} if state is None else state.examples
+    if isinstance(expected, str) or not isinstance(expected, Iterable):
+        raise refusal("expected", "be a list of names", expected, code="type")
+    due = list(expected) or list(chosen or rounds)
+    if chosen is not None and (lost := [name for name in due if name not in chosen]):
+        raise refusal(
+            "weights", f"have a weight of {several(lost)}", several(chosen), code="missing"
+        )
+    good, notes = _usable_final(messages, params, due, rounds, named=bool(expected or chosen))
     if not good:
-        raise refusal(
-            "messages",
-            "have a usable one; " + "; ".join(left_out or ["none came"]),
-            {},
-            code="missing",
-        )
-    if clients == "sampled" and len(good) < 2:
-        raise refusal(
-            "messages", 'be of at least 2 clients for clients="sampled"', len(good), code="data"
-        )
-    x, sent = flatten(params), stack(good, weights)
-    data = sent.penalised(np.broadcast_to(np.asarray(ridge, np.float64), x.shape), x)
+        rule = "have a usable one; " + "; ".join(notes or ["none came"])
+        raise refusal("messages", rule, {}, code="missing")
+    own = None if correct else _run(state, "correct")
+    return minimiser(
+        params,
+        good,
+        clients=clients,
+        weights=chosen,
+        labels=labels,
+        level=level,
+        variance=variance,
+        ridge=penalty,
+        run=own,
+        notes=[*remarks, *notes],
+    )
+
+
+def minimiser(
+    params: Params,
+    messages: Mapping[str, FinalMessage],
+    *,
+    clients: str,
+    weights: Mapping[str, float] | None,
+    labels: tuple[str, ...],
+    level: float,
+    variance: str,
+    ridge: FloatArray,
+    run: tuple[FloatArray, float] | None = None,
+    notes: Sequence[str] = (),
+) -> FederationFit:
+    """Return what final messages that can be trusted say; with a `run`'s covariance and df, `params` are kept."""
+    if clients == "sampled" and len(messages) < 2:
+        rule = 'be of at least 2 clients for clients="sampled"'
+        raise refusal("messages", rule, len(messages), code="data")
+    x, sent = flatten(params), stack(messages, weights)
+    data = sent.penalised(ridge, x)
     inverse = _inverse(data.G)
     step = -inverse @ data.mean_score
     moved = data.moved(step)
     rows = float(data.n.sum())
     if clients == "sampled":
         V = between_clients(moved) if variance == "CR1" else jackknife(moved)
-        df = float(len(good) - 1)
+        df = float(len(messages) - 1)
     else:
         noise = sent.noise if variance == "clients" else sent.noise_uncentred
         df = max(rows - len(x), 1.0)
         V = inverse @ noise @ inverse.T * (rows / df if variance == "HC1" else 1.0)
+    _check_variance(V, labels)
     sampling = V
     remainder = float(np.max(np.abs(step) / np.sqrt(np.diagonal(V))))
-    notes = [*remarks, *left_out]
-    if correct:
+    notes = list(notes)
+    if run is None:
         x = x + step
         if remainder > FAR:
             notes.append(
@@ -259,21 +422,21 @@ def finish(
                 "final messages again at fit.params, and finish again"
             )
     else:
-        own, own_df = _run(state, "correct")
-        V, df = _sum_of_variances(V, df, own, own_df)
-    notes += _sampled_notes(data, labels, len(good)) if clients == "sampled" else []
+        V, df = _sum_of_variances(V, df, *run)
+    notes += [note for note in _majority(data.names, data.p) if note not in notes]
+    notes += _sampled_notes(data, labels, len(messages)) if clients == "sampled" else []
     return FederationFit(
         names=labels,
         estimate=x,
         covariance=V,
         df=df,
-        about=about,
+        about="population",
         clients=clients,
         level=level,
-        messages=_messages(moved),
+        messages=_messages(moved, digest(x)),
         weights=dict(zip(moved.names, moved.p.tolist(), strict=True)),
         like=params,
-        remainder=remainder if correct else 0.0,
+        remainder=remainder if run is None else 0.0,
         notes=tuple(notes),
         own_sampling=sampling,
     )
@@ -312,7 +475,7 @@ class FederationFit:
         """Two-sided p-values of no effect, (d,)."""
         return self._tail(self.estimate / self.std_error)
 
-    def interval(self, level: float | None = None, side: str = "both") -> Interval:
+    def interval(self, level: float | None = None, side: Side = "both") -> Interval:
         """Return intervals of all parameters, (d,).
 
         Args:
@@ -323,7 +486,7 @@ class FederationFit:
         return Interval.around(self.estimate, half, side)
 
     def function(
-        self, g: Callable[[Params], Any], level: float | None = None, side: str = "both"
+        self, g: Callable[[Params], Any], level: float | None = None, side: Side = "both"
     ) -> Interval:
         """Return an interval for a function of the parameters by the delta method: a contrast, or a prediction.
 
@@ -333,7 +496,7 @@ class FederationFit:
           side: as in `interval`.
         """
         level = self.level if level is None else level
-        return joint.function(self._joint(), lambda x: g(_shaped(x, self.like)), level, side)
+        return joint.function(self._joint(), g, level, side, lambda x: _shaped(x, self.like))
 
     def test(
         self, contrasts: ArrayLike | None = None, null: ArrayLike = 0.0, level: float | None = None
@@ -398,9 +561,9 @@ class FederationFit:
     def __str__(self) -> str:
         return self.table()
 
-    def _multiplier(self, level: float, side: str = "both") -> float:
+    def _multiplier(self, level: float, side: Side = "both") -> float:
         checks.level(level)
-        checks.choice("side", side, SIDES)
+        checks.choice("side", side, Side)
         if side != "both" and level <= 0.5:
             raise refusal("level", "be above 0.5 for an interval with one bound", level)
         up = (1 + level) / 2 if side == "both" else level
@@ -460,7 +623,7 @@ def _run(state: ServerState | None, argument: str) -> tuple[FloatArray, float]:
         raise refusal(argument, rule, "parameters alone", code="missing")
     V, df = state.tracker.covariance(state.tracked)
     if not np.isfinite(V).all():
-        notes = "; ".join(state.tracker.notes(state.tracked)) or "too few rounds"
+        notes = "; ".join([*state.tracker.notes(state.tracked), *state.remarks]) or "too few rounds"
         raise refusal("at", "have rounds that give a covariance", notes, code="data")
     return V, df
 
@@ -486,16 +649,89 @@ def _sampled_notes(data: Stacked, names: tuple[str, ...], count: int) -> list[st
         notes.append(
             f"{count} clients are few for a sample: intervals rest on {count - 1} degrees of freedom"
         )
-    if (largest := float(np.max(data.p))) > 0.5:
-        notes.append(
-            f"one client has {100 * largest:.0f} % of the weight: Student's t is optimistic"
-        )
+    if float(np.max(data.p)) > 0.5:
+        notes.append("one client has most of the weight: Student's t is optimistic")
     return notes
 
 
-def _messages(data: Stacked) -> dict[str, FinalMessage]:
+def _messages(data: Stacked, answers: int) -> dict[str, FinalMessage]:
     parts = zip(data.names, data.n, data.score, data.covariance, data.hessian, strict=True)
-    return {name: FinalMessage(int(n), s, S, H) for name, n, s, S, H in parts}
+    return {name: FinalMessage(int(n), s, S, H, answers) for name, n, s, S, H in parts}
+
+
+def _usable_final(
+    messages: Mapping[str, Any],
+    params: Params,
+    due: Sequence[str],
+    rounds: Mapping[str, int],
+    named: bool,
+) -> tuple[dict[str, FinalMessage], list[str]]:
+    """Return the final messages that can be used, and notes: why the others cannot, and what is odd.
+
+    Args:
+      messages: by client.
+      params: where they were to be evaluated.
+      due: clients that are expected.
+      rounds: how many rows clients had in their rounds.
+      named: whether there are no other clients than those.
+    """
+    dim, asked = flatten(params).size, digest(params)
+    good, left_out = validate.usable(
+        messages,
+        lambda name, message: validate.final_message(message, dim, asked, rounds.get(name)),
+        due if named else (),
+    )
+    notes = [validate.left_out(name, why) for name, why in left_out.items()]
+    absent = [name for name in due if name not in messages]
+    notes += [validate.left_out(name, "it sent no final message") for name in absent]
+    sizes = {
+        name: {
+            "covariance's diagonal": np.diagonal(one.covariance),
+            "Hessian's diagonal": np.diagonal(one.hessian),
+        }
+        for name, one in good.items()
+    }
+    notes += validate.unlike(sizes).values()
+    for first, second in validate.equal({name: one[:4] for name, one in good.items()}):
+        words = f"its message equals that of {shown_name(first)}: one client under two names?"
+        if named:  # which have their weights, whoever is behind them
+            notes.append(f"client {shown_name(second)} is used, but {words}")
+        else:
+            del good[second]
+            notes.append(validate.left_out(second, words))
+    return good, notes
+
+
+def _place(params: Any) -> FloatArray:
+    """Return the numbers of `at`; refuse what is no place."""
+    try:
+        x = flatten(params)
+    except (TypeError, ValueError):
+        rule = "be parameters, or a server's state"
+        raise refusal("at", rule, type(params).__name__, code="type") from None
+    if not x.size:
+        raise refusal("at", "have at least one number", x.shape, code="shape")
+    checks.finite("at", x)
+    return x
+
+
+def _ridge(ridge: Any, dim: int) -> FloatArray:
+    """Return the penalty of every parameter."""
+    many = np.ndim(ridge) == 1 and not isinstance(ridge, str)
+    each = list(ridge) if many else [ridge]
+    found = [checks.scale(f"ridge[{j}]" if many else "ridge", one) for j, one in enumerate(each)]
+    if many and len(found) != dim:
+        raise refusal("ridge", f"be a number, or {dim} numbers", len(found), code="shape")
+    return np.broadcast_to(np.array(found), (dim,))
+
+
+def _check_variance(V: FloatArray, labels: tuple[str, ...]) -> None:
+    """Refuse variances that are not positive numbers."""
+    v = np.diagonal(V)
+    if not np.all(np.isfinite(V)) or np.any(v <= 0):
+        bad = [name for name, one in zip(labels, v, strict=True) if not one > 0]
+        rule = f"give a positive variance of {', '.join(bad or labels)}"
+        raise refusal("messages", rule, v.tolist(), code="data")
 
 
 def _inverse(G: FloatArray) -> FloatArray:
@@ -513,97 +749,174 @@ def _inverse(G: FloatArray) -> FloatArray:
     return np.linalg.inv(G)
 
 
-def _usable(
-    state: ServerState, messages: Mapping[str, RoundMessage], need_params: bool
-) -> tuple[dict[str, RoundMessage], list[str]]:
-    """Return the messages that can be used, and why the others cannot."""
-    good, remarks, d = {}, [], len(flatten(state.params))
-    for name, one in messages.items():
-        parts: dict[str, tuple[Any, tuple[int, ...]]] = {"gradient sum": (one.gradient_sum, (d,))}
-        if need_params and one.params is None:
-            raise refusal(
-                f"messages[{name!r}].params", "be given if `params` is not", None, code="missing"
-            )
-        if one.params is not None:
-            parts["parameters"] = (flatten(one.params), (d,))
-        if one.hessian is not None:
-            parts["Hessian"] = (one.hessian, (d, d))
-            parts["Hessian at the anchor before"] = (one.hessian_before, (d, d))
-        why = _fault(one.examples, parts) or ("no steps" if not one.steps >= 1 else "")
-        if why:
-            remarks.append(f"round {state.rounds + 1}: client {name} was left out: {why}")
-        else:
-            good[name] = one
-    return good, remarks
+def checked_weights(weights: Any) -> dict[str, float] | None:
+    """Return weights by client, or None; refuse what is not positive."""
+    if weights is None:
+        return None
+    found = checks.table("weights", weights, "be a mapping from clients to numbers")
+    if not found:
+        raise refusal("weights", "name all clients, or be None", {}, code="missing")
+    return {name: checks.positive(f"weights[{name!r}]", w) for name, w in found.items()}
 
 
-def _usable_final(
-    messages: Mapping[str, FinalMessage], d: int
-) -> tuple[dict[str, FinalMessage], list[str]]:
-    good, remarks = {}, []
-    for name, one in messages.items():
-        parts = {
-            "score": (one.score, (d,)),
-            "covariance of scores": (one.covariance, (d, d)),
-            "Hessian": (one.hessian, (d, d)),
+def _on_host(leaf: Any) -> Any:
+    """Return an array of a state in NumPy, with as many digits as there are."""
+    leaf = np.asarray(leaf)
+    return leaf.astype(np.int64 if leaf.dtype.kind == "i" else np.float64)
+
+
+def _anchored(state: ServerState) -> AnchoredState:
+    """Return the sums at anchors that are closed, and the clock."""
+    parts = zip(state.tracker.estimator.accumulators, state.stream.states, strict=True)
+    return next(own for part, own in parts if part.anchor is not None)
+
+
+def _with_anchored(state: ServerState, own: AnchoredState) -> Tracked:
+    parts = zip(state.tracker.estimator.accumulators, state.stream.states, strict=True)
+    states = tuple(old if part.anchor is None else own for part, old in parts)
+    return state.stream._replace(states=states)
+
+
+def _advanced(state: ServerState, x: FloatArray, E: int, eta: float) -> Tracked:
+    """Return the stream after a round, but for the sums of its clients."""
+    stream, sync = state.stream, Sync(x, E, eta)
+    parts = zip(state.tracker.estimator.accumulators, stream.states, strict=True)
+    states = tuple(
+        part.update(own, sync) if part.anchor is None else anchored_rounds.after_round(own, x, E)
+        for part, own in parts
+    )
+    size = np.float64(eta * E)
+    return Tracked(states, stream.rounds + 1, size if stream.rounds == 0 else stream.first, size)
+
+
+def _complete(clients: Mapping[str, Stratum], names: Iterable[str]) -> bool:
+    return all(name in clients and clients[name].complete for name in names)
+
+
+def _with_open_bin(state: ServerState) -> AnchoredState:
+    """Return the sums at anchors with those of the open one, if all clients have reported."""
+    own = _anchored(state)
+    if own.clock.bin < 1 or not state.names or not _complete(state.clients, state.names):
+        return own
+    now, counts = strata.together(
+        [state.clients[name] for name in state.names], state.shares, own.now
+    )
+    return own._replace(now=now, clock=own.clock._replace(now=counts))
+
+
+def _at_next_anchor(state: ServerState) -> ServerState:
+    """Return the state with the next anchor, if the open bin has ended and all clients have reported."""
+    own = _anchored(state)
+    if own.clock.t < own.clock.edge:
+        return state
+    first = own.clock.bin < 1
+    ready = state.rounds >= LEAST_ROUNDS if first else _complete(state.clients, state.names)
+    moved = anchored_rounds.after_bin(_with_open_bin(state), ready)
+    if not ready:
+        return dataclasses.replace(
+            state, stream=_with_anchored(state, own._replace(clock=moved.clock))
+        )
+    # In the precision that clients evaluate it in.
+    a = moved.now.a.astype(_dtype(state.params)).astype(np.float64)
+    moved = moved._replace(now=moved.now._replace(a=a, move=a - own.now.a))
+    log = _logged(state, _twins(state), state.rounds)
+    return dataclasses.replace(state, stream=_with_anchored(state, moved), clients={}, log=log)
+
+
+def _without_past(state: ServerState) -> ServerState:
+    """Return the state without the sums at closed anchors, which are about fewer clients."""
+    own = _anchored(state)
+    past = jax.tree.map(np.zeros_like, own.past)
+    clock = own.clock._replace(past=jax.tree.map(np.zeros_like, own.clock.past))
+    own = own._replace(past=past, clock=clock)
+    return dataclasses.replace(state, stream=_with_anchored(state, own))
+
+
+def _dtype(params: Params) -> Any:
+    """Return the precision of a model, float32 at least."""
+    return np.result_type(np.float32, *(np.asarray(leaf).dtype for leaf in jax.tree.leaves(params)))
+
+
+def _median(values: Sequence[int], p: FloatArray) -> int:
+    """Return the weighted median, which less than half of the weight cannot move."""
+    order = np.argsort(values, kind="stable")
+    half = np.searchsorted(np.cumsum(p[order]), 0.5 - 1e-9)
+    return int(values[order[min(int(half), len(order) - 1)]])
+
+
+def _logged(
+    state: ServerState, words: Mapping[tuple[str, ...], str], when: int | None = None
+) -> dict[tuple[str, ...], Remark]:
+    """Return the remarks with those of a round."""
+    log, m = dict(state.log), state.rounds + 1 if when is None else when
+    for key, text in words.items():
+        old = log.get(key)
+        if old is not None:
+            log[key] = old._replace(last=m, rounds=old.rounds + 1)
+        elif len(log) < MOST_REMARKS:
+            log[key] = Remark(m, m, 1, text)
+    return log
+
+
+def _unlike_rounds(good: Mapping[str, RoundMessage], model: Params) -> dict[str, str]:
+    """Return notes on messages of a round that are implausible beside the others."""
+    before = flatten(model)
+    sizes = {
+        name: {"number of steps": np.float64(one.steps), "gradient": one.gradient_sum / one.steps}
+        for name, one in good.items()
+    }
+    moves = {
+        name: {"step of the model": flatten(one.params) - before}
+        for name, one in good.items()
+        if one.params is not None
+    }
+    hessians = {
+        name: {
+            "Hessian's diagonal": np.diagonal(one.hessian),
+            "Hessian's diagonal at the anchor before": np.diagonal(one.hessian_before),
+            "number of observations": np.float64(one.observations),
         }
-        why = _fault(one.examples, parts)
-        if why:
-            remarks.append(f"client {name} was left out: {why}")
-        else:
-            good[name] = one
-    return good, remarks
+        for name, one in good.items()
+        if one.hessian is not None and one.hessian_before is not None
+    }
+    return validate.unlike(moves) | validate.unlike(hessians) | validate.unlike(sizes)
 
 
-def _fault(examples: Any, parts: Mapping[str, tuple[Any, tuple[int, ...]]]) -> str:
-    """Return what is wrong with a message, or ""."""
-    if not np.isfinite(examples) or examples < 1:
-        return f"it has no rows (examples = {examples})"
-    for what, (value, shape) in parts.items():
-        found = np.asarray(value, np.float64) if value is not None else np.zeros(0)
-        if found.shape != shape:
-            return f"its {what} has shape {found.shape}, not {shape}"
-        if not np.isfinite(found).all():
-            return f"its {what} is not finite"
-    return ""
+def _twins(state: ServerState) -> dict[tuple[str, ...], str]:
+    """Return notes on clients with equal sums in all of several rounds.
+
+    They are used: rows of zeros and ones coincide often, and to leave out what coincides would be a choice by outcome.
+    """
+    sums = {
+        name: (one.n, one.t, one.mean, one.square)
+        for name, one in state.clients.items()
+        if one.n >= LEAST_ROUNDS
+    }
+    return {
+        pair: f"clients {several(pair)} sent the same sums in all rounds at an anchor: are they one client?"
+        for pair in validate.equal(sums)
+    }
 
 
-def _mean_hessians(
-    good: Mapping[str, RoundMessage], p: FloatArray
-) -> tuple[FloatArray | None, FloatArray | None, int | None]:
-    """Return the weighted Hessians of those who sent them, and how many rows they rest on."""
-    sent = [(w, one) for w, one in zip(p, good.values(), strict=True) if one.hessian is not None]
-    if not sent:
-        return None, None, None
-    w = np.array([w for w, _ in sent])
-    w = w / w.sum()
-    here = np.tensordot(w, np.stack([np.asarray(one.hessian) for _, one in sent]), 1)
-    before = np.tensordot(w, np.stack([np.asarray(one.hessian_before) for _, one in sent]), 1)
-    return here, before, sum(int(one.observations) for _, one in sent)
-
-
-def _hessians_due(state: ServerState) -> bool:
-    """Return whether Hessians are due in the next round, spread over the rounds of an anchor."""
-    clock = _clock(state.tracker, state.tracked)
-    if int(clock.bin) < 1:
-        return False
-    start, length = int(clock.start), next_edge(int(clock.start)) - int(clock.start)
-    many = bin_hessians(float(state.steps), length, state.num_clients, len(flatten(state.params)))
-    count = state.hessians if int(clock.bin) == state.bin else 0
-    return (int(clock.t) - start) * many >= count * length
-
-
-def _clock(tracker: Tracker, tracked: Any) -> Any:
-    parts = zip(tracker.estimator.accumulators, tracked.states, strict=True)
-    return next(own.clock for part, own in parts if part.anchor is not None)
+def _majority(names: Sequence[str], p: FloatArray) -> list[str]:
+    """Return a note on a client with more than half of the weight."""
+    if len(names) < 2 or np.max(p) <= 0.5:
+        return []
+    name, share = names[int(np.argmax(p))], 100 * float(np.max(p))
+    return [
+        f"client {shown_name(name)} has {share:.3g} % of the weight: it decides more than all others"
+    ]
 
 
 def _names(params: Params, names: Sequence[str] | None) -> tuple[str, ...]:
     own = parameter_names(params)
     if names is None:
         return own
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise refusal("names", "be a list of names", names, code="type")
     if len(names) != len(own):
         raise refusal("names", f"be {len(own)}, one per parameter", len(names), code="shape")
+    checks.distinct("names", names)
     return tuple(names)
 
 

@@ -1,26 +1,177 @@
 """What a message may hold: real, finite numbers of the right shape, whole counts, and the place that it answers for.
 
 Clients may be faulty or hostile. Each check returns the value that the server uses, or raises a `Refusal`, which becomes
-"client NAME is left out: reason".
+"client NAME is left out: reason". What is possible but unlike the other clients is reported and used: clients may differ.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxlsgd.core.checks import LARGEST_COUNT, Refusal, refusal
+from jaxlsgd.core.checks import LARGEST_COUNT, LARGEST_INTERVAL, Refusal, refusal
 from jaxlsgd.core.display import printable
+from jaxlsgd.federation.client import FinalMessage, RoundMessage
 
 FloatArray = NDArray[np.floating[Any]]
 LARGEST = 1e100  # in a message; products of three such numbers are still finite
 ROUNDING = 1e-5  # relative; matrices that were computed in float32 differ from their transposes by up to 1e-6 or so
+UNLIKE = 1000.0  # times the median of all clients, beyond which a number is reported
 _NAME = 60  # characters of a client's name in a note
+_M = TypeVar("_M", RoundMessage, FinalMessage)
+
+
+def usable(
+    messages: Mapping[str, Any], check: Callable[[str, Any], _M], known: Collection[str]
+) -> tuple[dict[str, _M], dict[str, Refusal]]:
+    """Return the messages that pass, and why the others are left out.
+
+    Args:
+      messages: by client.
+      check: `(name, message) → message`, or raises a refusal.
+      known: names of all clients; empty if any may come.
+    """
+    good: dict[str, _M] = {}
+    left_out: dict[str, Refusal] = {}
+    for name, message in messages.items():
+        try:
+            if known and name not in known:
+                raise Refusal("it is none of the clients that were named", "messages", "unknown")
+            good[name] = check(name, message)
+        except Refusal as error:
+            left_out[name] = error
+    return good, left_out
+
+
+def round_message(
+    message: Any, like: Any, *, asked: int, hessians: bool, model: bool
+) -> RoundMessage:
+    """Return a checked message of a round.
+
+    Args:
+      message: what a client has sent.
+      like: the server's model.
+      asked: digest of the round and its anchor.
+      hessians: whether this client's were asked for.
+      model: whether the message must have the client's model.
+    """
+    sent = _of_kind(message, RoundMessage)
+    dim = sum(np.size(leaf) for leaf in jax.tree.leaves(like))
+    _answers(sent.answers, asked)
+    if (sent.hessian is None) != (sent.hessian_before is None):
+        raise refusal("hessian", "come with the one at the anchor before", "one", code="missing")
+    if sent.hessian is not None and not hessians:
+        rule = "be left out, as none was asked for"
+        raise refusal("hessian", rule, np.shape(sent.hessian), code="unwanted")
+    if sent.params is None and model:
+        raise refusal("params", "be the client's model", None, code="missing")
+    here, before = (
+        None if value is None else symmetric(field, real(field, value, (dim, dim)))
+        for field, value in (("hessian", sent.hessian), ("hessian_before", sent.hessian_before))
+    )
+    return RoundMessage(
+        None if sent.params is None else model_like("params", sent.params, like),
+        whole("examples", sent.examples),
+        whole("steps", sent.steps, most=LARGEST_INTERVAL),
+        real("gradient_sum", sent.gradient_sum, (dim,)),
+        asked,
+        here,
+        before,
+        whole("observations", sent.observations, 0 if here is None else 1),
+    )
+
+
+def final_message(message: Any, dim: int, asked: int, most: int | None = None) -> FinalMessage:
+    """Return a checked final message; `most` is how many rows the client had in its rounds, if that is known."""
+    sent = _of_kind(message, FinalMessage)
+    _answers(sent.answers, asked)
+    examples = whole("examples", sent.examples)
+    if most is not None and examples > most:
+        rule = f"be at most the {most} of the client's rounds"
+        raise refusal("examples", rule, examples, code="untrusted")
+    square = (dim, dim)
+    return FinalMessage(
+        examples,
+        real("score", sent.score, (dim,)),
+        positive("covariance", real("covariance", sent.covariance, square)),
+        symmetric("hessian", real("hessian", sent.hessian, square)),
+        asked,
+    )
+
+
+def model_like(field: str, params: Any, like: Any) -> Any:
+    """Return parameters in the shape of a model as float64; refuse others."""
+    try:
+        leaves, tree = jax.tree.flatten(params)
+    except Exception:  # such as a dictionary whose keys have no order
+        raise refusal(field, "be a model", type(params).__name__, code="type") from None
+    shapes, due = [np.shape(leaf) for leaf in jax.tree.leaves(like)], jax.tree.structure(like)
+    if tree != due:
+        raise refusal(field, f"have the structure {due}", tree, code="shape")
+    return due.unflatten(real(field, a, shape) for a, shape in zip(leaves, shapes, strict=True))
+
+
+def _of_kind(message: Any, kind: type[_M]) -> _M:
+    if not isinstance(message, kind):
+        raise refusal("message", f"be a {kind.__name__}", type(message).__name__, code="type")
+    return message
+
+
+def _answers(value: Any, asked: int) -> None:
+    """Refuse a message whose digest is not that of what was asked."""
+    if whole("answers", value, 0) != asked:
+        rule = "be the digest of what was asked"
+        raise refusal("answers", rule, "another, as in an old message", code="untrusted")
+
+
+def unlike(parts: Mapping[str, Mapping[str, FloatArray]]) -> dict[str, str]:
+    """Return what is implausible beside the other clients, in words: {client: {field: sizes}} → {client: note}.
+
+    A size is implausible above `UNLIKE` times the median of three clients or more, or below the inverse of it if it is a
+    variance or a Hessian's diagonal.
+    """
+    notes: dict[str, str] = {}
+    if len(parts) < 3:
+        return notes
+    names = list(parts)
+    for field in parts[names[0]]:
+        sizes = np.stack([np.atleast_1d(parts[name][field]) for name in names])
+        sizes = sizes if (signed := "diagonal" in field) else np.abs(sizes)
+        usual = np.median(sizes, 0)
+        ratios = sizes[:, usual > 0] / usual[usual > 0]
+        most = np.max(ratios, axis=1, initial=1.0)
+        least = np.min(ratios, axis=1, initial=1.0) if signed else np.ones(len(names))
+        for k in np.flatnonzero((most > UNLIKE) | (least < 1 / UNLIKE)).tolist():
+            ratio = most[k] if most[k] > UNLIKE else least[k]
+            notes.setdefault(
+                names[k],
+                f"client {shown_name(names[k])} is unlike the others: its {field} is {ratio:.2g} times the "
+                "median; it is used with its weight",
+            )
+    return notes
+
+
+def equal(parts: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:
+    """Return pairs of clients with the same numbers, bit by bit; the first client of a group in front."""
+    first: dict[tuple[bytes, ...], str] = {}
+    pairs = []
+    for name, numbers in parts.items():
+        key = tuple(np.asarray(one, np.float64).tobytes() for one in numbers)
+        if first.setdefault(key, name) != name:
+            pairs.append((first[key], name))
+    return pairs
+
+
+def several(names: Collection[str], most: int = 5) -> str:
+    """Return names as a list for a note."""
+    shown = ", ".join(shown_name(name) for name in itertools.islice(names, most))
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def real(field: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
@@ -28,6 +179,9 @@ def real(field: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
     try:
         found = np.asarray(value)
         numeric = found.dtype.kind in "iu" or jnp.issubdtype(found.dtype, jnp.floating)
+        if isinstance(value, (list, tuple)):  # NumPy reads [2, True] as [2, 1]
+            bools = (bool, np.bool_)
+            numeric &= not any(isinstance(one, bools) for one in np.asarray(value, object).ravel())
     except Exception:  # whatever a client's object raises when it is read as an array
         raise refusal(field, "hold real numbers", value, code="type") from None
     if not numeric:
@@ -43,14 +197,12 @@ def real(field: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
     return found
 
 
-def whole(field: str, value: Any, least: int = 1) -> int:
-    """Return a whole number from `least` to 2**53; it may come as a float, or as an array of one number."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
-        found = np.inf  # 10**400 is no float
-    else:
-        found = float(real(field, value, ()))
-    if not (found.is_integer() and least <= found < LARGEST_COUNT):
-        rule = f"be a whole number of at least {least} and below 2**53"
+def whole(field: str, value: Any, least: int = 1, most: int = LARGEST_COUNT - 1) -> int:
+    """Return a whole number between bounds; it may come as a float, or as an array of one number."""
+    plain = isinstance(value, int) and not isinstance(value, bool)
+    found = value if plain else float(real(field, value, ()))  # 10**400 is no float
+    if not (found == found // 1 and least <= found <= most):
+        rule = f"be a whole number from {least} to {most}"
         raise refusal(field, rule, value, code="untrusted")
     return int(found)
 
@@ -79,40 +231,6 @@ def positive(field: str, matrix: FloatArray) -> FloatArray:
         got = f"a relative eigenvalue of {least:.2g}"
         raise refusal(field, "be positive semi-definite, as covariances are", got, code="untrusted")
     return matrix
-
-
-def digest(*arrays: Any, number: int = 0) -> int:
-    """Return a whole number below 2**53 that tells arrays apart, such as the parameters of a place, and a round.
-
-    Arrays are rounded to float32, so that a framework that sends float32 answers for the same place. Not a secret.
-    """
-    code = hashlib.sha256(str(number).encode())
-    with np.errstate(over="ignore"):
-        for one in arrays:
-            code.update((np.asarray(one, np.float64).astype("<f4") + np.float32(0.0)).tobytes())
-    return int.from_bytes(code.digest()[:7], "big") >> 3
-
-
-def answers(field: str, value: Any, asked: int, what: str) -> None:
-    """Refuse a message whose digest is not that of what was asked."""
-    if whole(field, value, 0) != asked:
-        raise refusal(
-            field, f"be that of {what}", "another, as in an old message", code="untrusted"
-        )
-
-
-def distinct_rows(leaves: Sequence[Any], enough: int, weights: Any = None) -> int:
-    """Return how many different rows of positive weight there are, counted up to `enough`."""
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    counted = (
-        np.arange(len(arrays[0])) if weights is None else np.flatnonzero(np.asarray(weights) > 0)
-    )
-    seen: set[bytes] = set()
-    for i in counted.tolist():
-        if len(seen) >= enough:
-            break
-        seen.add(b"".join((one[i] + 0).tobytes() for one in arrays))  # -0.0 is 0.0
-    return len(seen)
 
 
 def shown_name(name: Any) -> str:

@@ -31,7 +31,6 @@ from jaxlsgd.inference.anchored_step import Bins, Counts, next_anchor
 from jaxlsgd.inference.sums import widened
 
 BINS = 12  # that are kept; those before have less than a hundredth of the observations
-GROWTH = 1.5  # of the observations, from anchor to anchor
 LEAST_ROUNDS = 3  # of a bin
 # Hessians of a bin: four rounds, or so many that 20 observations per parameter are seen; but among several clients
 # they cost no more than about 0.4 of the models.
@@ -104,8 +103,9 @@ def _next_block(t: Any) -> Any:
 
 
 def next_edge(edge: Any) -> Any:
-    """Return where a bin that begins at `edge` is to end."""
-    return _next_block((3 * edge) // 2 - 1)
+    """Return where a bin that begins at `edge` is to end: half as far again, in whole blocks, and one block at least."""
+    blocks = edge // BLOCK_STEPS
+    return (blocks + blocks // 2 + (blocks < 2)) * BLOCK_STEPS
 
 
 def _places(state: AnchoredState) -> Array:
@@ -192,28 +192,46 @@ def closed(state: AnchoredState) -> tuple[Bins, Counts]:
     return bins, jax.tree.map(shifted, clock.past, counts, clock.now)
 
 
+def after_round(state: AnchoredState, x: Any, E: int) -> AnchoredState:
+    """Return the state after a round of a server that keeps the sums of the open bin itself, in NumPy."""
+    clock = state.clock
+    half = E if clock.t >= (clock.start + clock.edge) // 2 else 0
+    clock = clock._replace(t=clock.t + E, path=clock.path + half)
+    return state._replace(clock=clock, path=state.path + half * x, x=x)
+
+
+def after_bin(state: AnchoredState, ready: bool) -> AnchoredState:
+    """Return the state of such a server with the next anchor, if the open bin has ended and is `ready`."""
+    if ready and state.clock.t >= state.clock.edge:
+        with np.errstate(all="ignore"):  # what is not finite is no anchor
+            state = _roll(state)
+    clock = state.clock
+    edge = _next_block(clock.t) if clock.t >= clock.edge else clock.edge
+    return state._replace(clock=clock._replace(edge=edge))
+
+
 def _roll(state: AnchoredState) -> AnchoredState:
     """Close the open bin, and make the next anchor."""
-    clock, now = state.clock, state.now
+    clock, now, xp = state.clock, state.now, state.x.__array_namespace__()
     bins, counts = closed(state)
-    path = state.path / jnp.maximum(clock.path, 1)
-    path = jnp.where(clock.path > 0, path, state.x)
-    path = jnp.where(jnp.all(jnp.isfinite(path)), path, now.a)
+    path = state.path / xp.maximum(clock.path, 1)
+    path = xp.where(clock.path > 0, path, state.x)
+    path = xp.where(xp.all(xp.isfinite(path)), path, now.a)
     first = clock.bin == 0
-    a = jnp.where(first, path, next_anchor(bins, counts, path))
-    zeros = jax.tree.map(jnp.zeros_like, now)
+    a = xp.where(first, path, next_anchor(bins, counts, path))
+    zeros = jax.tree.map(xp.zeros_like, now)
     clock = Clock(
         clock.t,
         clock.edge,
         next_edge(clock.edge),
         clock.bin + 1,
-        jax.tree.map(jnp.zeros_like, clock.now),
+        jax.tree.map(xp.zeros_like, clock.now),
         counts,
-        jnp.zeros_like(clock.late),
-        jnp.zeros_like(clock.path),
+        xp.zeros_like(clock.late),
+        xp.zeros_like(clock.path),
     )
     fresh = zeros._replace(a=a, move=a - now.a)
-    nothing = jnp.zeros_like(state.late)
+    nothing = xp.zeros_like(state.late)
     return AnchoredState(clock, fresh, bins, nothing, nothing, state.x)
 
 

@@ -14,14 +14,23 @@ where C_b and Φ_b are the squares, in variances of bin b, of what curvature and
 V is too large on average, because Ĝ⁻¹ is not linear in Ĝ: that is removed to first order. Student's t has the degrees of
 freedom of V, from the noise of Ĝ and of the sum of squares, by Satterthwaite.
 
-The next anchor is x̂ of the bins so far, with the step damped by 1/(1 + θ), θ being half the relative change of the
-Hessian over the step as the last move shows it; or the optimiser's own average, as long as Hessians are few.
-An interval is withheld unless the curvature that is left at the last anchor is below half a standard error, the last
-two bins agree in their curvature, and there are five degrees of freedom.
+Ĝ is the Hessian at the last anchor and not at x̂. What it still changes up to there, D_L |x̂ − a_L|/|a_L − a_(L−1)| in
+the norm of Ĝ, counts as one more error of Ĝ, in V and in the degrees of freedom.
+
+The next anchor is a_L + y/(1 + θ) with y = x̂ − a_L; or the optimiser's own average, as long as Hessians are few. θ is
+half the relative change of the Hessian over the step, as the last move m shows it. With norms and products in Ĝ,
+s² = tr((Ĝ⁻¹D)²), p = ⟨y, m⟩/|m|², q² = (|y|/|m|)² − p² and τ = p yᵀDy/|y|²,
+
+    θ = ½ (max(τ, −1) + s q)   if τ < 0 and |y| ≤ |m|: the Hessian falls along the step, and Newton's is too short
+    θ = ½ s |y|/|m|            otherwise
+
+No interval is reported if Ĝ is not definite, if its change at the last anchor is not known, or if the bin before the
+last one weighs less than a fifth: see `Reason`.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Any, NamedTuple
 
 import jax
@@ -33,10 +42,22 @@ from jaxlsgd.core.problem import Array
 
 CARRY = 0.5  # a bin counts if its Hessian changed by less than this share up to the last anchor
 ENOUGH = 10.0  # observations per parameter in the Hessians before they make an anchor
-LEFT = 0.5  # standard errors of curvature that may be left at the last anchor
-ARRIVED = 0.5  # least weight of the bin before the last
-LEAST_DF = 5.0
+CONVERGED = 0.2  # least weight of the bin before the last
+DEFINITE = 1e-5  # least pivot of a Hessian over its diagonal entry, whatever the units: float32 knows it to a few per cent
 TINY = 1e-30
+
+
+class Reason(enum.IntEnum):
+    """Why there is no interval."""
+
+    NONE = 0  # there is one
+    SHORT = 1  # fewer than two bins
+    NO_HESSIANS = 2  # at the last anchor
+    SINGULAR = 3  # the mean Hessian is not positive definite
+    CHANGING = 4  # the Hessian, between the last two anchors
+    NOISY = 5  # the mean Hessian
+    NOT_FINITE = 6  # sums of gradients or a variance, or one that is 0
+    DIVERGED = 7  # the optimiser
 
 
 class Bins(NamedTuple):
@@ -66,9 +87,8 @@ class Reading(NamedTuple):
     estimate: Array  # (d,)
     V: Array  # (d, d)
     df: Array  # (d,)
-    withheld: Array  # () bool
-    left: Array  # () curvature that is left at the last anchor, in standard errors
-    weight: Array  # () of the bin before the last
+    reason: Array  # () why there is no interval, a `Reason`
+    ahead: Array  # () largest share of a variance that is for how the Hessian changes from the last anchor to x̂
     used: Array  # () Σ w t over Σ t
     gap: Array  # () the last bin against those before, F(d, rounds − d) if they agree
     rounds: Array  # () in effect
@@ -89,6 +109,7 @@ class _Fit(NamedTuple):
     gradient: Array  # (B, d) ḡ
     between: Array  # (B, d, d) Ḡ
     weight: Array  # (B,) w
+    noisy: Array  # (B,) whether w is small by the noise of Ĝ, and not by curvature
     Ai: Array  # (d, d) (Σ w t Ḡ)⁻¹
     y: Array  # (d,) x̂ − a_L
     proper: Array  # () bool
@@ -119,11 +140,14 @@ def read(bins: Bins, counts: Counts) -> Reading:
     V = product(product(Ai, M), Ai.T)
     v = xp.diagonal(V)
     correction = xp.sum(ut[:, None] * f.r, 0)
-    z = times(product(Ai, f.dG), correction)  # (2B, d) the error of Ĝ times the correction
+    length, far = _norm(f.G, bins.move[-1]), _norm(f.G, f.y)
+    ahead = f.D * over(far, length)
+    dG = xp.concatenate([f.dG, ahead[None]])
+    z = times(product(Ai, dG), correction)  # (2B + 1, d) the errors of Ĝ times the correction
     noise = xp.sum(z[:, :, None] * z[:, None, :], 0)
-    P = product(total * Ai, f.dG)  # relative errors of Ĝ
+    P = product(total * Ai, dG)  # relative errors of Ĝ
     PV = product(P, V)
-    up = xp.sum(P * (2 * PV.mT + PV), (0, 2))
+    up = xp.sum((P * (2 * PV.mT + PV))[:-1], (0, 2))
     spread = 4 * xp.sum(xp.diagonal(PV, axis1=1, axis2=2) ** 2, 0) + 2 * v**2 / xp.maximum(n, 1)
     shrink = over(v, v + up)
     variance = shrink * v + xp.diagonal(noise)
@@ -132,14 +156,21 @@ def read(bins: Bins, counts: Counts) -> Reading:
     scale = xp.sqrt(shrink)
     V = scale[:, None] * V * scale[None, :] + noise
     se = xp.sqrt(xp.maximum(variance, 0))
-    left = _left(f, bins.move[-1], se)
-    before = xp.where(counts.E[-2] > 0, u[-2], 1.0)
     x = bins.a[-1] + f.y
-    good = f.proper & xp.all(xp.isfinite(x)) & xp.all(xp.isfinite(V)) & xp.all(se > 0)
-    good = good & (left < LEFT) & (before >= ARRIVED) & xp.all(df > LEAST_DF)
+    finite = xp.all(xp.isfinite(x)) & xp.all(xp.isfinite(V)) & xp.all(se > 0)
+    weak = xp.where(f.noisy[-2], Reason.NOISY, Reason.CHANGING)
+    weak = xp.where(f.fine[-2], weak, Reason.NOT_FINITE)
+    reason = xp.where(u[-2] < CONVERGED, weak, Reason.NONE)
+    reason = xp.where((length > 0) | (far == 0), reason, Reason.CHANGING)
+    reason = xp.where(finite, reason, Reason.NOT_FINITE)
+    reason = xp.where(f.proper | ~f.fine[-1], reason, Reason.SINGULAR)
+    known = f.known & (xp.sum(counts.seen[-1]) > 0)
+    reason = xp.where(known, reason, Reason.NO_HESSIANS)
+    reason = xp.where((counts.E[-2] > 0) & (counts.E[-1] > 0), reason, Reason.SHORT)
+    share = xp.max(over(z[-1] ** 2, variance))
     used = over(total, xp.sum(counts.E))
-    gap = _gap(f, M, u, t, due, n)
-    return Reading(x, V, xp.clip(df, 3, 1e6), ~good, left, before, used, gap, n)
+    gap = _gap(f, dG, M, u, t, due, n)
+    return Reading(x, V, xp.clip(df, 3, 1e6), reason, share, used, gap, n)
 
 
 def _fit(bins: Bins, counts: Counts) -> _Fit:
@@ -155,7 +186,12 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
     w = xp.where(fine[:, None] & xp.all(xp.isfinite(H), (-1, -2)), counts.seen, 0)
     H = xp.where((w > 0)[..., None, None], H, 0)
     own = xp.sum(w[-1][:, None, None] * H[-1], 0) / xp.maximum(xp.sum(w[-1]), 1)
-    near = fine & whole & (_size(delta) < CARRY * _size(own))
+    # Sizes are in units of the parameters' own curvature.
+    all_w = w.reshape(-1)[:, None]
+    unit = over(xp.sum(all_w * xp.diagonal(H, axis1=-2, axis2=-1).reshape(-1, d), 0), xp.sum(w))
+    unit = 1 / xp.sqrt(xp.maximum(xp.abs(unit), TINY))
+    unit = unit[:, None] * unit[None, :]
+    near = fine & whole & (_size(unit * delta) < CARRY * _size(unit * own))
     w = (w * near[:, None]).reshape(-1)
     share = over(w, xp.sum(w))
     H = (H + delta[:, None]).reshape(-1, d, d)
@@ -163,7 +199,7 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
     G = xp.sum(share[:, None, None] * H, 0)
     G = (G + G.T) / 2
     inverse, pivot = inverted(G)
-    proper = fine[-1] & (pivot > 1e-6 * xp.trace(G) / d)
+    proper = fine[-1] & (pivot > DEFINITE)
     identity = xp.eye(d, dtype=G.dtype)
     G, inverse = xp.where(proper, G, identity), xp.where(proper, inverse, identity)
     effective = over(1.0, xp.sum(share**2))
@@ -179,7 +215,7 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
     square = _residual_squares(bins, counts, g, fine)[-1]
     spread = d * (counts.E[-1] - over(counts.EE[-1], counts.E[-1]))
     sigma = xp.maximum(over(xp.sum(inverse * square), spread), TINY)
-    y, u, Ai = -times(inverse, g[-1]), near * 1.0, inverse
+    y, u, Ai, by_noise = -times(inverse, g[-1]), near * 1.0, inverse, near
     relative = product(inverse, dG)
     noise = xp.sum(relative * relative.mT)  # of Ĝ, as a share of it
     last = xp.arange(len(t)) == len(t) - 1
@@ -189,6 +225,7 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
         bent = xp.sum(c * times(inverse, c), -1)
         noisy = noise * xp.sum(r * times(G, r), -1) / d**2
         u = xp.where(last, fine, near / (1 + t * (bent + noisy) / sigma))
+        by_noise = near & (noisy > bent)
         A = xp.where(proper, xp.sum((u * t)[:, None, None] * between, 0), identity)
         Ai = inverted(A)[0]
         y = times(Ai, xp.sum((u * t)[:, None] * (times(between, a) - g), 0))
@@ -205,6 +242,7 @@ def _fit(bins: Bins, counts: Counts) -> _Fit:
         g,
         between,
         u,
+        by_noise,
         Ai,
         y,
         proper,
@@ -225,26 +263,22 @@ def _residual_squares(bins: Bins, counts: Counts, gradient: Array, fine: Array) 
     return xp.where(fine[:, None, None], bins.hh - cross - cross.mT + square, 0)
 
 
-def _bend(f: _Fit, step: Array, move: Array) -> Array:
-    """Half the relative change of the Hessian over a step, as the last move shows it; 1 if it shows nothing."""
-    xp = step.__array_namespace__()
+def _bend(f: _Fit, y: Array, move: Array) -> Array:
+    """Return θ: half the relative change of the Hessian over the step y, as the last move shows it; 1 if unknown."""
+    xp = y.__array_namespace__()
     relative = product(f.inverse, f.D)
     size = xp.sqrt(xp.maximum(xp.sum(relative * relative.T), 0))
-    length = _norm(f.G, move)
-    found = 0.5 * size * over(_norm(f.G, step), length)
-    return xp.where(f.known & (length > 0), found, 1.0)
+    far, length = _norm(f.G, y), _norm(f.G, move)
+    ratio = over(far, length)
+    along = over(xp.sum(y * times(f.G, move)), length**2)
+    across = xp.sqrt(xp.maximum(ratio**2 - along**2, 0))
+    turn = along * over(xp.sum(y * times(f.D, y)), far**2)
+    signed = 0.5 * (xp.maximum(turn, -1) + size * across)
+    theta = xp.where((turn < 0) & (far <= length), signed, 0.5 * size * ratio)
+    return xp.where(f.known & (length > 0), theta, 1.0)
 
 
-def _left(f: _Fit, move: Array, se: Array) -> Array:
-    """What curvature does between the last anchor and x̂, in standard errors, as the last move shows it."""
-    xp = se.__array_namespace__()
-    step, length = f.r[-1], _norm(f.G, move)
-    bent = 0.5 * times(product(f.inverse, f.D), step) * over(_norm(f.G, step), length)
-    found = xp.max(xp.abs(bent) / xp.maximum(se, TINY))
-    return xp.where(f.known & (length > 0), found, xp.inf)
-
-
-def _gap(f: _Fit, M: Array, u: Array, t: Array, due: Array, n: Array) -> Array:
+def _gap(f: _Fit, dG: Array, M: Array, u: Array, t: Array, due: Array, n: Array) -> Array:
     """The zero of the last bin against that of the bins before it: F(d, n − d) if they agree."""
     xp = M.__array_namespace__()
     d = f.y.shape[0]
@@ -254,7 +288,7 @@ def _gap(f: _Fit, M: Array, u: Array, t: Array, due: Array, n: Array) -> Array:
     gap = over(xp.sum(e[:, None] * off, 0), rest) - off[-1]
     size = over(1.0, t[-1]) + over(xp.sum(u * e), rest**2)
     S = over(M, xp.sum(u**2 * t)) * size
-    z = times(f.dG, over(xp.sum(e[:, None] * f.r, 0), rest) - f.r[-1])
+    z = times(dG, over(xp.sum(e[:, None] * f.r, 0), rest) - f.r[-1])
     S = S + xp.sum(z[:, :, None] * z[:, None, :], 0)
     usable = f.proper & (rest > 0) & xp.all(xp.isfinite(S))
     S = xp.where(usable, S, xp.eye(d, dtype=S.dtype))
@@ -303,8 +337,12 @@ def product(A: Array, B: Array) -> Array:
 
 
 def inverted(S: Array) -> tuple[Array, Array]:
-    """Return the inverse of a symmetric matrix, and its least pivot, which is positive if the matrix is definite."""
+    """Return the inverse of a symmetric matrix, and its least pivot over its diagonal entry: positive if definite."""
     d, xp = S.shape[-1], S.__array_namespace__()
+    diagonal = xp.maximum(xp.diagonal(S), TINY)
+
+    def entry(v: Array, k: Any) -> Array:
+        return xp.sum(xp.where(xp.arange(d) == k, v, 0)) if d > _FEW else v[k]
 
     # Sweep out one coordinate after the other, which leaves −S⁻¹. LAPACK's factorisations can wait for ever if two
     # devices of a CPU are in them at once.
@@ -312,14 +350,14 @@ def inverted(S: Array) -> tuple[Array, Array]:
         S, least = carry
         at = xp.arange(d) == k
         column = xp.sum(xp.where(at[None, :], S, 0), -1) if d > _FEW else S[:, k]
-        pivot = xp.sum(xp.where(at, column, 0)) if d > _FEW else column[k]
+        pivot = entry(column, k)
         row = column / pivot
         swept = S - column[:, None] * row[None, :]
         swept = xp.where(at[:, None], row[None, :], xp.where(at[None, :], row[:, None], swept))
         swept = xp.where(at[:, None] & at[None, :], -1 / pivot, swept)
-        return swept, xp.minimum(least, pivot)
+        return swept, xp.minimum(least, pivot / entry(diagonal, k))
 
-    carry = S, S[0, 0]
+    carry = S, xp.ones_like(S[0, 0])
     if d > _FEW and xp is jnp:
         carry = lax.fori_loop(0, d, sweep, carry)
     else:

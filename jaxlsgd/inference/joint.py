@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -24,11 +24,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.core.estimator import SIDES, Estimator, Horizon, Interval, JointLaw, Measurement
+from jaxlsgd.core.estimator import Estimator, Horizon, Interval, JointLaw, Measurement, Side
 from jaxlsgd.schedules import Plan
 
 FloatArray = NDArray[np.float64]
-SIMULTANEOUS = ("bonferroni", "sidak", "sup_t")
+Simultaneous = Literal["bonferroni", "sidak", "sup_t"]
 _SUP_T_DRAWS = 200_000
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -41,9 +41,9 @@ class Joint(NamedTuple):
     multiplier: Callable[[float], Any]  # level → critical value of one coordinate, or of each
     law: JointLaw | None  # of W, if known
     precision: float = _EPS  # relative rounding error of the matrix
-    one_sided: Callable[[float, str], Any] | None = None  # (level, side) → the same for one bound
+    one_sided: Callable[[float, Side], Any] | None = None  # (level, side) → the same for one bound
 
-    def half(self, level: float, side: str) -> Any:
+    def half(self, level: float, side: Side) -> Any:
         """Return the critical values of an interval with both bounds, or with one."""
         if side == "both" or self.one_sided is None:
             return self.multiplier(level if side == "both" else 2 * level - 1)
@@ -204,7 +204,7 @@ def ellipsoid(found: Joint, contrasts: ArrayLike | None = None, level: float = 0
 def simultaneous(
     found: Joint,
     level: float = 0.95,
-    how: str = "bonferroni",
+    how: Simultaneous = "bonferroni",
     contrasts: ArrayLike | None = None,
     seed: int = 0,
 ) -> Interval:
@@ -225,7 +225,7 @@ def simultaneous(
       An `Interval`, (q,).
     """
     checks.level(level)
-    checks.choice("how", how, SIMULTANEOUS)
+    checks.choice("how", how, Simultaneous)
     if how == "sup_t" and not (found.law is not None and found.law.normal):
         rule = "be bonferroni or sidak unless the estimate is jointly normal, as plug_in's is"
         raise refusal("how", rule, how, code="unsupported")
@@ -246,28 +246,44 @@ def simultaneous(
 
 
 def function(
-    found: Joint, g: Callable[[Any], Any], level: float = 0.95, side: str = "both"
+    found: Joint,
+    g: Callable[[Any], Any],
+    level: float = 0.95,
+    side: Side = "both",
+    shaped: Callable[[Any], Any] = lambda x: x,
 ) -> Interval:
     """Return an interval for g(x*) by the delta method: g(x̂) ± q √(J M Jᵀ)_ii with J the Jacobian of g at x̂.
 
     Args:
       found: from `joint`.
-      g: `(d,) array → number or vector`, differentiable by JAX.
+      g: `parameters → number or vector`, differentiable by JAX.
       level: of each component by itself.
       side: "both", or the only bound that is finite: "lower" or "upper".
+      shaped: makes the parameters that g takes of a (d,) array.
 
     Returns:
       An `Interval` of g's shape. If critical values differ between coordinates, as those of one_step do, the
       largest is used; at a finite horizon random scaling simulates one for every component.
     """
     checks.level(level)
-    checks.choice("side", side, SIDES)
+    checks.choice("side", side, Side)
+    if not callable(g):
+        raise refusal("g", "be a function of the parameters", g, code="type")
+
+    def numbers(x: Any) -> Any:
+        value = g(shaped(x))
+        try:
+            return jax.numpy.asarray(value, np.float64)
+        except (TypeError, ValueError) as error:
+            raise refusal("g", "return a number or a vector", value, code="type") from error
+
     with jax.enable_x64(True):
         x = jax.numpy.asarray(found.estimate)
-        value, J = (np.asarray(each(x), np.float64) for each in (g, jax.jacrev(g)))
-    if value.ndim > 1 or not (np.isfinite(value).all() and np.isfinite(J).all()):
+        value, J = (np.asarray(each(x), np.float64) for each in (numbers, jax.jacrev(numbers)))
+    finite = np.isfinite(value).all() and np.isfinite(J).all()
+    if value.ndim > 1 or not finite:
         rule = "return a finite number or vector with a finite Jacobian at the estimate"
-        raise refusal("g", rule, value)
+        raise refusal("g", rule, value, code="shape" if finite else "not_finite")
     rows = J.reshape(-1, len(found.estimate))
     variance = np.sum((rows @ found.matrix) * rows, axis=1)
     if not np.all(variance > 0):
@@ -276,7 +292,7 @@ def function(
     return Interval.around(value, half.reshape(value.shape), side)
 
 
-def _component_multipliers(found: Joint, rows: FloatArray, level: float, side: str) -> FloatArray:
+def _component_multipliers(found: Joint, rows: FloatArray, level: float, side: Side) -> FloatArray:
     if found.law is None or found.law.of is None:
         return np.full(len(rows), np.max(found.half(level, side)))
     if side != "both" and level <= 0.5:

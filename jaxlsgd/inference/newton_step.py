@@ -206,7 +206,7 @@ def _fit(b: _Bins, used: Array, S: Array, w: Array, r: Array) -> _Fit:
     inner = evidence / precision
     size = xp.maximum(xp.trace(inner) / d, TINY)
     inverse, pivot = inverted(inner)
-    proper = pivot > 1e-6 * size
+    proper = pivot > 1e-6
     plain = xp.maximum(xp.diagonal(inner), 0.05 * size)
     identity = xp.eye(d, dtype=S.dtype)
     inner = xp.where(proper, inner, identity * plain)

@@ -17,14 +17,13 @@ from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference.finite_horizon import horizon_factors
 from jaxlsgd.inference.laws.standard import NORMAL
+from jaxlsgd.inference.plug_in import Covariance
 from jaxlsgd.inference.rivals.copies import RunState, run_means
-
-HORIZONS = ("asymptotic", "finite")
 
 
 @register("method")
 def oracle(
-    G: ArrayLike, S: ArrayLike, *, horizon: str = "asymptotic", name: str | None = None
+    G: ArrayLike, S: ArrayLike, *, horizon: Covariance = "asymptotic", name: str | None = None
 ) -> Estimator:
     """Oracle: ȳ_j ± z √Cov(ȳ)_jj with the covariance from the true G and S.
 
@@ -37,7 +36,7 @@ def oracle(
         the plan, see `finite_horizon`.
       name: name in tables; made from the arguments if None.
     """
-    checks.choice("horizon", horizon, HORIZONS)
+    checks.choice("horizon", horizon, Covariance)
     G, S = _symmetric("G", G), _symmetric("S", S)
     if G.shape != S.shape:
         raise refusal("S", f"have the shape {G.shape} of G", S.shape, code="shape")
@@ -58,7 +57,7 @@ def oracle(
     )
 
 
-def of(problem: Problem, horizon: str = "asymptotic", name: str | None = None) -> Estimator:
+def of(problem: Problem, horizon: Covariance = "asymptotic", name: str | None = None) -> Estimator:
     """Return the oracle interval of a problem that declares G and S.
 
     Example::

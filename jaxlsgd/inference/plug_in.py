@@ -7,7 +7,7 @@ horizon (`finite_horizon`). `plug_in` builds all four; start reading there.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +20,9 @@ from jaxlsgd.core.problem import Array, Params, flatten
 from jaxlsgd.core.registry import register
 from jaxlsgd.inference.finite_horizon import HorizonFactors, horizon_factors
 from jaxlsgd.inference.laws.standard import NORMAL
-from jaxlsgd.inference.sums import compensated_add, path_mean, widened
+from jaxlsgd.inference.sums import Average, compensated_add, path_mean, widened
 
-_HORIZONS = ("asymptotic", "finite")
-_AVERAGES = ("rounds", "observations")
+Covariance = Literal["asymptotic", "finite"]
 _COST = "a gradient and a Hessian per client and round to the server; memory 2d² + 3d"
 _FLOOR = 1e-6  # smallest eigenvalue of Ĝ allowed, as a share of the largest
 
@@ -115,9 +114,9 @@ def eigenbasis(state: PlugInState) -> Eigenbasis:
 
 @register("method", brief="horizon")
 def plug_in(
-    horizon: str = "asymptotic",
+    horizon: Covariance = "asymptotic",
     *,
-    average: str = "rounds",
+    average: Average = "rounds",
     name: str | None = None,
 ) -> Estimator:
     """Plug-in: ȳ_j ± z √Cov(ȳ)_jj with the covariance from running Ĝ and Ŝ.
@@ -149,8 +148,8 @@ def plug_in(
 
     Reference: Li, Liang, Chang, Zhang, Section 4.1.
     """
-    checks.choice("horizon", horizon, _HORIZONS)
-    checks.choice("average", average, _AVERAGES)
+    checks.choice("horizon", horizon, Covariance)
+    checks.choice("average", average, Average)
     finite, observations = horizon == "finite", average == "observations"
     given = ", ".join(["finite"] * finite + ["observations"] * observations)
     label = ", observations" * observations + ", finite horizon" * finite

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
@@ -21,11 +21,11 @@ from jaxlsgd.inference.finite_horizon import horizon_factors, scaling_factors
 from jaxlsgd.inference.laws import critical_values
 from jaxlsgd.inference.laws.random_scaling import FINITE_HORIZON, Directions, limit_law
 from jaxlsgd.inference.plug_in import curvature, eigenbasis, product
-from jaxlsgd.inference.sums import compensated_add, widened
+from jaxlsgd.inference.sums import Average, compensated_add, widened
 
-_MODES = ("full", "diagonal", "contrasts")
-_AVERAGES = ("rounds", "observations")
-_LABELS = {
+Mode = Literal["full", "diagonal", "contrasts"]
+Critical = Literal["asymptotic", "schedule", "paper", "finite"]
+_LABELS: dict[Critical, str] = {
     "asymptotic": "random scaling",
     "schedule": "random scaling, schedule's q",
     "paper": "random scaling, paper's q",
@@ -59,7 +59,7 @@ class RandomScalingState(NamedTuple):
 
 @functools.cache
 def path_scale(
-    mode: str = "full",
+    mode: Mode = "full",
     contrasts: tuple[tuple[float, ...], ...] = (),
     observations: bool = False,
 ) -> Accumulator:
@@ -121,15 +121,14 @@ def path_scale(
     return Accumulator(init, update, shared=shared, any_width=True)
 
 
-@renamed.accepts_old_names("method")
 @register("method", brief="critical")
 def random_scaling(
-    critical: str = "asymptotic",
+    critical: Critical = "asymptotic",
     *,
-    mode: str = "full",
+    mode: Mode = "full",
     contrasts: ArrayLike | None = None,
     beta: float | None = None,
-    average: str = "rounds",
+    average: Average = "rounds",
     name: str | None = None,
 ) -> Estimator:
     """Random scaling: ȳ_j ± q √V̂_jj with V̂_m = A_m/(m² s_m).
@@ -164,8 +163,8 @@ def random_scaling(
 
     Reference: Li, Liang, Chang, Zhang, Section 4.2, Algorithm 2 and Corollary 4.2.
     """
-    checks.choice("mode", mode, _MODES)
-    checks.choice("critical", critical, tuple(_LABELS))
+    checks.choice("mode", mode, Mode)
+    checks.choice("critical", critical, Critical)
     if contrasts is not None and mode == "full":
         mode = "contrasts"
     if (contrasts is not None) != (mode == "contrasts"):
@@ -174,7 +173,7 @@ def random_scaling(
         )
     if beta is not None:
         critical_values.critical_value(0.5, beta=beta)
-    checks.choice("average", average, _AVERAGES)
+    checks.choice("average", average, Average)
     rows = checks.contrasts(contrasts) if contrasts is not None else ()
     observations, finite = average == "observations", critical == "finite"
     if observations and finite:

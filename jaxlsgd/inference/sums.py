@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxlsgd.core.estimator import Accumulator, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
+
+Average = Literal["rounds", "observations"]  # what the path's average weighs alike
 
 
 def compensated_add(total: Array, lost: Array, term: Array) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,12 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import check_measure
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import align
-from jaxlsgd.core.estimator import Anchored, Estimator, Horizon, Interval, Measurement, Sync
+from jaxlsgd.core.estimator import Anchored, Estimator, Horizon, Interval, Measurement, Side, Sync
 from jaxlsgd.core.problem import Params, check_finite, unravel
 from jaxlsgd.inference import joint
 from jaxlsgd.schedules import Plan
 
-ROWS = ("fresh", "reused")
+Rows = Literal["fresh", "reused"]
 FALLEN = (
     0.9  # a step size that is still above this share of the first after `SEEN` rounds does not fall
 )
@@ -51,7 +51,7 @@ class Tracker:
 
     estimator: Estimator
     like: Params  # shapes and dtypes
-    rows: str  # "fresh" or "reused"
+    rows: Rows  # "fresh" or "reused"
 
     def init(self, params: Params) -> Tracked:
         """Return the state before the first round."""
@@ -127,7 +127,7 @@ class Tracker:
         level: float = 0.95,
         *,
         plan: Plan | None = None,
-        side: str = "both",
+        side: Side = "both",
         sampling: Any = None,
     ) -> Interval:
         """Return estimate and bounds, each in the shape of the parameters; `about` says what they are about.
@@ -211,7 +211,7 @@ class Tracker:
         return np.diagonal(checks.array("sampling", given, (len(self.names),) * 2))
 
     def _measured(
-        self, state: Tracked, level: float, plan: Plan | None, side: str
+        self, state: Tracked, level: float, plan: Plan | None, side: Side
     ) -> tuple[Measurement, Any]:
         """Return the measurement and its critical values."""
         checks.level(level)
@@ -282,7 +282,7 @@ class Tracker:
         level: float = 0.95,
         *,
         plan: Plan | None = None,
-        side: str = "both",
+        side: Side = "both",
         sampling: Any = None,
     ) -> Interval:
         """Return an interval for a function of the parameters, a contrast or a prediction, by the delta method.
@@ -304,7 +304,7 @@ class Tracker:
                 rule = "be None unless the method has standard errors"
                 raise refusal("sampling", rule, self.estimator.name, code="unsupported")
             found = found._replace(matrix=found.matrix + np.asarray(sampling, np.float64))
-        return joint.function(found, lambda x: g(self._shaped(x)), level, side)
+        return joint.function(found, g, level, side, self._shaped)
 
     def table(
         self,
@@ -343,7 +343,7 @@ class Tracker:
         _check_finite(argument, matrix)
 
 
-def track(estimator: Estimator, params: Params, *, rows: str) -> Tracker:
+def track(estimator: Estimator, params: Params, *, rows: Rows) -> Tracker:
     """Return an estimator for the parameters of your own loop.
 
     Args:
@@ -369,7 +369,7 @@ def track(estimator: Estimator, params: Params, *, rows: str) -> Tracker:
         raise refusal(
             "estimator", "be an estimator such as random_scaling()", estimator, code="type"
         )
-    checks.choice("rows", rows, ROWS)
+    checks.choice("rows", rows, Rows)
     if not jax.tree.leaves(params):
         raise refusal("params", "have at least one array", params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -407,7 +407,8 @@ def _traced(value: Any) -> bool:
 
 def _check_numbers(eta: Any, E: Any) -> None:
     if not _traced(eta) and not (np.all(np.isfinite(eta)) and np.all(np.asarray(eta) > 0)):
-        raise refusal("eta", "be a finite number greater than 0", eta)
+        code = "value" if np.all(np.isfinite(eta)) else "not_finite"
+        raise refusal("eta", "be a finite number greater than 0", eta, code=code)
     if not _traced(E) and not np.all(np.asarray(E) >= 1):
         raise refusal("E", "be at least 1", E)
 
@@ -424,7 +425,7 @@ def _refuse_few(state: Tracked) -> None:
         )
 
 
-def _widened(half: Any, sampling: np.ndarray | None, level: float, side: str) -> Any:
+def _widened(half: Any, sampling: np.ndarray | None, level: float, side: Side) -> Any:
     """Return half-widths with the sampling variance added, as a normal one."""
     if sampling is None:
         return half

@@ -220,6 +220,7 @@ def _closed_form(
         "truth": truth,
         "G": G,
         "S": S,
+        "convex": True,
     }
 
 

@@ -116,6 +116,7 @@ def drifting(
             np.full(num_clients, period, np.uint32),
         ),
         gradient=squared_gradient,
+        convex=True,
         hessian=squared_hessian,
         G=np.eye(dim),
         S=_noise_of_gradients(p, truth - people.truths, axes, noise),

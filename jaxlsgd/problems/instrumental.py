@@ -136,5 +136,6 @@ def instrumental(
         G=s**2 * np.eye(dim),
         S=across * np.eye(dim) + along,
         name="instrumental",
+        convex=True,
         gamma0=0.5,
     )

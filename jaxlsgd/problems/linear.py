@@ -149,6 +149,7 @@ def linear(
         hessian=squared_hessian,
         G=G,
         S=S,
+        convex=True,
         name="linear",
         gamma0=0.5,
     )

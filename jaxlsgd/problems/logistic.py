@@ -154,6 +154,7 @@ def logistic(
         hessian=logistic_hessian,
         G=G,
         S=S,
+        convex=True,
         name="logistic",
         gamma0=2.0,
     )

@@ -97,5 +97,6 @@ def multinomial(
         gradient=gradient,
         hessian=hessian,
         name="multinomial",
+        convex=True,
         gamma0=2.0,
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.forms import OuterProduct, Scaled
 from jaxlsgd.core.problem import Array, Draws, Problem
@@ -19,7 +19,7 @@ from jaxlsgd.problems import losses
 from jaxlsgd.problems._moments import Design, gaussian_optimum
 from jaxlsgd.problems.losses import Conditional, Loss, Noise
 
-FAMILIES = ("gaussian", "huber", "quantile", "logistic", "poisson")
+Family = Literal["gaussian", "huber", "quantile", "logistic", "poisson"]
 _MOST_DIM = 500
 _GAMMA0 = {"gaussian": 0.5, "huber": 0.8, "quantile": 1.0, "logistic": 2.0, "poisson": 0.5}
 _MOST_RATE = 40.0  # of a Poisson count, five standard deviations up
@@ -46,11 +46,10 @@ class _Kind(NamedTuple):
 
 
 @register("problem")
-@renamed.accepts_old_names("problem")
 def regression(
     dim: int,
     num_clients: int,
-    family: str = "gaussian",
+    family: Family = "gaussian",
     *,
     heterogeneity: float = 0.0,
     spread: float = 0.0,
@@ -117,7 +116,7 @@ def regression(
     """
     dim = checks.count("dim", dim, 1, _MOST_DIM)
     num_clients = checks.count("num_clients", num_clients, 1, 10**5)
-    family = checks.choice("family", family, FAMILIES)
+    family = checks.choice("family", family, Family)
     covariates = dim - int(intercept)
     if not covariates:
         raise refusal("dim", "be at least 2 with an intercept", dim)
@@ -156,12 +155,13 @@ def regression(
         hessian=hessian,
         G=found.G,
         S=found.S,
-        name="squared" if family == "gaussian" else family,  # its loss, as it was called first
+        name=family,
+        convex=True,
         gamma0=_GAMMA0[family],
     )
 
 
-def _noise(family: str, noise: float, degrees: float | None) -> Noise:
+def _noise(family: Family, noise: float, degrees: float | None) -> Noise:
     scale = checks.positive("noise", noise)
     if degrees is None:
         return Noise(scale, None)
@@ -177,7 +177,7 @@ def _noise(family: str, noise: float, degrees: float | None) -> Noise:
     return Noise(scale, checks.number("degrees", degrees, rule, least))
 
 
-def _kind(family: str, noise: Noise, delta: float, tau: float, bandwidth: float) -> _Kind:
+def _kind(family: Family, noise: Noise, delta: float, tau: float, bandwidth: float) -> _Kind:
     student = noise.degrees is not None
     respond = losses.respond_student(noise.degrees) if student else losses.respond_normal
     extra = (0, 3) if student else (1, 0)
@@ -200,7 +200,7 @@ def _kind(family: str, noise: Noise, delta: float, tau: float, bandwidth: float)
 
 
 def _truths(
-    dim: int, num_clients: int, family: str, heterogeneity: float, seed: int, center: Any
+    dim: int, num_clients: int, family: Family, heterogeneity: float, seed: int, center: Any
 ) -> np.ndarray:
     middle = np.linspace(0.0, 1.0, dim) if dim > 1 else np.array([0.5])
     if family == "poisson":

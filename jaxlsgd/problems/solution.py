@@ -115,7 +115,15 @@ def solve(
     with jax.enable_x64(True), shown(progress, what, after=_SECONDS) as report:
         sample = _Sample(problem, wanted, seed, report)
         leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(problem.init)]
-        root = _kept_or_found(sample, np.concatenate(leaves).astype(np.float64))
+        try:
+            root = _kept_or_found(sample, np.concatenate(leaves).astype(np.float64))
+        except (TypeError, ValueError) as error:
+            # JAX keeps a NumPy array that a function closes over in the dtype in which it was traced first.
+            if not all(re.search(f"f(loat)?{bits}", str(error)) for bits in (32, 64)):
+                raise
+            rule = "have functions that can be traced in float64 too"
+            hint = "; inside them, write jnp.asarray(array) for arrays of NumPy's that they use"
+            raise refusal("problem", rule, problem, hint, code="unsupported") from error
         if report is not None:
             report(1.0)
     known = {key: getattr(root, key) for key in ("G", "S") if getattr(problem, key) is None}

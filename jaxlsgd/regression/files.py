@@ -163,7 +163,7 @@ def _check_text(path: Path, dialect: Dialect, schema: Any) -> None:
 
 
 def _misread(path: Path, dialect: Dialect, where: str) -> checks.Refusal:
-    hint = f" ({where}); give its encoding, such as latin-1, cp1252 or utf-16"
+    hint = f" ({where}); give its own, as in encoding='latin-1', or cp1252 or utf-16"
     return refusal("file", f"be written in {dialect.encoding or 'UTF-8'}", path.name, hint)
 
 

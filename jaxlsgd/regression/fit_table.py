@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Estimator
 from jaxlsgd.core.progress import Progress, shown
@@ -135,7 +135,6 @@ def fit_table(
         result = jaxlsgd.fit_table(frame, response="sick", client="hospital", family="logistic")
         print(result)
     """
-    rows = renamed.value_of("function", "fit_table", "rows", rows)
     given = locals()
     _refuse_unknown(unknown)
     options = check_options(given)

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from jaxlsgd.core.checks import Refusal, refusal
 from jaxlsgd.core.products import along, gram, times
-from jaxlsgd.federation import FederationFit, FinalMessage, final_message, finish
+from jaxlsgd.federation import FederationFit, FinalMessage, final_message
 from jaxlsgd.federation.agreement import Stacked, stack
 from jaxlsgd.federation.client import Linear, linear
+from jaxlsgd.federation.server import minimiser
 from jaxlsgd.problems import losses
 from jaxlsgd.problems.solution import newton
 from jaxlsgd.regression.design import Design
@@ -126,7 +127,7 @@ class Whitened:
             mine = tuple(None if one is None else one[own] for one in parts)
             whole = None if all_rows is None else all_rows * (size / rows.p[k])
             found[rows.labels[k]] = final_message(
-                name, mine, theta, numbers=numbers, all_rows=whole, few_rows=True
+                name, mine, theta, numbers=numbers, all_rows=whole, least_rows=0
             )
         return found
 
@@ -146,14 +147,14 @@ class Whitened:
             G = stack(messages, weights).penalised(ridge, theta).G
             messages = self.messages_at(theta, all_rows=G)
         variance = "HC0" if options.variance == "pooled" else options.variance
-        return finish(
+        return minimiser(
             theta,
             messages,
             clients=options.clients,
             weights=weights,
             variance=variance,
             ridge=ridge,
-            names=self.names,
+            labels=self.names,
             level=options.level,
         )
 

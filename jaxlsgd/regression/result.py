@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import standard_errors
-from jaxlsgd.core.estimator import SIDES, Estimator, Interval
+from jaxlsgd.core.estimator import Estimator, Interval, Side
 from jaxlsgd.core.products import times
 from jaxlsgd.federation import FederationFit
 from jaxlsgd.inference import joint
@@ -41,7 +41,7 @@ class MethodReading(NamedTuple):
     plan: Plan
     floored: bool
 
-    def multiplier(self, level: float, side: str = "both") -> float:
+    def multiplier(self, level: float, side: Side = "both") -> float:
         """Return the critical value of a combination: the largest, if those of coordinates differ."""
         return float(np.max(self.method.law.half(level, side, self.plan, self.detail)))
 
@@ -135,10 +135,10 @@ class Coefficients:
         with np.errstate(divide="ignore"):
             return np.sqrt(total / rest) - 1
 
-    def multiplier(self, level: float, side: str = "both") -> float:
+    def multiplier(self, level: float, side: Side = "both") -> float:
         """Return the half-width of an interval in standard errors."""
         checks.level(level)
-        checks.choice("side", side, SIDES)
+        checks.choice("side", side, Side)
         if self.from_run and self.reading is not None:
             return self.reading.multiplier(level, side)
         if side != "both" and level <= 0.5:
@@ -199,7 +199,7 @@ class TableFit:
         return dict(zip(self.names, self.coefficients().estimate.tolist(), strict=True))
 
     def interval(
-        self, method: str | None = None, level: float | None = None, side: str = "both"
+        self, method: str | None = None, level: float | None = None, side: Side = "both"
     ) -> Interval:
         """Return intervals of all coefficients.
 
@@ -217,7 +217,7 @@ class TableFit:
         g: Callable[[dict[str, Any]], Any],
         method: str | None = None,
         level: float | None = None,
-        side: str = "both",
+        side: Side = "both",
     ) -> Interval:
         """Return the interval of a function of the coefficients, by the delta method.
 
@@ -237,8 +237,8 @@ class TableFit:
         )
         found = joint.Joint(estimate, covariance, one.multiplier, None, one_sided=one.multiplier)
         level = self.level if level is None else level
-        named = lambda x: g(Named(zip(self.names, x, strict=True)))  # noqa: E731
-        return joint.function(found, named, level, side)
+        named = lambda x: Named(zip(self.names, x, strict=True))  # noqa: E731
+        return joint.function(found, g, level, side, named)
 
     def ratios(self, method: str | None = None, level: float | None = None) -> Any:
         """Return odds ratios (logistic) or rate ratios (poisson, negative_binomial) as a pandas table.

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import html
 import io
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxlsgd.core.display import align, p_value, plural, printable
+from jaxlsgd.core.display import align, escape_latex, p_value, plural, printable, write_csv
 
 if TYPE_CHECKING:
     from jaxlsgd.regression.result import Coefficients, TableFit
 
 _RUNS_ONLY = "about the minimiser of these rows, not the population that they were drawn from"
-_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_TEX |= {c: "\\" + c for c in "&%$#_{}"}
 
 
 def _head(fit: TableFit) -> list[str]:
@@ -92,7 +90,7 @@ def _cells(fit: TableFit, method: str) -> list[list[str]]:
     header = ["", "estimate", "std. error", "statistic", "p", f"[{low:.4g}", f"{high:.4g}]"]
     body = [
         [
-            printable(row["coefficient"]),
+            printable(row["coefficient"], breaks=""),
             *(f"{row[key]:.5g}" for key in ("estimate", "std_error", "statistic")),
             p_value(row["p_value"]),
             *(f"{row[key]:.5g}" for key in ("lower", "upper")),
@@ -105,11 +103,11 @@ def _cells(fit: TableFit, method: str) -> list[list[str]]:
 
 def as_text(fit: TableFit) -> str:
     """Return the fit as text for a terminal."""
-    lines = [printable(line) for line in _head(fit)]
+    lines = [printable(line, breaks="") for line in _head(fit)]
     for name, one in fit.methods.items():
         lines += ["", name, align(_cells(fit, name), left=(0,)), _added(one)]
     if fit.warnings:
-        lines += ["", "Warnings", *(f"  {printable(one)}" for one in fit.warnings)]
+        lines += ["", "Warnings", *(f"  {printable(one, breaks='')}" for one in fit.warnings)]
     return "\n".join(lines)
 
 
@@ -143,7 +141,8 @@ def as_json(fit: TableFit) -> str:
         "coefficients": fit.rows(),
         "warnings": list(fit.warnings),
     }
-    return json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    written = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", written)
 
 
 def _finite(value: Any) -> Any:
@@ -158,24 +157,17 @@ def as_csv(fit: TableFit) -> str:
     """Return the rows of all methods as CSV, with the target in a column."""
     rows = [{**row, "target": fit.about["target"]} for row in fit.rows()]
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    write_csv(out, list(rows[0]), (row.values() for row in rows))
     return out.getvalue()
 
 
 def as_latex(fit: TableFit) -> str:
     """Return a LaTeX table per method; needs booktabs."""
-    lines = [f"% {line}" for line in _head(fit)]
+    lines = [f"% {printable(line, breaks='')}" for line in _head(fit)]
     for name in fit.methods:
-        header, *body = _cells(fit, name)
+        header, *body = ([*map(escape_latex, line)] for line in _cells(fit, name))
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]
         lines += [" & ".join(header) + r" \\", r"\midrule"]
-        lines += [" & ".join(_tex(cell) for cell in line) + r" \\" for line in body]
+        lines += [" & ".join(line) + r" \\" for line in body]
         lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*lines, ""])
-
-
-def _tex(text: str) -> str:
-    escaped = "".join(_TEX.get(c, c) for c in text)
-    return f"${escaped}$" if text.startswith(("-", "<")) else escaped

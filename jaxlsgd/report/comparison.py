@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from jaxlsgd.core.rows import CellRows
 from jaxlsgd.report import tables
 from jaxlsgd.study.store.reader import Results
 
-FORMATS = ("text", "markdown", "csv")
+Format = Literal["text", "markdown", "csv"]
 _SIZE = 0.05  # chance that two studies of the same cells are reported to differ
 _WHERE = ("problem", "algorithm", "schedule", "num_steps", "method", "level", "coordinate")
 _SHARES = ("coverage", "coverage_other")
@@ -110,14 +110,14 @@ def compare(one: Results, other: Results, name: str) -> Comparison:
     return Comparison(findings, sorted(rows, key=lambda row: -row["score"]))
 
 
-def render(found: Comparison, format: str = "text") -> str:
+def render(found: Comparison, format: Format = "text") -> str:
     """Return a comparison as text or Markdown, findings first, or every row of it as CSV.
 
     Args:
       found: from `compare`.
       format: "text", "markdown" or "csv".
     """
-    checks.choice("format", format, FORMATS)
+    checks.choice("format", format, Format)
     if format == "csv":
         return Table.of(found.rows, COLUMNS).csv()
     table = found.table()

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from jaxlsgd.analysis.measures import summarise
 from jaxlsgd.core import checks
 from jaxlsgd.core.causes import Cause
 from jaxlsgd.core.display import Table, write_csv
-from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.rows import CellRows, cells_of
 from jaxlsgd.core.storage import replacing
-from jaxlsgd.report.tables import cells_of
 
-ENDINGS = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}
+Format = Literal["parquet", "netcdf", "csv"]
+ENDINGS: dict[Format, str] = {"parquet": "parquet", "netcdf": "nc", "csv": "csv"}
 _FACTS = ("problem", "algorithm", "schedule", "num_steps", "num_rounds")
 _TEXTS = (*_FACTS[:3], "method", "coordinate", "cause")
 _WHOLE = ("num_steps", "num_rounds", "save_round", "save_steps", "replication")
@@ -31,7 +31,7 @@ COLUMNS = (
 _MISSING = 255  # cause of a replication that a cell does not have
 
 
-def write(source: Any, path: str | Path, format: str, *, force: bool = False) -> Path:
+def write(source: Any, path: str | Path, format: Format, *, force: bool = False) -> Path:
     """Write every row of every replication; the file is complete or not there.
 
     Parquet and CSV have the columns `COLUMNS`: one line for each cell, method, saved round, level,
@@ -54,7 +54,7 @@ def write(source: Any, path: str | Path, format: str, *, force: bool = False) ->
         write(cells, "rows.parquet", "parquet")
         frame = pandas.read_parquet("rows.parquet")
     """
-    checks.choice("format", format, tuple(ENDINGS))
+    checks.choice("format", format, Format)
     path, save = Path(path), _WRITERS[format]
     cells = cells_of(source)
     with replacing(path, force) as temporary:

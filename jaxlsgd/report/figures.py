@@ -11,7 +11,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -23,9 +23,9 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import plural, save_figure
-from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.rows import CellRows, cells_of
 from jaxlsgd.report import style
-from jaxlsgd.report.tables import Selection, cells_of
+from jaxlsgd.report.tables import Selection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +46,8 @@ MOST_FIGURES = 12
 _LISTED = 8  # names of figures that are left out
 _MOST_SETTINGS = 6  # problems and algorithms on a page
 Warmup = Callable[[Row], int]  # rounds of warm-up of the cell that a row is from
-PRINTED = ("coverage", "tradeoff")
-PRINT_FORMATS = ("pdf", "svg", "png")
+PrintedFigure = Literal["coverage", "tradeoff"]
+PrintFormat = Literal["pdf", "svg", "png"]
 # In print: inches of a panel and of a legend's lines, entries and letters; panels side by side.
 _PANEL_HEIGHT, _LEGEND_LINE, _HANDLE, _LETTER = 1.9, 0.17, 0.42, 0.05
 _PER_ROW = {"column": 1, "page": 3}
@@ -614,9 +614,9 @@ def _safe(name: str) -> str:
 def save_for_print(
     source: Any,
     directory: str | Path,
-    figure: str,
+    figure: PrintedFigure,
     *,
-    format: str = "pdf",
+    format: PrintFormat = "pdf",
     width: str = "column",
     level: float | None = None,
     coordinate: str | None = None,
@@ -642,8 +642,8 @@ def save_for_print(
 
         save_for_print(cells, "figures", "tradeoff", width="page")
     """
-    checks.choice("figure", figure, PRINTED)
-    checks.choice("format", format, PRINT_FORMATS)
+    checks.choice("figure", figure, PrintedFigure)
+    checks.choice("format", format, PrintFormat)
     checks.choice("width", width, tuple(style.WIDTHS))
     cells = cells_of(source)
     chosen = Selection(levels=() if level is None else (level,), coordinate=coordinate)

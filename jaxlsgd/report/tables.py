@@ -9,7 +9,7 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxlsgd.analysis import failures
 from jaxlsgd.analysis.measures import (
@@ -32,11 +32,11 @@ from jaxlsgd.analysis.measures import (
     withheld_notes,
 )
 from jaxlsgd.analysis.moments import Row
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.causes import FAILURES
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import WIDTH, Table, error_decimals, percent, with_error
-from jaxlsgd.core.rows import CellRows
+from jaxlsgd.core.rows import CellRows, cells_of
 
 ALL = "all"
 LATEX_WIDTH = 90  # characters of a table that fits between the margins of an article
@@ -65,7 +65,7 @@ class Selection:
     def __post_init__(self) -> None:
         levels = (self.levels,) if isinstance(self.levels, int | float) else tuple(self.levels)
         object.__setattr__(self, "levels", levels)
-        object.__setattr__(self, "methods", tuple(map(renamed.method, self.methods)))
+        object.__setattr__(self, "methods", tuple(self.methods))
 
     def check(self, cells: Sequence[CellRows]) -> None:
         """Refuse a name that no cell has, and suggest the nearest."""
@@ -119,7 +119,7 @@ def _unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-FORMATS = ("text", "markdown", "csv", "latex", "json")
+Format = Literal["text", "markdown", "csv", "latex", "json"]
 SHOWN = ("coverage", "length", "bias", "rmse", "model_se_error")
 EVERYTHING = Selection()
 # Columns that a text table leaves out to be narrow, in this order, and those it is cut into parts by.
@@ -189,20 +189,9 @@ _NOTES = {
 }
 
 
-def cells_of(source: Any) -> list[CellRows]:
-    """Return the cells of `CellRows`, of a sequence of them, or of the results of a study."""
-    if isinstance(source, CellRows):
-        return [source]
-    found = source.read_all() if hasattr(source, "read_all") else source
-    cells = [cell for cell in found if cell is not None]
-    if not all(isinstance(cell, CellRows) for cell in cells):
-        raise refusal("cells", "be CellRows or the results of a study", source, code="type")
-    return cells
-
-
 def render(
     source: Any,
-    format: str = "text",
+    format: Format = "text",
     *,
     selection: Selection = EVERYTHING,
     measures: Sequence[str] | None = None,
@@ -241,7 +230,7 @@ def render(
         print(render(cells, selection=Selection(methods=["one_step"]), sort="coverage"))
         pandas.read_csv(io.StringIO(render(cells, "csv")))
     """
-    checks.choice("format", format, FORMATS)
+    checks.choice("format", format, Format)
     for name in measures or ():
         checks.choice("measure", name, MEASURES)
     people = format in _FOR_PEOPLE
@@ -279,7 +268,7 @@ def _for_format(selection: Selection, people: bool) -> Selection:
 
 def render_differences(
     source: Any,
-    format: str = "text",
+    format: Format = "text",
     *,
     reference: tuple[str, str] | None = None,
     selection: Selection = EVERYTHING,
@@ -305,7 +294,7 @@ def render_differences(
 
         print(render_differences(cells, reference=("C1", "plug_in")))
     """
-    checks.choice("format", format, FORMATS)
+    checks.choice("format", format, Format)
     cells = cells_of(source)
     selection.check(cells)
     people = format in _FOR_PEOPLE
@@ -332,7 +321,7 @@ def _plain_columns(measures: Sequence[str] | None) -> list[str]:
     return [*names, *TRUTH, "cost", *(["withheld"] if judged else [])]
 
 
-def _machine(rows: Iterable[Row], columns: Sequence[str], format: str) -> str:
+def _machine(rows: Iterable[Row], columns: Sequence[str], format: Format) -> str:
     if format == "csv":
         return Table.of(rows, columns).csv()
     records = [{name: row[name] for name in columns} for row in rows]

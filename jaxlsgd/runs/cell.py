@@ -22,7 +22,7 @@ from jaxlsgd.core.algorithm import (
     check_same,
 )
 from jaxlsgd.core.causes import MOST_GROWTH, Cause, causes
-from jaxlsgd.core.checks import blaming, refusal
+from jaxlsgd.core.checks import Dtype, blaming, refusal
 from jaxlsgd.core.estimator import Accumulator, Anchored, Estimator, Measurement, Sync
 from jaxlsgd.core.problem import Problem, flatten, has_curvature
 from jaxlsgd.core.rows import CellRows, MethodRows, Until
@@ -34,6 +34,7 @@ from jaxlsgd.engine.statistics import start_all, update_all
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.plug_in import plug_in
 from jaxlsgd.schedules import Plan
+from jaxlsgd.schedules.plan import LOOKS
 
 
 class Growth(NamedTuple):
@@ -93,7 +94,7 @@ def _multiplier(method: Estimator, level: float, plan: Plan, found: Measurement)
 
 
 def growths(
-    problem: Problem, dtype: str, methods: Sequence[Estimator], found: dict[str, Measurement]
+    problem: Problem, dtype: Dtype, methods: Sequence[Estimator], found: dict[str, Measurement]
 ) -> dict[str, Growth]:
     """Return by method the growth of the loss at its estimates."""
     known: dict[bytes, np.ndarray] = {}  # most methods share one estimate
@@ -128,8 +129,6 @@ def _parameters(problem: Problem, method: Estimator, estimate: np.ndarray) -> np
         return start + (estimate - R @ start) @ np.linalg.pinv(R).T
 
 
-DTYPES = ("float32", "float64")
-LOOKS = 50  # of a run that may stop, unless they are given
 LOCAL_SGD = local_sgd()
 # The shortest that keeps its level, which judges the others, and the best one around ȳ.
 METHODS = (one_step(), plug_in("finite"))
@@ -157,7 +156,7 @@ class Cell:
     methods: tuple[Estimator, ...] = METHODS
     levels: tuple[float, ...] = (0.95,)
     save_at: tuple[int, ...] | None = None
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     algorithm: Algorithm = LOCAL_SGD
     looks: tuple[int, ...] | None = None
     layout: Layout = dataclasses.field(init=False)
@@ -168,7 +167,7 @@ class Cell:
             raise refusal("problem", "be a jaxlsgd.Problem", self.problem, code="type")
         if not isinstance(self.plan, Plan):
             raise refusal("plan", "be made by schedule.plan(...)", self.plan, code="type")
-        checks.choice("dtype", self.dtype, DTYPES)
+        checks.choice("dtype", self.dtype, Dtype)
         facts = self.problem.dim, self.problem.num_clients, self.dtype
         _check_functions(an_algorithm(self.algorithm), *facts)
         if self.problem.copies % self.algorithm.copies:
@@ -229,7 +228,7 @@ class Cell:
         return self._whole[rooms]
 
     @property
-    def shared(self) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
+    def shared(self) -> tuple[Problem, tuple[Estimator, ...], Algorithm, Dtype]:
         """What cells that run together must have in common; they may differ in plan, levels and saves."""
         return self.problem, self.methods, self.algorithm, self.dtype
 
@@ -301,14 +300,12 @@ class Cell:
 
 
 def saved_rounds(plan: Plan, save_at: Any, until: Any) -> tuple[int, ...] | None:
-    """Return the rounds to read; with a rule for stopping, unless they are given, 50 from 2 % of the plan on."""
+    """Return the rounds to read; with a rule for stopping, unless they are given, those of `LOOKS`."""
     if save_at is not None:
         return as_tuple(save_at)
     if until is None or not isinstance(plan, Plan):
         return None
-    steps = np.geomspace(0.02 * plan.num_steps, plan.num_steps, LOOKS)
-    rounds = np.searchsorted(plan.ends, steps - 1e-9) + 1
-    return tuple(np.unique(np.minimum(rounds, plan.num_rounds)).tolist())
+    return tuple(np.unique(plan.rounds_at(LOOKS)).tolist())
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -316,7 +313,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Iterable) else (value,)
 
 
-def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator, ...]:
+def check_methods(methods: Any, problem: Problem, dtype: Dtype) -> tuple[Estimator, ...]:
     """Refuse anything but estimators with distinct names that suit the problem."""
     methods = (methods,) if isinstance(methods, Estimator) else tuple(methods)
     if not methods or not all(isinstance(method, Estimator) for method in methods):
@@ -340,7 +337,7 @@ def check_methods(methods: Any, problem: Problem, dtype: str) -> tuple[Estimator
 
 # A grid has many cells, of few methods and algorithms.
 @functools.lru_cache(maxsize=256)
-def _check_functions(algorithm: Algorithm, dim: int, num_clients: int, dtype: str) -> None:
+def _check_functions(algorithm: Algorithm, dim: int, num_clients: int, dtype: Dtype) -> None:
     with jax.enable_x64(dtype == "float64"):
         check_algorithm(algorithm, dim, dtype, num_clients)
 
@@ -350,7 +347,7 @@ def _check_statistic(
     method: str,
     part: Accumulator,
     dim: int,
-    dtype: str,
+    dtype: Dtype,
     gradient: bool,
     hessian: bool,
     gradient_sum: bool,

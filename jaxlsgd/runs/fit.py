@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxlsgd.analysis import verdict
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import Dtype, refusal
 from jaxlsgd.core.display import Table, p_value, paragraph, plural
-from jaxlsgd.core.estimator import Estimator, Interval
+from jaxlsgd.core.estimator import Estimator, Interval, Side
 from jaxlsgd.core.lazy import later
 from jaxlsgd.core.problem import Array, Params, Problem, check_finite, unravel
 from jaxlsgd.core.progress import Progress, shown
@@ -113,7 +113,7 @@ class Fit:
         method: str | None = None,
         level: float | None = None,
         save: int = -1,
-        side: str = "both",
+        side: Side = "both",
     ) -> Interval:
         """Return the interval of a method at a saved round.
 
@@ -132,7 +132,7 @@ class Fit:
             raise refusal("level", f"be one of {self.cell.levels}", level, code="choice")
         return Interval.around(center, rows.half_width[save, self.cell.levels.index(level), 0])
 
-    def _one_sided(self, method: str, level: float, save: int, side: str) -> Any:
+    def _one_sided(self, method: str, level: float, save: int, side: Side) -> Any:
         if save not in (-1, len(self.save_at) - 1):
             raise refusal(
                 "save", "be the last for an interval with one bound", save, code="unsupported"
@@ -145,7 +145,7 @@ class Fit:
         g: Callable[[Params], Any],
         method: str | None = None,
         level: float | None = None,
-        side: str = "both",
+        side: Side = "both",
     ) -> Interval:
         """Return an interval for a function of the parameters after the last round, by the delta method.
 
@@ -166,7 +166,7 @@ class Fit:
             )
         like = self.cell.problem.init
 
-        return joint.function(self.joint(chosen), lambda x: g(unravel(x, like)), level, side)
+        return joint.function(self.joint(chosen), g, level, side, lambda x: unravel(x, like))
 
     def test(self, method: str | None = None, null: Params = 0.0) -> Test:
         """Test x_j = null_j, two-sided, after the last round; a number is the null of all coordinates."""
@@ -174,8 +174,11 @@ class Fit:
         rows = self.rows[estimator.name]
         check_finite("null", null)
         # NumPy keeps float64.
-        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(null)])
-        null = np.broadcast_to(flat, rows.scale[-1, 0].shape)
+        flat = np.concatenate([(), *(np.ravel(leaf) for leaf in jax.tree.leaves(null))])
+        (q,) = rows.scale[-1, 0].shape
+        if flat.size not in (1, q):
+            raise refusal("null", f"be a number or have {q}", flat.size, code="shape")
+        null = np.broadcast_to(flat, q)
         gap, scale = rows.estimate[-1, 0] - null, rows.scale[-1, 0]
         # At scale 0 any gap is infinitely many scales, and no gap is none.
         certain = np.where(gap == 0, 0.0, np.copysign(np.inf, gap))
@@ -235,8 +238,8 @@ class Fit:
 
     def _known(self, method: str | None) -> str:
         """Return the name of a method of the run; of the first if None."""
-        name = self.cell.methods[0].name if method is None else renamed.method(method)
-        if name not in self.rows:
+        name = self.cell.methods[0].name if method is None else method
+        if not isinstance(name, str) or name not in self.rows:
             raise refusal("method", f"be one of {', '.join(self.rows)}", name, code="choice")
         return name
 
@@ -281,7 +284,7 @@ def fit(
     methods: Sequence[Estimator] = METHODS,
     levels: float | Sequence[float] = (0.95,),
     save_at: Sequence[int] | None = None,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     algorithm: Algorithm = LOCAL_SGD,
     replication: int = 0,
     until: float | Until | None = None,
@@ -300,7 +303,7 @@ def fit(
       algorithm: from `jaxlsgd.algorithms`; another than Local SGD is outside the theory.
       replication: which replication of `simulate` under the same key this is.
       until: a half-width, or an `Until`: the run ends at the first look at which the intervals are sure enough. The
-        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the plan on.
+        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the observations on.
       progress: as for `simulate`.
 
     Returns:
@@ -384,6 +387,10 @@ def _head(result: Fit) -> list[str]:
         )
     if cell.problem.about:
         lines.append(f"Intervals are {cell.problem.about}.")
+    if not cell.problem.convex:
+        lines.append(
+            "Intervals are about the minimum near the estimate: the loss is not known to be convex, so there may be others."
+        )
     beyond = [method.name for method in cell.methods if not method.any_optimiser]
     if beyond and not cell.algorithm.within_theory:
         names = " and ".join(beyond)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,16 +13,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from jaxlsgd.core import checks, identity
+from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.estimator import Estimator, Horizon, Measurement
 from jaxlsgd.core.problem import Array, Problem
 from jaxlsgd.core.progress import Progress, shown
 from jaxlsgd.core.random import check_key
-from jaxlsgd.core.rows import CellRows, MethodRows, Until, pack, unpack
-from jaxlsgd.engine import distributed, machine, sharded, statistics
+from jaxlsgd.core.rows import CellRows, MethodRows, Until
+from jaxlsgd.engine import machine, statistics
 from jaxlsgd.engine.cost import WIDTH_MULTIPLE, default_tile, lane_widths
 from jaxlsgd.engine.draws import replication_keys
 from jaxlsgd.engine.lanes import run_side_by_side
@@ -182,7 +183,7 @@ def only(method: Estimator, vector: Any, states: tuple[Any, ...]) -> tuple[Any, 
     return tuple(jax.tree.map(one, state, axis) for state, axis in zip(states, axes, strict=True))
 
 
-def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, str]:
+def _shared(cells: Sequence[Cell]) -> tuple[Problem, tuple[Estimator, ...], Algorithm, Dtype]:
     """Return what all cells have in common; refuse cells that differ in it."""
     if not cells:
         raise checks.refusal("cells", "be one or more", "none", code="missing")
@@ -235,37 +236,6 @@ def _stacked(saves: Sequence[dict[str, MethodRows]]) -> dict[str, MethodRows]:
     return {name: MethodRows.stacked([rows[name] for rows in saves]) for name in saves[0]}
 
 
-def run_on_mesh(
-    key: Array, cell: Cell, firsts: Sequence[int], size: int, mesh: Mesh
-) -> Iterator[Advanced | Finished]:
-    """Run a tile at each replication position of a mesh, beginning with the replications in `firsts`.
-
-    The rows are in the order of `firsts`; every process gets all of them.
-    """
-    saved: list[dict[str, MethodRows]] = []
-    with jax.enable_x64(cell.dtype == "float64"):
-        platform = mesh.devices.flat[0].platform
-        program = make_program(
-            cell.problem, cell.methods, cell.algorithm, cell.dtype, platform=platform
-        )
-        run = sharded.Sharded(program, cell.problem, mesh)
-        keys = [jax.random.key_data(_keys(key, np.uint32(first), size)) for first in firsts]
-        events = run.run(np.concatenate(keys), cell.plan, cell.layout.save_at)
-    while True:
-        with jax.enable_x64(cell.dtype == "float64"):
-            event = next(events, None)
-            if event is None:
-                break
-            if not isinstance(event, Advanced):
-                plan = cell.plan.prefix(cell.layout.save_at[event.save])
-                found = {m.name: run.measure(event.statistics, m, plan) for m in cell.methods}
-                growth = growths(cell.problem, cell.dtype, cell.methods, found)
-                saved.append(SavedRound(0, event.save, plan, found, {}, growth).rows(cell))
-                continue
-        yield event
-    yield Finished(0, _stacked(saved))
-
-
 @jax.jit(static_argnums=2)
 def _keys(key: Array, first: Array, count: int) -> Array:
     return replication_keys(key, first + jnp.arange(count, dtype=jnp.uint32))
@@ -280,11 +250,10 @@ def simulate(
     methods: Sequence[Estimator] = METHODS,
     levels: float | Sequence[float] = (0.95,),
     save_at: Sequence[int] | None = None,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     algorithm: Algorithm = LOCAL_SGD,
     tile_size: int | None = None,
     devices: int | Sequence[Device] | None = None,
-    mesh: Mesh | None = None,
     until: float | Until | None = None,
     progress: Progress = None,
 ) -> CellRows:
@@ -306,12 +275,9 @@ def simulate(
       tile_size: replications that run side by side on one device; if None, what `cost.default_tile`
         finds best. `cost.largest_tile` makes one from a budget of bytes.
       devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
-      mesh: devices to run on instead, with axes "replications" (devices run tiles of their own; the same bits)
-        and "clients" (devices share the clients of a tile, with one sum per round; another order of that
-        sum, see `client_rounds`). It may span all processes, which then all get all rows.
       until: a half-width, or an `Until`: when a run would stop, see `looks.summarise_stops`. All looks of all
         runs are computed, which costs what the whole plan does, so that any other rule can be tried on the rows. The
-        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the plan on.
+        plan is then a budget. Looks are at `save_at`; if that is None, 50 from 2 % of the observations on.
       progress: None shows it in a terminal or notebook, True everywhere, False nowhere; a function is
         called with the finished share, from 0 to 1. The rows are the same.
 
@@ -331,27 +297,15 @@ def simulate(
     rule = cell.check_until(until)
     checks.count("replications", replications, 1, checks.MOST_REPLICATIONS)
     _check_rows(cell, replications)
-    if mesh is not None and devices is not None:
-        raise checks.refusal(
-            "devices", "be None if a mesh is given, which has its own", devices, code="unwanted"
-        )
-    places, shards = machine.chosen(devices), 1
-    if mesh is not None:
-        mesh = sharded.check_mesh(mesh, problem.num_clients, algorithm)
-        places, shards = list(mesh.devices[:, 0]), mesh.shape[sharded.CLIENTS]
+    places = machine.chosen(devices)
     if tile_size is None:
         platform = places[0].platform
-        widest = default_tile(problem, cell.methods, dtype, platform, shards, algorithm)
+        widest = default_tile(problem, cell.methods, dtype, platform, algorithm)
         tile_size = min(widest, _round_up(-(-replications // len(places)), WIDTH_MULTIPLE))
     size = checks.count("tile_size", tile_size, 1)
     firsts = range(0, replications, size)
-    if mesh is not None and distributed.spans(list(mesh.devices.flat)):
-        distributed.agree("simulate", _digest(key, cell, replications, size, mesh))
     with shown(progress, f"{problem.name or 'problem'}, {plan.name}") as show:
-        if mesh is None or shards == 1:
-            parts = _run_tiles(key, cell, firsts, size, places, show)
-        else:
-            parts = _run_waves(key, cell, firsts, size, mesh, show)
+        parts = _run_tiles(key, cell, firsts, size, places, show)
     rows = {
         name: MethodRows.joined([part[name] for part in parts], replications) for name in parts[0]
     }
@@ -374,43 +328,14 @@ def _check_rows(cell: Cell, replications: int) -> None:
 def _run_tiles(
     key: Array, cell: Cell, firsts: range, size: int, places: list[Device], show: Show
 ) -> list[dict[str, MethodRows]]:
-    """Run each tile on one device; each process runs the tiles of its own devices."""
-    here = jax.process_index()
-    owners = [places[i % len(places)].process_index for i in range(len(firsts))]
-    mine = [i for i, owner in enumerate(owners) if owner == here]
-    report = _Progress(show, len(mine) * cell.layout.steps)
+    """Run each tile on one device."""
+    report = _Progress(show, len(firsts) * cell.layout.steps)
 
-    def run(i: int, device: Device) -> dict[str, MethodRows]:
-        return report.through(run_cells(key, [cell], firsts[i], size, device, shared_draws=False))
+    def run(first: int, device: Device) -> dict[str, MethodRows]:
+        return report.through(run_cells(key, [cell], first, size, device, shared_draws=False))
 
-    jobs = [lambda device, i=i: run(i, device) for i in mine]
-    local = [place for place in places if place.process_index == here]
-    found = on_devices(jobs, local, report.stop)
-    if not distributed.spans(places):
-        return found
-    packed = {i: pack(rows) for i, rows in zip(mine, found, strict=True)}
-    return [unpack(part) for part in distributed.share(packed, owners)]
-
-
-def _run_waves(
-    key: Array, cell: Cell, firsts: range, size: int, mesh: Mesh, show: Show
-) -> list[dict[str, MethodRows]]:
-    """Run as many tiles at once as the mesh has replication positions, each on all its client shards."""
-    places = mesh.shape[sharded.REPLICATIONS]
-    waves = [range(first, first + places * size, size) for first in firsts[::places]]
-    report = _Progress(show, len(waves) * cell.layout.steps)
-    return [report.through(run_on_mesh(key, cell, wave, size, mesh)) for wave in waves]
-
-
-def _digest(key: Array, cell: Cell, replications: int, size: int, mesh: Mesh) -> list[Any]:
-    """Return what must be the same on every process of a run."""
-    problem, plan = cell.problem, cell.plan
-    numbers = [np.asarray(x).tobytes() for x in (plan.E, plan.eta, jax.random.key_data(key))]
-    about = [problem.name, problem.num_clients, problem.dim, problem.weights.tobytes()]
-    names = [identity.digest(cell.algorithm), *(method.name for method in cell.methods)]
-    ids = [device.id for device in mesh.devices.flat]
-    how = [cell.levels, cell.save_at, cell.dtype, replications, size, dict(mesh.shape), ids]
-    return [*numbers, *about, *names, *how]
+    jobs = [functools.partial(run, first) for first in firsts]
+    return on_devices(jobs, places, report.stop)
 
 
 def _round_up(value: int, multiple: int) -> int:

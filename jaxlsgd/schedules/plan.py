@@ -18,6 +18,9 @@ from jaxlsgd.schedules import assumptions
 from jaxlsgd.schedules.families import Schedule, custom
 from jaxlsgd.schedules.step_size import StepSize, custom_step
 
+# Where a run that may stop is read unless it is said: shares of its observations, evenly spaced in the logarithm.
+LOOKS = tuple(round(0.02 ** (1 - i / 49), 6) for i in range(50))
+
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
@@ -68,6 +71,12 @@ class Plan(Tabular):
     def ends(self) -> NDArray[np.int64]:
         """Return t_1, …, t_T, the observations used by the end of each round, shape (T,)."""
         return _read_only(np.cumsum(self.E))
+
+    def rounds_at(self, shares: ArrayLike) -> NDArray[np.int64]:
+        """Return the rounds by whose end these shares of the observations are used."""
+        steps = np.asarray(shares, np.float64) * self.num_steps
+        rounds = np.searchsorted(self.ends, steps * (1 - 1e-12)) + 1
+        return np.clip(rounds, 1, self.num_rounds)
 
     @property
     def num_rounds(self) -> int:

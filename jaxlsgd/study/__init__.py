@@ -6,12 +6,14 @@ Start reading at `study.Study`, then `runner.run`, `jobs.run_job` and `store.wri
 from jaxlsgd.core.lazy import attach
 
 _WHERE = {
+    "ArrayPart": "jaxlsgd.study.array",
     "Damaged": "jaxlsgd.study.store.files",
     "Outcome": "jaxlsgd.study.runner",
     "Results": "jaxlsgd.study.store.reader",
     "SpecError": "jaxlsgd.study.errors",
     "StoreError": "jaxlsgd.study.store.files",
     "Study": "jaxlsgd.study.study",
+    "collect": "jaxlsgd.study.store.collect",
     "replay": "jaxlsgd.study.replaying",
     "run": "jaxlsgd.study.runner",
 }

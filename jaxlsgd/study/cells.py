@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.schedules import Plan, Schedule
 from jaxlsgd.schedules.step_size import power_or_constant
 from jaxlsgd.study.errors import SpecError
@@ -57,7 +58,7 @@ class CellSpec:
     levels: tuple[float, ...]
     save_at: tuple[int | float, ...]
     seed: int
-    dtype: str
+    dtype: Dtype
     tile_size: int
 
     def plain(self) -> dict[str, Any]:
@@ -78,7 +79,6 @@ class CellSpec:
     @classmethod
     def read(cls, plain: dict[str, Any]) -> CellSpec:
         """Return the cell that `plain` describes, without its objects."""
-        plain = renamed.current(plain)
         return cls(
             read_problem(plain["problem"]),
             Part.read("algorithm", plain["algorithm"]),
@@ -98,7 +98,7 @@ class CellSpec:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of everything that decides the rows."""
-        return digest_of(renamed.first(self.plain()))
+        return digest_of(self.plain())
 
     @functools.cached_property
     def id(self) -> str:
@@ -133,15 +133,21 @@ class CellSpec:
             raise checks.refusal("num_rounds", f"take at most {MOST_STEPS} steps", plan.num_steps)
         return plan
 
-    def saved_rounds(self, num_rounds: int) -> tuple[int, ...]:
-        """Return the rounds of `save_at`, with fractions turned into rounds, and the last."""
-        rounds = {num_rounds}
-        for value in self.save_at:
-            m = max(1, round(value * num_rounds)) if isinstance(value, float) else value
-            if m > num_rounds:
-                raise checks.refusal("save_at", f"be at most {num_rounds}, the last round", m)
-            rounds.add(m)
-        return tuple(sorted(rounds))
+    def saved_rounds(self, plan: Plan) -> tuple[int, ...]:
+        """Return the rounds of `save_at`, with shares of the observations turned into rounds, and the last."""
+        given = [value for value in self.save_at if not isinstance(value, float)]
+        shares = [value for value in self.save_at if isinstance(value, float)]
+        for m in given:
+            if m > plan.num_rounds:
+                rule = f"be at most {plan.num_rounds}, the last round"
+                raise checks.refusal("save_at", rule, m)
+        return tuple(sorted({*given, *plan.rounds_at(shares).tolist(), plan.num_rounds}))
+
+
+def draws_of(cell: CellSpec) -> tuple[Any, ...]:
+    """Return what cells in one job have in common; their schedules, horizons and step sizes may differ."""
+    parts = cell.problem.content, cell.algorithm.content, cell.methods
+    return (*parts, cell.levels, cell.seed, cell.dtype, cell.tile_size)
 
 
 def read_rules(study: Study, key: str, keys: tuple[str, ...]) -> tuple[Any, ...]:
@@ -158,14 +164,12 @@ def _rule(study: Study, where: str, rule: Any, keys: tuple[str, ...]) -> tuple[A
     checks.known_keys(where, rule, keys)
     for key in ("problem", "algorithm", "schedule", "method"):
         if key in rule:
-            rule[key] = renamed.method(rule[key]) if key == "method" else rule[key]
             known = tuple(names(getattr(study, f"{key}s")))
             checks.choice(f"{where}.{key}", rule[key], known)
     if "methods" in rule:
         listed = checks.sequence(f"{where}.methods", rule["methods"], "method")
         known = tuple(names(study.methods))
-        chosen = (checks.choice(f"{where}.methods", renamed.method(x), known) for x in listed)
-        rule["methods"] = tuple(chosen)
+        rule["methods"] = tuple(checks.choice(f"{where}.methods", x, known) for x in listed)
     if "methods" in keys and not {"problem", "schedule"} <= rule.keys():
         text = f"{where}: an extra cell needs problem, schedule and num_steps or num_rounds"
         raise SpecError(text, where, "missing")

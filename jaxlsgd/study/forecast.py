@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jaxlsgd.core import checks
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.estimator import Horizon
 from jaxlsgd.engine import cost, machine
 from jaxlsgd.engine.layout import BLOCK_STEPS
@@ -194,7 +195,7 @@ def _reading(method: Part, cell: CellSpec) -> cost.ReadingCost:
 
 
 @functools.lru_cache(maxsize=4096)
-def _reading_of(method: Part, dim: int, dtype: str) -> cost.ReadingCost:
+def _reading_of(method: Part, dim: int, dtype: Dtype) -> cost.ReadingCost:
     try:
         return cost.reading_cost(method.built().made, dim, dtype)
     except Exception:  # of a user's own method: its cell fails with this error in the run
@@ -403,13 +404,13 @@ def _work(job: Iterable[Tile]) -> float:
 
 def _readings(group: list[Job]) -> int:
     cells = [tile.cell for job in group for tile in job]
-    return sum(len(cell.saved_rounds(cell.plan().num_rounds)) for cell in cells)
+    return sum(len(cell.saved_rounds(cell.plan())) for cell in cells)
 
 
 def _lengths(cell: CellSpec) -> set[int]:
     """Return the lengths that plans are padded to at the saved rounds of a cell: each is a program to compile."""
     plan = cell.plan()
-    return {Horizon.of(plan.prefix(m)).E.size for m in cell.saved_rounds(plan.num_rounds)}
+    return {Horizon.of(plan.prefix(m)).E.size for m in cell.saved_rounds(plan)}
 
 
 def _trial(

@@ -25,7 +25,7 @@ import jaxlsgd.problems
 import jaxlsgd.schedules  # noqa: F401
 from jaxlsgd.core import checks, registry
 from jaxlsgd.core.checks import blaming
-from jaxlsgd.core.registry import Kind
+from jaxlsgd.core.registry import Kind, Role
 from jaxlsgd.core.storage import read_regular
 from jaxlsgd.study.errors import SpecError, line_of, refusing
 
@@ -34,18 +34,18 @@ _sources: dict[str, str] = {}  # by file name, for workers
 _places: dict[str, Path] = {}  # by file name
 
 
-def known(role: str, name: str) -> bool:
+def known(role: Role, name: str) -> bool:
     """Whether there is a kind of this name."""
     return name in registry.kinds(role)
 
 
-def imported(role: str, name: str) -> bool:
+def imported(role: Role, name: str) -> bool:
     """Whether a kind comes from an imported file."""
     kind = registry.kinds(role).get(name)
     return kind is not None and kind.build.__module__ in map(_module, _sources)
 
 
-def find(role: str, name: Any, where: str) -> Kind:
+def find(role: Role, name: Any, where: str) -> Kind:
     """Return the kind of this name; refuse an unknown one."""
     found = registry.kinds(role)
     if not isinstance(name, str) or name not in found:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxlsgd import schedules
+from jaxlsgd.core.checks import Dtype
 from jaxlsgd.core.problem import Problem
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.engine import cost
@@ -22,7 +23,7 @@ from jaxlsgd.engine.lanes import widths_for
 from jaxlsgd.inference.laws import tables
 from jaxlsgd.runs.cell import Cell
 from jaxlsgd.runs.simulate import Device, Finished, run_cells
-from jaxlsgd.study.cells import CellSpec
+from jaxlsgd.study.cells import CellSpec, draws_of
 from jaxlsgd.study.errors import refusing
 from jaxlsgd.study.parts import Part
 from jaxlsgd.study.study import Study
@@ -86,12 +87,6 @@ def _alike(cells: Iterable[CellSpec]) -> list[list[CellSpec]]:
     return [group for groups in kinds.values() for group in groups.values()]
 
 
-def draws_of(cell: CellSpec) -> tuple[Any, ...]:
-    """Return what cells in one job have in common; their schedules, horizons and step sizes may differ."""
-    parts = cell.problem.content, cell.algorithm.content, cell.methods
-    return (*parts, cell.levels, cell.seed, cell.dtype, cell.tile_size)
-
-
 def program_kind(cell: CellSpec) -> tuple[Any, ...]:
     """Return what decides the compiled programs of a cell; schedule, horizon and step size do not."""
     return (_program_kind(cell.problem, cell.algorithm, cell.methods), cell.dtype, cell.tile_size)
@@ -128,7 +123,7 @@ def state_bytes(cell: CellSpec) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _own_bytes(problem: Part, algorithm: Part, methods: tuple[Part, ...], dtype: str) -> int:
+def _own_bytes(problem: Part, algorithm: Part, methods: tuple[Part, ...], dtype: Dtype) -> int:
     made = tuple(method.built().made for method in methods)
     return cost.own_bytes(problem.built().made, made, dtype, algorithm=algorithm.built().made)
 
@@ -149,7 +144,12 @@ def _widths(cell: CellSpec, platform: str = "cpu") -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _lane_widths(
-    problem: Part, algorithm: Part, methods: tuple[Part, ...], size: int, dtype: str, platform: str
+    problem: Part,
+    algorithm: Part,
+    methods: tuple[Part, ...],
+    size: int,
+    dtype: Dtype,
+    platform: str,
 ) -> tuple[int, ...]:
     made, own = tuple(method.built().made for method in methods), algorithm.built().made
     return cost.lane_widths(problem.built().made, made, size, dtype, platform, own)
@@ -255,7 +255,7 @@ def runnable(
         plan,
         tuple(method.built().made for method in spec.methods),
         spec.levels,
-        save_at or spec.saved_rounds(plan.num_rounds),
+        save_at or spec.saved_rounds(plan),
         spec.dtype,
         spec.algorithm.built().made,
     )
@@ -306,6 +306,6 @@ def check(study: Study) -> None:
         own = any(method.identity for method in spec.methods)
         with refusing(f"schedule {spec.schedule} to {spec.extent}", own=own):
             plan = spec.plan()
-            spec.saved_rounds(plan.num_rounds)
+            spec.saved_rounds(plan)
             for method in spec.methods:
                 method.built().made.check_plan(plan, spec.levels)

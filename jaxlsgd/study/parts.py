@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 from jaxlsgd import schedules
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.display import fraction
-from jaxlsgd.core.registry import Kind
+from jaxlsgd.core.registry import Kind, Role
 from jaxlsgd.schedules import Schedule
 from jaxlsgd.schedules.step_size import power_or_constant
 from jaxlsgd.study.errors import SpecError, refusing
@@ -30,7 +30,7 @@ _OBJECTS = {"problem": "Problem", "method": "Estimator", "algorithm": "Algorithm
 class Part:
     """A problem, a method or an algorithm under its name in the study."""
 
-    role: str
+    role: Role
     name: str
     kind: str  # registered kind, or "" for an object
     arguments: tuple[tuple[str, Any], ...]  # sorted, plain
@@ -49,7 +49,7 @@ class Part:
         }
 
     @classmethod
-    def read(cls, role: str, plain: dict[str, Any], **more: Any) -> Self:
+    def read(cls, role: Role, plain: dict[str, Any], **more: Any) -> Self:
         """Return the part that `plain` describes, without the object."""
         texts = {key: plain[key] for key in ("kind", "name", "identity")}
         if not all(isinstance(text, str) for text in texts.values()):
@@ -171,7 +171,7 @@ def _with_step(part: Part, name: str, gamma0: float, alpha: float, where: str) -
     return ProblemPart(**fields, gamma0=gamma0, alpha=alpha)
 
 
-def part(role: str, value: Any, where: str) -> Part:
+def part(role: Role, value: Any, where: str) -> Part:
     """Read a method or an algorithm: a name such as "plug_in[finite]", an object, or a table."""
     if isinstance(value, Part):
         return value
@@ -185,7 +185,7 @@ class _Given(NamedTuple):
     option: str | None = None
 
 
-def _given(role: str, value: Any, where: str) -> _Given:
+def _given(role: Role, value: Any, where: str) -> _Given:
     if isinstance(value, str):
         named = re.fullmatch(r"([^\[\]]*)\[([^\[\]]*)\]", value)
         return _Given({"kind": named[1]}, named[2]) if named else _Given({"kind": value})
@@ -195,7 +195,7 @@ def _given(role: str, value: Any, where: str) -> _Given:
     return _Given(checks.table(where, value, what))
 
 
-def _is_object(role: str, value: Any) -> bool:
+def _is_object(role: Role, value: Any) -> bool:
     from jaxlsgd.core.algorithm import Algorithm
     from jaxlsgd.core.estimator import Estimator
     from jaxlsgd.core.problem import Problem
@@ -205,13 +205,13 @@ def _is_object(role: str, value: Any) -> bool:
     )
 
 
-def _read(role: str, given: _Given, where: str) -> Part:
+def _read(role: Role, given: _Given, where: str) -> Part:
     if role in given.table and "kind" not in given.table:
         return _of_object(role, given.table, where)
     return _of_kind(role, given, where)
 
 
-def _of_object(role: str, table: dict[str, Any], where: str) -> Part:
+def _of_object(role: Role, table: dict[str, Any], where: str) -> Part:
     checks.known_keys(where, table, (role, "name"))
     made = table[role]
     if not _is_object(role, made):
@@ -223,7 +223,7 @@ def _of_object(role: str, table: dict[str, Any], where: str) -> Part:
     return _finished(role, made, name, "", (), where, own=True)
 
 
-def _of_kind(role: str, given: _Given, where: str) -> Part:
+def _of_kind(role: Role, given: _Given, where: str) -> Part:
     from jaxlsgd.study import imports
 
     table = dict(given.table)
@@ -233,7 +233,6 @@ def _of_kind(role: str, given: _Given, where: str) -> Part:
             text = f"{where}: {kind.name} takes no brackets, got [{given.option}]"
             raise SpecError(f"{text}; {_in_a_table(kind)}", where, "unwanted")
         table[kind.brief] = _number(given.option)
-    table = renamed.arguments(role, kind.name, table)
     name = table.pop("name", None)
     hints = _type_hints(kind.build)
     inner = {
@@ -316,7 +315,7 @@ def _takes_floats(hint: Any, default: Any) -> bool:
 
 
 def _finished(
-    role: str,
+    role: Role,
     made: Any,
     name: Any,
     kind: str,
@@ -326,16 +325,10 @@ def _finished(
 ) -> Part:
     from jaxlsgd.core import identity
 
-    name = checks.label(f"{where}.name", renamed.method(name) if role == "method" else name)
-    digest = identity.digest(_first_named(made)) if own else ""
+    name = checks.label(f"{where}.name", name)
+    digest = identity.digest(made) if own else ""
     made = made if made.name == name else dataclasses.replace(made, name=name)
     return Part(role, name, kind, arguments, digest, _FACTS[role](made), made)
-
-
-def _first_named(made: Any) -> Any:
-    """Return an object under the name that such a one had first, for its digest."""
-    first = renamed.first_name(made.name)
-    return made if first == made.name else dataclasses.replace(made, name=first)
 
 
 # Sizes that bound what a reader of results must expect.

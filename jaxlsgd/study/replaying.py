@@ -46,9 +46,10 @@ def replay(
     """
     spec = _spec(results, cell_id, study)
     checks.count("replication", replication, 0, 2**32 - 1)
-    num_rounds = spec.plan().num_rounds
+    plan = spec.plan()
+    num_rounds = plan.num_rounds
     wanted = np.unique(np.linspace(1, num_rounds, min(rounds, num_rounds)).round().astype(int))
-    saves = sorted({*wanted.tolist(), *spec.saved_rounds(num_rounds)})
+    saves = sorted({*wanted.tolist(), *spec.saved_rounds(plan)})
     cell = jobs.runnable(spec, tuple(saves))
     key = jax.random.key(spec.seed)
     events = run_cells(key, [cell], replication, 1, shared_draws=False)

@@ -11,10 +11,11 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxlsgd.analysis.failures import Tally
-from jaxlsgd.core.checks import describe, refusal
+from jaxlsgd.core.checks import describe
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.progress import Progress, duration
 from jaxlsgd.core.rows import MethodRows
@@ -22,6 +23,7 @@ from jaxlsgd.engine import machine
 from jaxlsgd.inference.laws.tables import Rows
 from jaxlsgd.runs.simulate import Device
 from jaxlsgd.study import forecast, jobs
+from jaxlsgd.study.array import ArrayPart
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.executors.base import Event, Events, Executor, TileFailed
 from jaxlsgd.study.executors.threads import Threads
@@ -93,7 +95,7 @@ def run(
     *,
     devices: int | Sequence[Device] | None = None,
     client: Any = None,
-    distributed: bool = False,
+    part: ArrayPart | tuple[int, int] | None = None,
     max_time: float | None = None,
     progress: Progress | SilentProgress = None,
     stop: Stop | None = None,
@@ -110,8 +112,8 @@ def run(
       directory: created if needed; refused if it holds another study.
       devices: how many of the default backend's devices to use, or a list of JAX devices; all if None.
       client: a `dask.distributed.Client`, whose workers then run the tiles instead of the devices here.
-      distributed: whether this is one of several processes that JAX has joined, all of which make this
-        call; the first of them alone looks at the directory. See `jaxlsgd.engine.distributed.start`.
+      part: which part of how many to run, such as (3, 20), in a directory of its own within `directory`. Array jobs run
+        all parts without communication, and `collect` makes one study of them.
       max_time: seconds after which no further tile is started.
       progress: as for `simulate`: None shows it in a terminal or notebook, True everywhere, False nowhere, with
         warnings in Python's log; a function is called with the share that is done.
@@ -131,15 +133,14 @@ def run(
         outcome = run(study, "results", client=dask.distributed.Client("tcp://scheduler:8786"))
     """
     began = time.monotonic()
+    if part is not None:
+        part = part if isinstance(part, ArrayPart) else ArrayPart(*part)
+        directory = Path(directory) / part.folder
     jobs.check(study)
     stop, log = stop or Stop(max_time), RunLog(progress_of(progress))
     write = functools.partial(
-        Writer, directory, study, fresh=fresh, allow_other_code=allow_other_code
+        Writer, directory, study, fresh=fresh, allow_other_code=allow_other_code, part=part
     )
-    if distributed:
-        if client is not None:
-            raise refusal("client", "be None if the run is distributed", client, code="unwanted")
-        return _run_with_others(study, write, devices, stop, log)
     if client is None:
         return _run_on(_threads(study, devices), write, stop, log)
     executor = _dask(client, stop, log)
@@ -192,28 +193,6 @@ def _end(outcome: Outcome) -> str:
     gone = f", gone {len(outcome.lost)} ({outcome.lost[0]}, …)" if outcome.lost else ""
     failed = f"cells failed {len(outcome.errors)}"
     return f"end: {_word(outcome)}; {made}{gone}, {failed}, {outcome.seconds:.0f} s"
-
-
-def _run_with_others(
-    study: Study,
-    write: Callable[[dict[str, Any]], Writer],
-    devices: int | Sequence[Device] | None,
-    stop: Stop,
-    log: RunLog,
-) -> Outcome:
-    """Run a study as one of several processes; only the leader's outcome is that of all of them."""
-    import jax
-
-    from jaxlsgd.study.executors import joined
-
-    began = time.monotonic()
-    chosen = machine.chosen(devices)
-    forecast.refuse_too_large(study, chosen)
-    counts = joined.meet(study, chosen)
-    if jax.process_index() != joined.LEADER:
-        return Outcome(joined.follow(study, chosen), 0, {}, time.monotonic() - began)
-    with joined.leading():
-        return _run_on(joined.Leader(chosen, counts), write, stop, log)
 
 
 def _threads(study: Study, devices: int | Sequence[Device] | None) -> Threads:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlsgd.core import checks, renamed
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core import checks
+from jaxlsgd.core.checks import Dtype, refusal
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.rows import Until
 from jaxlsgd.core.storage import read_regular
+from jaxlsgd.schedules.plan import LOOKS
 from jaxlsgd.study.cells import EXCLUDE_KEYS, EXTRA_KEYS, CellSpec, digest_of, expand, read_rules
 from jaxlsgd.study.errors import OwnError, SpecError, refusing
 from jaxlsgd.study.parts import (
@@ -37,7 +38,6 @@ from jaxlsgd.study.parts import (
 if TYPE_CHECKING:
     from jaxlsgd.study.runner import Outcome
 
-DTYPES = ("float32", "float64")
 MOST_CELLS = 100_000
 MOST_LEVELS = 1_000
 MOST_BYTES = 1_000_000  # of a study file
@@ -65,11 +65,11 @@ class Study(Tabular):
       seed: root of all draws; the same data for every cell (common random numbers).
       levels: confidence levels in (0, 1), one or several.
       warmup: share of the observations with E = 1, for schedules without one of their own.
-      save_at: rounds (integers) or shares of the rounds (floats in (0, 1]) at which intervals are
-        kept besides the last; one integer n means n evenly spaced ones.
+      save_at: rounds (integers) or shares of the observations (floats in (0, 1]) at which intervals
+        are kept besides the last; one integer n means n evenly spaced shares.
       until: a half-width, or a table {half_width, excludes, method, coordinates, level}: when a run would stop, which
         tables and the page then show. All looks of all runs are computed, at `save_at`; if that is empty, at 50 shares of
-        the rounds from 2 % on. Rows do not depend on the rule, so that it can be changed later.
+        the observations from 2 % on. Rows do not depend on the rule, so that it can be changed later.
       tile_size: replications that run side by side and are committed together.
       dtype: "float32" or "float64".
       cross: whether the grid is crossed; if not, `extra` alone lists the cells.
@@ -99,7 +99,7 @@ class Study(Tabular):
     save_at: Any = ()  # tuple[int | float, ...]
     until: Any = None  # Until | None
     tile_size: int = 512
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     cross: bool = True
     exclude: Any = ()
     extra: Any = ()
@@ -117,8 +117,9 @@ class Study(Tabular):
             raise refusal("warmup", "be a share of the observations in [0, 1)", warmup)
         read = functools.partial(schedule, warmup=share)
         put("schedules", _each("schedules", self.schedules, read, "schedule"))
-        for key, role in (("methods", "method"), ("algorithms", "algorithm")):
-            put(key, _each(key, getattr(self, key), functools.partial(part, role), role))
+        put("methods", _each("methods", self.methods, functools.partial(part, "method"), "method"))
+        read_algorithm = functools.partial(part, "algorithm")
+        put("algorithms", _each("algorithms", self.algorithms, read_algorithm, "algorithm"))
         put("levels", _each("levels", _one_or_more(self.levels), checks.level, "level"))
         for key in ("problems", "schedules", "methods", "algorithms"):
             checks.distinct(key, names(getattr(self, key)), named=True)
@@ -129,9 +130,9 @@ class Study(Tabular):
         put("replications", checks.count("replications", self.replications, 1, most))
         put("seed", checks.count("seed", self.seed, 0, 2**32 - 1))
         put("tile_size", checks.count("tile_size", self.tile_size, 1, 65_536))
-        put("dtype", checks.choice("dtype", self.dtype, DTYPES))
+        put("dtype", checks.choice("dtype", self.dtype, checks.Dtype))
         put("until", None if self.until is None else Until.of(self.until))
-        looks = () if self.until is None else _looks()
+        looks = () if self.until is None else LOOKS
         put("save_at", _save_at(self.save_at) or looks)
         if not isinstance(self.cross, bool):
             raise refusal("cross", "be true or false", self.cross, code="type")
@@ -170,7 +171,7 @@ class Study(Tabular):
     def read(cls, plain: Mapping[str, Any]) -> Study:
         """Return the study that `plain` describes, with names and digests in place of objects."""
         with refusing():
-            table = checks.table("study", renamed.current(plain), "the content of a manifest")
+            table = checks.table("study", plain, "the content of a manifest")
             parts = {
                 "problems": tuple(map(read_problem, table.pop("problems"))),
                 "schedules": tuple(map(read_schedule, table.pop("schedules"))),
@@ -230,7 +231,7 @@ class Study(Tabular):
         plain = self.plain()
         del plain["replications"]
         plain.pop("until", None)
-        return digest_of(renamed.first(plain))
+        return digest_of(plain)
 
     def __repr__(self) -> str:
         return f"Study(cells={len(self.cells)}, replications={self.replications}, seed={self.seed})"
@@ -328,21 +329,18 @@ def _save_at(value: Any) -> tuple[int | float, ...]:
     if not isinstance(value, (list, tuple)) or len(value) > 10_000:
         raise refusal(
             "save_at",
-            "be a list of rounds or of shares of the rounds in (0, 1]",
+            "be a list of rounds or of shares of the observations in (0, 1]",
             value,
             code="type",
         )
     return tuple(_save(f"save_at[{i}]", part) for i, part in enumerate(value))
 
 
-def _looks() -> tuple[float, ...]:
-    """Return shares of the rounds, evenly spaced in the logarithm."""
-    return tuple(round(0.02 ** (1 - i / 49), 6) for i in range(50))
-
-
 def _save(where: str, value: Any) -> int | float:
     if not isinstance(value, float):
         return checks.count(where, value, 1, MOST_STEPS)
     if not 0 < value <= 1:
-        raise refusal(where, "be a share of the rounds in (0, 1], or an integer, a round", value)
+        raise refusal(
+            where, "be a share of the observations in (0, 1], or an integer, a round", value
+        )
     return value

@@ -380,8 +380,10 @@ def _check_statistic(value: ArrayLike) -> FloatArray:
         array = np.asarray(value)
     except (TypeError, ValueError):  # a ragged list
         array = np.array(None)
-    if array.dtype.kind not in "iuf" or np.isnan(array).any():
-        raise refusal("statistic", "be real numbers without NaN", value)
+    real = array.dtype.kind in "iuf"
+    if not real or np.isnan(array).any():
+        code = "not_finite" if real else "type"
+        raise refusal("statistic", "be real numbers without NaN", value, code=code)
     return array.astype(np.float64)
 
 
@@ -395,9 +397,11 @@ def _check_beta(beta: float) -> float:
 def check_plan(plan: HasSchedule) -> bytes:
     """Return the E_m of a plan as bytes, the key of its law in caches; refuse anything but integers ≥ 1."""
     E = np.asarray(getattr(plan, "E", None))
-    steps = E.astype(np.int64) if E.dtype.kind in "iu" else np.zeros(1)
+    whole = E.dtype.kind in "iu"
+    steps = E.astype(np.int64) if whole else np.zeros(1)
     if steps.ndim != 1 or (steps < 1).any():
-        raise refusal("plan.E", "be a one-dimensional array of integers >= 1", E, code="type")
+        code = "type" if not whole else "shape" if E.ndim != 1 else "value"
+        raise refusal("plan.E", "be a one-dimensional array of integers >= 1", E, code=code)
     if steps.size < 2:
         raise refusal("plan.E", "have at least 2 rounds", steps.size)
     return steps.tobytes()

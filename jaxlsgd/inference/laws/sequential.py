@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 
 FloatArray = NDArray[np.float64]
-SHAPES = ("pocock", "obrien_fleming")
+Shape = Literal["pocock", "obrien_fleming"]
 MOST_LOOKS = 1_000
 _NODES_PER_SD = 2.5  # of an increment between two looks
 _LARGEST = 38.0  # standard deviations, where the normal tail ends in float64
@@ -100,7 +100,7 @@ def robbins_p(z: Any, u: Any, sides: int = 2) -> FloatArray:
 
 
 def looks_value(
-    level: float, clocks: Sequence[float], shape: str = "pocock", sides: int = 2
+    level: float, clocks: Sequence[float], shape: Shape = "pocock", sides: int = 2
 ) -> float:
     """Return c with P(|Z_k| ≤ c s_k at all looks) = level, or of Z_k without its sign for one side.
 
@@ -119,7 +119,7 @@ def looks_value(
 
 
 @functools.lru_cache(maxsize=256)
-def _looks_value(level: float, clocks: tuple[float, ...], shape: str, sides: int) -> float:
+def _looks_value(level: float, clocks: tuple[float, ...], shape: Shape, sides: int) -> float:
     # Between one look, and as many as there are without anything in common.
     share = (1 - level) / sides
     low, high = -ndtri(share), -ndtri(share / len(clocks))
@@ -132,7 +132,7 @@ def _looks_value(level: float, clocks: tuple[float, ...], shape: str, sides: int
 
 
 def looks_p(
-    z: float, clocks: Sequence[float], at: float, shape: str = "pocock", sides: int = 2
+    z: float, clocks: Sequence[float], at: float, shape: Shape = "pocock", sides: int = 2
 ) -> float:
     """Return the p-value of Z = z at clock `at`: how likely the band that just reaches it is left at some look.
 
@@ -155,18 +155,18 @@ def looks_p(
     return float(min(1.0, max(1 - _held(c, clocks, shape, sides), 0.0)))
 
 
-def shape_of(at: Any, clocks: Any, shape: str) -> FloatArray:
+def shape_of(at: Any, clocks: Any, shape: Shape) -> FloatArray:
     """Return s_k, by which the constant is multiplied at clock `at`."""
     at = np.asarray(at, np.float64)
     return np.ones(at.shape) if shape == "pocock" else np.sqrt(clocks[-1] / at)
 
 
-def held(c: float, clocks: Sequence[float], shape: str = "pocock", sides: int = 2) -> float:
+def held(c: float, clocks: Sequence[float], shape: Shape = "pocock", sides: int = 2) -> float:
     """Return P(|Z_k| ≤ c s_k at all looks); the arguments are those of `looks_value`."""
     return _held(float(c), check_clocks(clocks), _shape(shape), _sides(sides))
 
 
-def _held(c: float, clocks: tuple[float, ...], shape: str, sides: int) -> float:
+def _held(c: float, clocks: tuple[float, ...], shape: Shape, sides: int) -> float:
     t = np.asarray(clocks) / clocks[-1]
     bound = c * shape_of(t, t, shape) * np.sqrt(t)
     floor = -bound if sides == 2 else np.minimum(-9.0 * np.sqrt(t), bound - 1e-3)
@@ -214,8 +214,8 @@ def check_clocks(clocks: Sequence[float]) -> tuple[float, ...]:
     return found
 
 
-def _shape(shape: str) -> str:
-    return checks.choice("shape", shape, SHAPES)
+def _shape(shape: Shape) -> Shape:
+    return checks.choice("shape", shape, Shape)
 
 
 def _sides(sides: int) -> int:

@@ -17,7 +17,7 @@ the first row is the same run as without copies.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +40,14 @@ from jaxlsgd.inference.rivals.copies import (
     stacked_problem,
 )
 
-INTERVALS = ("sd", "percentile")
-WEIGHTS = ("exponential", "double")
+IntervalKind = Literal["sd", "percentile"]
+Weights = Literal["exponential", "double"]
 _GOLDEN = np.uint32(0x9E3779B9)
 
 
 @functools.lru_cache(maxsize=64)
 @register("problem")
-def perturbed(problem: Problem, copies: int = 200, weights: str = "exponential") -> Problem:
+def perturbed(problem: Problem, copies: int = 200, weights: Weights = "exponential") -> Problem:
     """Return a problem with B further copies of its parameters, whose gradients have random weights.
 
     Args:
@@ -64,7 +64,7 @@ def perturbed(problem: Problem, copies: int = 200, weights: str = "exponential")
         simulate(key, many, plan, replications=500, methods=[bootstrap(100)])
     """
     checks.count("copies", copies, 2)
-    checks.choice("weights", weights, WEIGHTS)
+    checks.choice("weights", weights, Weights)
     functions = problem.structure().flat_functions()
     numbers = np.arange(1, copies + 1, dtype=np.uint32)
 
@@ -123,7 +123,7 @@ class Spread(NamedTuple):
 
 @register("method")
 def bootstrap(
-    copies: int, dim: int | None = None, *, interval: str = "sd", name: str | None = None
+    copies: int, dim: int | None = None, *, interval: IntervalKind = "sd", name: str | None = None
 ) -> Estimator:
     """Online bootstrap: ȳ_j ± z times the standard deviation of B perturbed copies, or their percentiles.
 
@@ -145,7 +145,7 @@ def bootstrap(
     """
     checks.count("copies", copies, 2)
     given = given_dim(dim)
-    checks.choice("interval", interval, INTERVALS)
+    checks.choice("interval", interval, IntervalKind)
     return Estimator(
         name=name or f"bootstrap[{interval}]",
         accumulators=(run_means(copies + 1, given),),

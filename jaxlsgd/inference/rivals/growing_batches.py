@@ -19,12 +19,12 @@ published method.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlsgd.core import checks, renamed
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.core.estimator import Accumulator, Estimator, Horizon, Measurement, Sync
 from jaxlsgd.core.problem import Array, Params, flatten
@@ -32,8 +32,8 @@ from jaxlsgd.core.registry import register
 from jaxlsgd.inference.laws.standard import NORMAL
 from jaxlsgd.inference.sums import compensated_add, widened
 
-KINDS = ("overlapping", "nonoverlapping")
-MODES = ("full", "diagonal")
+Batches = Literal["overlapping", "nonoverlapping"]
+Mode = Literal["full", "diagonal"]
 _LAST = np.iinfo(np.int32).max
 
 
@@ -58,7 +58,7 @@ class BatchState(NamedTuple):
 
 
 @functools.cache
-def batch_sums(kind: str, mode: str, alpha: float, C: float) -> Accumulator:
+def batch_sums(kind: Batches, mode: Mode, alpha: float, C: float) -> Accumulator:
     """Return the sums above as a streaming statistic.
 
     With δ = ȳ_m − ȳ_{m−1} each round does
@@ -124,12 +124,11 @@ def batch_starts(alpha: float, C: float) -> np.ndarray:
     return np.unique(np.maximum(found[found < _LAST], 1)).astype(np.int64)
 
 
-@renamed.accepts_old_names("method")
 @register("method", brief="batches")
 def growing_batches(
-    batches: str = "overlapping",
+    batches: Batches = "overlapping",
     *,
-    mode: str = "full",
+    mode: Mode = "full",
     alpha: float = 0.505,
     C: float = 1.0,
     name: str | None = None,
@@ -151,8 +150,8 @@ def growing_batches(
 
     Reference: Zhu, Chen, Wu (2023), Online covariance matrix estimation in stochastic gradient descent, JASA 118.
     """
-    checks.choice("batches", batches, KINDS)
-    checks.choice("mode", mode, MODES)
+    checks.choice("batches", batches, Batches)
+    checks.choice("mode", mode, Mode)
     step_exponent(alpha)
     checks.positive("C", C)
     return Estimator(

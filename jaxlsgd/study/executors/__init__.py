@@ -1,1 +1,1 @@
-"""Where the jobs of a study run: threads, Dask workers, or joined processes. Start at `base.Executor`."""
+"""Where the jobs of a study run: threads or Dask workers. Start at `base.Executor`."""

@@ -23,7 +23,7 @@ Events = Generator[Event, None, None]
 
 
 class Executor(Protocol):
-    """A place where jobs run: devices of this process, a Dask cluster, or joined processes."""
+    """A place where jobs run: devices of this process, or a Dask cluster."""
 
     environment: dict[str, Any]  # everything that may change the last digits of rows
     size: int  # jobs at once

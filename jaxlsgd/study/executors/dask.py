@@ -10,6 +10,7 @@ import collections
 import concurrent.futures
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ _FETCH = 60.0  # seconds in which the result of a finished job must arrive
 _FETCHERS = 8  # threads that fetch, as a dead worker blocks one of them
 _TICK = 0.05  # seconds between two events while nothing happens
 _LOOK = 5.0  # seconds between counts of the workers
+_PATIENCE = 60.0  # seconds in which a local cluster without workers may start one
+_NO_WORKER = "no worker of this machine has started for a minute"
 _AHEAD = 3  # jobs per thread that Dask has, so that no thread waits
 _LEAST = 16  # jobs that Dask has in any case, for clusters that grow with demand
 
@@ -89,14 +92,21 @@ def _local(workers: int) -> Any:
     from distributed import LocalCluster
 
     options: dict[str, Any] = {"dashboard_address": None, "preload": dask_worker.__name__}
-    return LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        silence_logs=logging.CRITICAL,
-        **options,
-    )
+    try:
+        return LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            silence_logs=logging.CRITICAL,
+            **options,
+        )
+    except (RuntimeError, OSError) as error:  # one was killed while it started
+        text = (
+            f"--dask: the workers of this machine did not start ({_brief(error)}); run the same command "
+            "again, or ask for fewer of them with --devices"
+        )
+        raise WorkerError(text) from error
 
 
 def _brief(error: BaseException) -> str:
@@ -107,13 +117,15 @@ def environment(client: Client, stop: Stop, warn: Callable[[str], None]) -> dict
     """Return what all workers have in common; refuse those that differ. None if asked to stop first."""
     if client.asynchronous:
         raise ClusterError("client: must be a synchronous distributed.Client", "client", "type")
-    warned = False
+    warned, start, patience = False, time.monotonic(), _patience(client)
     while not (found := _environments(client)):
         if stop.draining:
             return None
         if not warned:
             warned = True
             warn("the cluster has no workers yet; waiting for the first")
+        if time.monotonic() - start > patience:
+            raise WorkerError(f"{_NO_WORKER}; run the same command again")
         time.sleep(0.5)
     expected = None
     for address, theirs in found.items():
@@ -125,6 +137,13 @@ def environment(client: Client, stop: Stop, warn: Callable[[str], None]) -> dict
         if difference := machine.difference(theirs, expected):
             raise ClusterError(_refusal(address, difference), address, "conflict")
     return expected
+
+
+def _patience(client: Client) -> float:
+    """Return for how many seconds to wait for a first worker; other clusters may grow when they like."""
+    from distributed import LocalCluster
+
+    return _PATIENCE if isinstance(client.cluster, LocalCluster) else math.inf
 
 
 def _environments(client: Client) -> dict[str, Any]:
@@ -194,12 +213,24 @@ class _Flight(NamedTuple):
 
 
 class _Workers:
-    """The workers of a cluster, with a warning when they are paused, go on, or are all lost."""
+    """The workers of a cluster, with a warning when they are paused, go on, or are all lost.
 
-    def __init__(self, client: Client, warn: Callable[[str], None]) -> None:
-        self._client, self._warn = client, warn
+    Args:
+      patience: seconds without a worker after which none is expected any more.
+    """
+
+    def __init__(
+        self, client: Client, warn: Callable[[str], None], patience: float = math.inf
+    ) -> None:
+        self._client, self._warn, self._patience = client, warn, patience
         self._paused: set[str] = set()
+        self._seen = time.monotonic()  # when there was one
         self.threads = 0
+
+    @property
+    def given_up(self) -> bool:
+        """Whether there has been no worker for too long."""
+        return not self.threads and time.monotonic() - self._seen > self._patience
 
     def look(self) -> None:
         """Count the threads, and warn of changes."""
@@ -208,6 +239,7 @@ class _Workers:
             before, self.threads = self.threads, sum(x["nthreads"] for x in known.values())
             if before and not self.threads:
                 self._warn("no worker is left; waiting for one")
+            self._seen = time.monotonic() if self.threads else self._seen
             paused = {where for where, x in known.items() if x.get("status") == "paused"}
             for where in sorted(paused - self._paused):
                 self._warn(_paused(where, known[where]))
@@ -247,7 +279,7 @@ class _Fleet:
         self.done = as_completed(loop=client.loop)
         self.exhausted = self.draining = self.broken = self.lost = False
         self._counted = -_LOOK
-        self._workers = _Workers(client, warn)
+        self._workers = _Workers(client, warn, _patience(client))
 
     @property
     def ended(self) -> bool:
@@ -285,6 +317,10 @@ class _Fleet:
         if now - self._counted >= _LOOK:
             self._counted = now
             self._workers.look()
+            if self._workers.given_up:
+                self.broken = True
+                kept = "what is committed is kept, and the same command goes on from there"
+                self.warn(f"{_NO_WORKER}; {kept}")
 
     def _submit(self, job: Job, alone: bool = False) -> None:
         packed = dask_worker.pack([tile.cell for tile in job], job[0].first)
@@ -343,7 +379,8 @@ class _Fleet:
         return []
 
     def drain(self) -> None:
-        """Cancel all jobs that have not started; only the first call does something."""
+        """Cancel all jobs that have not started, at the first call."""
+        self._count()
         if self.draining:
             return
         self.draining = True

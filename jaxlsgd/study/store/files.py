@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxlsgd.core import renamed, storage
+from jaxlsgd.core import storage
 from jaxlsgd.core.cell_file import ARRAYS, fits
-from jaxlsgd.core.checks import Code
+from jaxlsgd.core.checks import Code, Refusal
 from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.core.storage import read_regular
 from jaxlsgd.study.cells import CellSpec, canonical, digest_of
 
-FORMAT = 3
+FORMAT = 4
 _MOST_JSON = 64_000_000  # bytes
 _MOST_HEADERS = 1_000_000  # bytes of a tile besides its rows
 _TEMPORARY = ".writing"
@@ -51,6 +51,13 @@ class Missing(StoreError):
 
     def __init__(self, message: str, argument: str | Path = "", code: Code = "missing") -> None:
         super().__init__(message, argument, code)
+
+
+def unread(error: Exception) -> str:
+    """Return why the content of a file describes no study, without Python's own words."""
+    if isinstance(error, Refusal) and error.argument:
+        return str(error)
+    return f"{error} is missing" if isinstance(error, KeyError) else "a value is of another kind"
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -169,7 +176,7 @@ def encode_tile(cell: CellSpec, first: int, rows: dict[str, MethodRows]) -> byte
 
 
 def _header(cell: CellSpec, first: int) -> bytes:
-    names = [renamed.first_name(method.name) for method in cell.methods]
+    names = [method.name for method in cell.methods]
     return canonical({"format": FORMAT, "cell": cell.digest, "first": first, "methods": names})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from jaxlsgd.core.storage import read_regular
+from jaxlsgd.study.array import FOLDER
 from jaxlsgd.study.store import files, recovery
 from jaxlsgd.study.store.files import Damaged, Missing, StoreError
 from jaxlsgd.study.store.reader import read_manifest
@@ -28,8 +29,11 @@ class Found(NamedTuple):
     lost: str = ""  # what is wrong with the manifest
 
 
-def look(directory: Path, study: Study, fresh: bool) -> Found:
-    """Return what a directory has of a study, without writing; refuse a directory of anything else."""
+def look(directory: Path, study: Study, fresh: bool, collecting: bool = False) -> Found:
+    """Return what a directory has of a study, without writing; refuse a directory of anything else.
+
+    Parts of array jobs may be there only when they are being collected.
+    """
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -40,7 +44,8 @@ def look(directory: Path, study: Study, fresh: bool) -> Found:
         raise files.cannot("open", directory, error) from error
     found = _manifest(directory / "manifest.json")
     if found.study is None:
-        found = _without_manifest(directory, names, study, found.lost)
+        others = [name for name in names if not (collecting and FOLDER.fullmatch(name))]
+        found = _without_manifest(directory, others, study, found.lost)
     if fresh and found.manifest is not None:
         other = unused(directory.with_name(directory.name + "-2"))
         text = (
@@ -83,6 +88,12 @@ def _without_manifest(directory: Path, names: list[str], study: Study, lost: str
         )
         raise Damaged(text, directory / "manifest.json")
     foreign = sorted(name for name in names if not _is_ours(directory / name))
+    if any(map(FOLDER.fullmatch, foreign)):
+        text = (
+            f"{directory} holds parts of a study; make one study of them with "
+            f"'jaxlsgd collect {directory}', or choose a new directory"
+        )
+        raise StoreError(text, directory, "exists")
     if foreign:
         text = (
             f"{directory} is not empty and holds no study (there is {foreign[0]!r}); "

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jaxlsgd.analysis.measures import coverage_table
-from jaxlsgd.core import renamed
 from jaxlsgd.core.cell_file import Unfit, about_from_json
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.lazy import later
@@ -258,12 +257,13 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], Study]:
     try:
         return manifest, Study.read(manifest["study"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise Damaged(f"{path} is damaged: it holds no study ({error})", path) from error
+        text = f"{path} is damaged: it holds no study ({files.unread(error)})"
+        raise Damaged(text, path) from error
 
 
 def _from_json(content: Any, cell: CellSpec) -> CellRows:
     """Return the description that `about_to_json` has encoded; refuse that of another cell."""
-    about = about_from_json(renamed.current(content), [method.name for method in cell.methods])
+    about = about_from_json(content, [method.name for method in cell.methods])
     names = (cell.problem.name, cell.algorithm.name, cell.schedule.name, cell.levels)
     if names != (about.problem, about.algorithm, about.schedule, about.levels):
         raise Unfit("its names or levels are not those of the cell")

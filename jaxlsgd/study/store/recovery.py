@@ -104,7 +104,8 @@ def _study(contents: dict[str, dict[str, Any]], replications: int, directory: Pa
         return Study.read(shared | _grid(cells) | {"replications": replications})
     except _ERRORS as error:
         text = (
-            f"{directory} is damaged: neither its manifest nor its cells describe a study ({error})"
+            f"{directory} is damaged: neither its manifest nor its cells describe a study "
+            f"({files.unread(error)})"
         )
         raise Damaged(text, directory) from error
 

@@ -16,6 +16,7 @@ import numpy as np
 from jaxlsgd.core.cell_file import about_to_json
 from jaxlsgd.core.rows import CellRows, MethodRows
 from jaxlsgd.inference.laws.tables import Rows
+from jaxlsgd.study.array import ArrayPart
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.parts import Part, changed
 from jaxlsgd.study.store import files, law_tables, provenance, recovery
@@ -34,6 +35,8 @@ class Writer:
       environment: versions, code, device kind and flags, recorded in the manifest.
       fresh: refuse a directory that already holds a study.
       allow_other_code: accept rows that other code of this package made, with a warning.
+      part: write the tiles of this part of an array job only.
+      collecting: the directory may hold parts of array jobs, which are being made one study.
     """
 
     def __init__(
@@ -44,18 +47,21 @@ class Writer:
         *,
         fresh: bool = False,
         allow_other_code: bool = False,
+        part: ArrayPart | None = None,
+        collecting: bool = False,
     ) -> None:
-        self.directory, self.environment = Path(directory), environment
+        self.directory, self.environment, self._part = Path(directory), environment, part
         self.warnings: list[str] = []
         self._allowed = allow_other_code
-        self._check(look(self.directory, study, fresh), study)
+        self._check(look(self.directory, study, fresh, collecting), study)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise files.cannot("make", self.directory, error) from error
         self._lock = lock(self.directory)
         try:
-            found = look(self.directory, study, fresh)  # again, now that no other process writes
+            # Again, now that no other process writes.
+            found = look(self.directory, study, fresh, collecting)
             self._check(found, study)
             files.remove_unfinished(self.directory)
             # With the largest number of replications of all runs.
@@ -66,6 +72,7 @@ class Writer:
             self._lock.close()
             raise
         self._places = {cell.id: i for i, cell in enumerate(self.study.cells)}
+        self._wanted = None if part is None else part.tiles(self.study)
         self._kept: dict[str, set[int]] | None = None
         self._tabulated: set[str] = set()
         self._read_back = False  # whether the first tile of this run was read again
@@ -103,11 +110,21 @@ class Writer:
 
     def left(self, cell: CellSpec) -> int:
         """Return how many tiles of a cell are to be computed."""
-        return len(self.results.firsts()) - len(self._verified()[cell.id])
+        there = self._verified()[cell.id]
+        if self._wanted is None:
+            return len(self.results.firsts()) - len(there)
+        return len(self._wanted[cell.id] - there)
 
     def lacks(self, cell: CellSpec, first: int) -> bool:
         """Whether a tile is to be computed."""
-        return first not in self._verified()[cell.id]
+        mine = self._wanted is None or first in self._wanted[cell.id]
+        return mine and first not in self._verified()[cell.id]
+
+    def record(self, environments: list[dict[str, Any]]) -> None:
+        """Write to the manifest that these environments made the rows."""
+        self.results.manifest["environments"] = environments
+        with self._in_place():
+            files.write_json(self.directory / "manifest.json", self.results.manifest)
 
     def described(self, cell: CellSpec) -> bool:
         """Whether the description of a cell is there; warn if it is damaged."""
@@ -287,6 +304,11 @@ class Writer:
         if found.study is not None and found.study.digest != study.digest:
             text = _changed(self.directory, found.study, study)
             raise StoreError(text, self.directory, "conflict")
+        part = (found.manifest or {}).get("part")
+        if found.study is not None and part != (self._part and str(self._part)):
+            whole = "a whole study" if part is None else f"part {part} of a study"
+            text = f"{self.directory} holds {whole}; choose a new directory"
+            raise StoreError(text, self.directory, "conflict")
         if found.manifest is not None and not self._allowed:
             old = provenance.other_code(self.directory, found.manifest, self.environment)
             if old:
@@ -309,6 +331,7 @@ class Writer:
         created = str(manifest.get("created", "")) or provenance.now()
         content = {"format": FORMAT, "digest": study.digest, "created": created}
         content |= {"study": study.plain()} | known
+        content |= {} if self._part is None else {"part": str(self._part)}
         if content != found.manifest:
             files.write_json(path, content)
         return study, content

@@ -43,6 +43,7 @@ class InferenceAggregator(ModelAggregator):
                 metas[name]["examples"],
                 metas[name]["steps"],
                 one["gradient_sum"],
+                metas[name]["answers"],
                 one.get("hessian"),
                 one.get("hessian_before"),
                 metas[name]["observations"],
@@ -53,8 +54,10 @@ class InferenceAggregator(ModelAggregator):
         sent = federation.broadcast(self.state)
         now, before = (np.asarray(one) for one in sent.anchors)
         found = np.asarray(federation.estimate(self.state))
-        flags = np.array([float(sent.hessians)])
+        # One model goes to all sites, which all take part: Hessians are due from all or from none.
+        flags = np.array([float(any(map(sent.asks, messages)))])
         told = {"numpy_key": mean, "now": now, "before": before, "hessians": flags}
+        told["round"] = np.array([float(sent.round)])
         return FLModel(params={**told, "estimate": found})
 
     def reset_stats(self) -> None:
@@ -65,7 +68,11 @@ class InferenceAggregator(ModelAggregator):
         assert self.state is not None
         final = {
             name: federation.FinalMessage(
-                int(one["examples"][0]), one["score"], one["covariance"], one["hessian"]
+                int(one["examples"][0]),
+                one["score"],
+                one["covariance"],
+                one["hessian"],
+                int(one["answers"][0]),
             )
             for name, one in params.items()
         }

@@ -27,7 +27,7 @@ def main() -> None:
         x = np.asarray(model.params["numpy_key"], float)
         if model.current_round == model.total_rounds - 1:
             last = federation.final_message("logistic", (A, y), model.params["estimate"])
-            params = {**last._asdict(), "examples": np.array([float(last.examples)])}
+            params = {key: np.atleast_1d(one) * 1.0 for key, one in last._asdict().items()}
             flare.send(flare.FLModel(params=params, meta={"site": site, "final": True}))
             continue
         batches = rng.integers(n, size=(given.steps, 16))
@@ -38,13 +38,19 @@ def main() -> None:
             x = x - given.eta * A[batch].T @ off / len(batch)
         rows = A[batches.ravel()], y[batches.ravel()]
         made = federation.round_message(
-            "logistic", rows, anchors, steps=given.steps, examples=n, hessians=hessians
+            "logistic",
+            rows,
+            anchors,
+            round=int(np.sum(model.params.get("round", 1))),
+            steps=given.steps,
+            examples=n,
+            hessians=hessians,
         )
         sums = {"gradient_sum": made.gradient_sum}
         if hessians:
             sums |= {"hessian": made.hessian, "hessian_before": made.hessian_before}
         meta = {"site": site, "final": False, "examples": n, "steps": given.steps}
-        meta["observations"] = made.observations
+        meta |= {"observations": made.observations, "answers": made.answers}
         flare.send(flare.FLModel(params={"numpy_key": x, **sums}, meta=meta))
 
 
