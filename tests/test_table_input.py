@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from jaxlsgd import fit as jaxlsgd_fit
 from jaxlsgd import fit_table, plug_in, problems, schedules
 from jaxlsgd.cli import main, make_parser
 from jaxlsgd.core.checks import Refusal
-from jaxlsgd.regression import stream
+from jaxlsgd.regression import pilot, stream
 from jaxlsgd.regression.design import Design, Model, design
+from jaxlsgd.regression.families import family_of
 from jaxlsgd.regression.fit_table import DEFAULTS
 from jaxlsgd.regression.formulas import FUNCTIONS
 
@@ -334,6 +336,68 @@ def test_command_line_refuses_python_in_a_formula(tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize(
+    "piece",
+    [
+        *("bs(x, df=1000000000)", "bs(x, 10**9)", "bs(x, 5, None, 100000)", "bs(x, df=-3)"),
+        *("poly(x, 100000)", "cr(x, df=1e9)", "cc(x, df=101)", f"bs(x, knots={[1] * 101})"),
+    ],
+)
+def test_functions_that_would_make_too_many_columns(piece: str):
+    with refused("formula"):
+        designed(small_frame(), f"y ~ {piece}")
+
+
+FOREIGN = {"tau": 0.5, "delta": 1.0, "bandwidth": 0.1, "dispersion": 2.0}
+
+
+@pytest.mark.parametrize("option", FOREIGN)
+def test_an_option_of_another_family(option: str, csv: Path):
+    with refused(option, "unwanted"):
+        fit(table(), **{option: FOREIGN[option]})
+    command = ["fit", str(csv), "--response", "sick", "--features", "age"]
+    assert main([*command, f"--{option}", str(FOREIGN[option])]) == 2
+
+
+# What is changed in the table, with the refused argument.
+EXTREME = {
+    "a column of 1e160": ({"dose": 1e160}, "column 'dose'"),
+    "a column of 1e-160": ({"dose": 1e-160}, "column 'dose'"),
+    "a response of 1e200": ({"age": 1e200}, "response 'age'"),
+    "an offset of 700": ({"shift": 700.0}, "offset 'shift'"),
+    "an offset of a million people": ({"shift": 1e6}, "offset 'shift'"),
+    "an exposure of 1e300": ({"time": 1e300}, "exposure 'time'"),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", EXTREME)
+def test_extreme_numbers(case: str):
+    factors, argument = EXTREME[case]
+    frame = table().assign(shift=1.0, time=1.0)
+    frame = frame.assign(**{name: frame[name] * factor for name, factor in factors.items()})
+    used = {"time": "exposure", "shift": "offset"}
+    counts = {used[name]: name for name in factors if name in used}
+    counts |= {"response": "sick", "family": "poisson"}
+    given = {"response": "age", "family": "gaussian"} if "response" in argument else counts
+    with refused(argument, "data"):
+        fit_table(frame, features=["dose"], client="site", **given)
+
+
+@pytest.mark.filterwarnings("error")
+def test_newton_that_has_not_converged_is_refused():
+    """Newton's steps from a mean that is far too large are about 1: 49 are taken, and 65 are too many."""
+    frame = table().assign(shift=49.0)
+    given = {"client": "site", "family": "poisson", "response": "sick", "features": ["age"]}
+    far, near = fit_table(frame, offset="shift", **given), fit_table(frame, **given)
+    np.testing.assert_allclose(far.bse, near.bse, rtol=1e-6)
+    np.testing.assert_allclose(far.params["age"], near.params["age"], rtol=1e-6)
+    objective = pilot.Objective(family_of("poisson"), np.zeros(1), np.zeros(1))
+    y, shift = frame["sick"].to_numpy(float), np.full(300, 65.0)
+    with refused("columns", "data"):
+        pilot.minimise(objective, np.ones((300, 1)), y, np.full(300, 1 / 300), ("one",), shift)
+
+
+@pytest.mark.parametrize(
     ("option", "hint"), [("levl", "did you mean 'level'?"), ("zzz", "it takes bandwidth, client")]
 )
 def test_an_option_that_fit_table_does_not_have(option: str, hint: str):
@@ -481,6 +545,10 @@ def test_files_are_read_alike(csv: Path):
         ("binary.csv", b"\x7fELF\0\0\1\2" * 50, ("file", "type", "binary")),
         ("odd.csv", b"a,b\n1,2\n1,2,3\n", ("file", "damaged", "odd.csv")),
         ("false.parquet", b"a,b\n1,2\n" * 10, ("file", "damaged", "false.parquet")),
+        ("false.csv.gz", b"a,b\n1,2\n" * 10, ("file", "damaged", "false.csv.gz")),
+        ("false.csv.bz2", b"a,b\n1,2\n" * 10, ("file", "damaged", "false.csv.bz2")),
+        ("cut.csv.gz", gzip.compress(b"a,b\n1,2\n" * 999)[:-20], ("file", "damaged", "cut.csv.gz")),
+        ("old.csv", "sick,site\n1,Zürich\n".encode("latin-1"), ("file", "value", "'site'")),
         ("header.csv", b"sick,site,age\n", ("frame", "data", "'0 rows of 3 columns'")),
     ],
 )

@@ -309,7 +309,7 @@ def test_refused(fair: pd.DataFrame, case: str):
 
 def test_too_many_columns_are_refused_before_the_run():
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 1200)))
-    with refused("columns", "data", "methods=()"):
+    with refused("columns", "data", "without methods"):
         fit_table(frame, methods=["one_step"], response="0")
 
 

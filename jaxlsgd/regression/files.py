@@ -9,6 +9,7 @@ import gzip
 import io
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,7 +95,9 @@ def read_all(path: str | Path, dialect: Dialect = Dialect()) -> Any:  # noqa: B0
         if _is_parquet(path):
             return extra("pyarrow.parquet").read_table(path).to_pandas()
         csv = extra("pyarrow.csv")
-        return csv.read_csv(path, **dialect.options(csv, path)).to_pandas()
+        found = csv.read_csv(path, **dialect.options(csv, path))
+        _check_text(path, dialect, found.schema)
+        return found.to_pandas()
 
 
 def blocks(path: str | Path, dialect: Dialect = Dialect()) -> Iterator[Any]:  # noqa: B008
@@ -108,6 +111,7 @@ def blocks(path: str | Path, dialect: Dialect = Dialect()) -> Iterator[Any]:  # 
             return
         csv = extra("pyarrow.csv")
         with csv.open_csv(path, **dialect.options(csv, path, BLOCK_BYTES)) as source:
+            _check_text(path, dialect, source.schema)
             yield from source
 
 
@@ -150,6 +154,19 @@ def _checked(path: str | Path, dialect: Dialect | None = None) -> Path:
     return path
 
 
+def _check_text(path: Path, dialect: Dialect, schema: Any) -> None:
+    """Refuse a CSV with text that Arrow could not decode, and has left as bytes."""
+    types = extra("pyarrow").types
+    for field in schema:
+        if types.is_binary(field.type):
+            raise _misread(path, dialect, f"column {field.name!r}")
+
+
+def _misread(path: Path, dialect: Dialect, where: str) -> checks.Refusal:
+    hint = f" ({where}); give its own, as in encoding='latin-1', or cp1252 or utf-16"
+    return refusal("file", f"be written in {dialect.encoding or 'UTF-8'}", path.name, hint)
+
+
 @contextlib.contextmanager
 def _parsing(path: Path, dialect: Dialect) -> Iterator[None]:
     """Turn a parser's errors into one that names the file."""
@@ -162,9 +179,9 @@ def _parsing(path: Path, dialect: Dialect) -> Iterator[None]:
             raise refusal(
                 "file", f"be {_KINDS}", path.name, f" ({text})", code="damaged"
             ) from error
-        hint = f" ({text}); is it encoding='latin-1', 'cp1252' or 'utf-16'?"
-        written = dialect.encoding or "UTF-8"
-        raise refusal("file", f"be written in {written}", path.name, hint) from error
-    except arrow.ArrowTypeError as error:
+        raise _misread(path, dialect, text) from error
+    except (arrow.ArrowTypeError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk
         first = str(error).strip().splitlines()[0]
         raise refusal("file", f"be {_KINDS}", path.name, f" ({first})", code="damaged") from error

@@ -38,7 +38,7 @@ def fit_table(
     offset: str | None = None,
     exposure: str | None = None,
     ridge: float = 0.0,
-    tau: float = 0.5,
+    tau: float | None = None,
     delta: float | None = None,
     bandwidth: float | None = None,
     dispersion: float | None = None,
@@ -89,7 +89,7 @@ def fit_table(
       exposure: column of times or sizes that counts are in proportion to; its logarithm is an offset. For "poisson"
         and "negative_binomial".
       ridge: λ of ½ λ ‖slopes‖² on standardised columns; intervals are then for the penalised minimiser.
-      tau: which quantile, for "quantile".
+      tau: which quantile, for "quantile"; 0.5, the median, if None.
       delta: where Huber's loss becomes linear, on the scale of the response; 1.345 robust standard deviations
         of the pilot's residuals if None.
       bandwidth: of the smoothed quantile, on the scale of the response; from the pilot if None.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,10 @@ FUNCTIONS = (
     *("I", "C", "Treatment", "Sum", "poly", "bs", "cr", "cc", "center", "scale"),
 )
 _ALLOWED = f"columns, numbers, ~ + - * / : ** ( ) and the functions {', '.join(FUNCTIONS)}"
+# Which arguments of a function make columns, by place and by name.
+_SPLINE = (1, "df", 2, "knots")
+_COLUMNS = {"poly": (1, "degree"), "bs": (*_SPLINE, 3, "degree"), "cr": _SPLINE, "cc": _SPLINE}
+_MOST_COLUMNS = 100  # of one spline or polynomial
 _MOST_CHARACTERS = 10_000
 _MOST_TERMS = 10_000
 _OPERATORS = frozenset("~+-*/:^")
@@ -111,6 +116,9 @@ def _inside(node: ast.AST, argument: bool) -> list[tuple[ast.AST, bool]] | None:
             # formulaic passes its own state in arguments whose names begin with an underscore.
             if any(word.arg is None or word.arg.startswith("_") for word in named):
                 return None
+            _check_columns(
+                name, dict(enumerate(given)) | {str(one.arg): one.value for one in named}
+            )
             return [(part, True) for part in (*given, *(word.value for word in named))]
         case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _ARITHMETIC):
             # 9**9**9 would be computed to the last digit.
@@ -130,6 +138,22 @@ def _inside(node: ast.AST, argument: bool) -> list[tuple[ast.AST, bool]] | None:
         case ast.Constant(value=bool() | int() | float() | None):
             return []
     return None
+
+
+def _check_columns(name: str, arguments: Mapping[int | str, ast.AST]) -> None:
+    """Refuse a spline or a polynomial of so many columns that it would fill the memory."""
+    for place in _COLUMNS.get(name, ()):
+        match node := arguments.get(place, ast.Constant(value=None)):
+            case ast.Constant(value=None):
+                continue
+            case ast.Constant(value=int(count)) if (
+                count is not True and 0 <= count <= _MOST_COLUMNS
+            ):
+                continue
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) if len(parts) <= _MOST_COLUMNS:
+                continue
+        rule = f"have whole numbers up to {_MOST_COLUMNS} as df and degree of {name}, and as many knots at most"
+        raise refusal("formula", rule, ast.unparse(node))
 
 
 def _has_column(node: ast.AST) -> bool:

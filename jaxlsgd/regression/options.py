@@ -25,6 +25,13 @@ CHOICES = {
     "clients": ("given", "sampled"),
     "weights": ("size", "equal"),
 }
+# Which family takes an option.
+_OF_FAMILY = {
+    "tau": "quantile",
+    "bandwidth": "quantile",
+    "delta": "huber",
+    "dispersion": "negative_binomial",
+}
 METHODS = {
     method.name: method
     for method in (
@@ -92,6 +99,10 @@ def check_options(given: Mapping[str, Any]) -> Options:
     if given["exposure"] is not None and given["family"] not in ("poisson", "negative_binomial"):
         rule = "be left out unless the family is poisson or negative_binomial"
         raise refusal("exposure", rule, given["exposure"], code="unwanted")
+    for name, family in _OF_FAMILY.items():
+        if given[name] is not None and given["family"] != family:
+            rule = f"be left out unless the family is {family}"
+            raise refusal(name, rule, given[name], code="unwanted")
     by_default = given["methods"] is None
     needs_run = given["target"] == "sample" or given["rows"] == "fresh"
     listed = list(given["methods"] or ()) if not by_default else ["one_step"] * needs_run
@@ -106,7 +117,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
     checks.distinct("methods", [method.name for method in methods], named=True)
     family = family_of(
         given["family"],
-        **{name: given[name] for name in ("tau", "delta", "bandwidth", "dispersion")},
+        **{name: given[name] for name in _OF_FAMILY if given[name] is not None},
     )
     checked = {
         "family": family,

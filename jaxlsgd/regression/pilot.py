@@ -22,7 +22,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import Refusal, refusal
 from jaxlsgd.core.products import along, gram, times
 from jaxlsgd.federation import FederationFit, FinalMessage, final_message
 from jaxlsgd.federation.agreement import Stacked, stack
@@ -269,21 +269,34 @@ def minimise(
         return _Point(float(value + 0.5 * np.sum(ridge * theta**2)), gradient, rows)
 
     def step_from(point: _Point) -> FloatArray:
+        if not np.isfinite(point.value):
+            raise _not_converged(names)
         H = point.rows.hessian() + np.diag(ridge)
         H += 1e-9 * np.trace(H) / len(H) * np.eye(len(H)) + 1e-12 * np.eye(len(H))
         return scipy.linalg.solve(H, point.gradient, assume_a="pos")
 
-    theta, value, count = np.zeros(X.shape[1]), np.inf, 0
+    theta, value, count, fall = np.zeros(X.shape[1]), np.inf, 0, np.inf
     points = newton(at, theta, step_from, lambda new, old: new.value <= old.value, halvings=40)
     for theta, point, step in itertools.islice(points, _NEWTON):
+        fall = float(point.gradient @ step)
         if abs(value - point.value) < 1e-15 * (1 + abs(value)):
             break
         value, count = point.value, count + 1
-        if point.gradient @ step < 1e-12 * (1 + abs(value)):
+        if fall < 1e-12 * (1 + abs(value)):
             theta = theta - step
             break
     _check_separated(objective, X, y, theta, names, offset)
+    if not fall < 1e-6 * (1 + abs(value)):
+        raise _not_converged(names)
     return theta, count
+
+
+def _not_converged(names: tuple[str, ...]) -> Refusal:
+    """Return the error of a minimiser that was not found."""
+    what = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    rule = "let Newton's method converge"
+    hint = "; is a value an outlier, or a unit far off? Rescale the column, or leave it out"
+    return refusal("columns", rule, what, hint, code="data")
 
 
 def _check_separated(

@@ -17,6 +17,8 @@ from jaxlsgd.regression.options import STEPS, Options
 
 FloatArray = NDArray[np.floating[Any]]
 _CONSTANT = 1e-10  # standard deviation over largest size of a column that is refused as constant
+_SIZES = (1e-50, 1e50)  # of columns; beyond, squares of squares overflow
+_LARGEST_OFFSET = 50.0  # of families whose mean is no line: exp of it multiplies means or odds
 _COLLINEAR = 1e-10  # eigenvalue of the correlations
 _NEARLY = 1e-6  # the same of columns that are mentioned
 _SMALL = "; variance='HC3' is made for small tables"
@@ -73,6 +75,8 @@ def coordinates(
     gaps = X - center
     spread = np.sqrt(np.einsum("ij,ij->j", gaps, gaps) / len(X))
     largest = np.maximum(X.max(axis=0), -X.min(axis=0))
+    for j in np.flatnonzero(slopes):
+        _check_size(f"column {names[j]!r}", largest[j])
     for j in np.flatnonzero(slopes & (spread <= _CONSTANT * largest)):
         hint = "; the intercept does that already" if intercept is not None else ""
         raise refusal(
@@ -166,6 +170,8 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
         raise refusal(
             "client", "have two values or more with clients='sampled'", labels[0], code="data"
         )
+    _check_size(f"response {plan.response!r}", np.max(np.abs(block.y)))
+    _check_offset(plan, block.offset)
     where = plan.names.index(INTERCEPT) if plan.intercept else None
     frame = coordinates(block.X, block.y, plan.names, where, options.family.scaled)
     X = frame.features(block.X[order])
@@ -186,6 +192,38 @@ def by_client(plan: Design, block: Block, options: Options) -> Rows:
         offset=offset,
         total=total,
         notes=notes,
+    )
+
+
+def _check_size(what: str, largest: FloatArray) -> None:
+    """Refuse numbers so large or small that their squares overflow; 0 is refused as constant."""
+    least, most = _SIZES
+    if largest and not least <= largest <= most:
+        rule = f"have numbers between {least:g} and {most:g} in size"
+        raise refusal(what, rule, float(largest), "; give it in other units", code="data")
+
+
+def _check_offset(plan: Design, offset: FloatArray | None) -> None:
+    """Refuse an offset whose exponential overflows, such as a number of people in place of its logarithm."""
+    if offset is None or np.max(np.abs(offset)) <= _LARGEST_OFFSET:
+        return
+    worst = float(offset[np.argmax(np.abs(offset))])
+    if plan.offset is None:
+        hint = "; give it in other units"
+        raise refusal(
+            f"exposure {plan.exposure!r}",
+            f"have logarithms up to {_LARGEST_OFFSET:g} in size",
+            worst,
+            hint,
+            code="data",
+        )
+    hint = "; a number of people or a time is an exposure, whose logarithm is taken"
+    raise refusal(
+        f"offset {plan.offset!r}",
+        f"be from −{_LARGEST_OFFSET:g} to {_LARGEST_OFFSET:g}",
+        worst,
+        hint,
+        code="data",
     )
 
 
