@@ -719,9 +719,8 @@ def stored_rows(path: Path) -> tuple[dict[str, list[Row]], dict[str, int]]:
     found: dict[str, dict[str, Row]] = {}
     seeds: dict[str, int] = {}
     for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
-        found.setdefault(line["part"], {}).setdefault(line["row"], {})[line["column"]] = line[
-            "value"
-        ]
+        row = found.setdefault(line["part"], {}).setdefault(line["row"], {})
+        row[line["column"]] = line["value"].removeprefix("'")  # put there against formulas
         seeds[line["part"]] = int(line["seed"])
     return {part: list(rows.values()) for part, rows in found.items()}, seeds
 
