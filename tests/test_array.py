@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from refusals import refused
 from study_helpers import TOML, Held, call, count, small, start, tiles, wait_until
 
 from jaxlsgd.study import ArrayPart, Results, StoreError, Study, collect
-from jaxlsgd.study.store import provenance
+from jaxlsgd.study.store import files, provenance
 
 REPLICATIONS = (
     16 * 60
@@ -131,9 +132,9 @@ def test_what_is_incomplete_is_named_with_its_command(copy: Path):
 def test_parts_that_do_not_fit_together_are_refused(copy: Path, tmp_path: Path):
     def manifest(change) -> None:
         path = copy / "part-02-of-20" / "manifest.json"
-        content = json.loads(path.read_text())
+        content = files.read_json(path)
         change(content)
-        path.write_text(json.dumps(content))
+        files.write_json(path, content)
 
     def code(content) -> None:
         content["environments"][0]["code"] = "other"
@@ -144,21 +145,20 @@ def test_parts_that_do_not_fit_together_are_refused(copy: Path, tmp_path: Path):
     for change in (code, replications):
         kept = (copy / "part-02-of-20" / "manifest.json").read_bytes()
         manifest(change)
-        with pytest.raises(StoreError, match="part-02-of-20") as caught:
+        with refused(str(copy), "conflict", "part-02-of-20", kind=StoreError):
             collect(copy)
-        assert caught.value.code == "conflict"
         (copy / "part-02-of-20" / "manifest.json").write_bytes(kept)
     other = small(replications=REPLICATIONS, seed=9)
     shutil.rmtree(copy / "part-05-of-20")
     other.run(copy, part=(5, 20), progress=False, devices=1)
-    with pytest.raises(StoreError, match="another study"):
+    with refused(str(copy), "conflict", "another study", kind=StoreError):
         collect(copy)
     shutil.rmtree(copy / "part-05-of-20")
     shutil.copytree(copy / "part-04-of-20", copy / "part-05-of-20")
-    with pytest.raises(StoreError, match="it holds part 4/20"):
+    with refused(str(copy), "damaged", "part 4/20", kind=StoreError):
         collect(copy)
     study().run(copy, part=(1, 2), progress=False, devices=1)
-    with pytest.raises(StoreError, match="parts of 2 and 20"):
+    with refused(str(copy), "conflict", "2 and 20", kind=StoreError):
         collect(copy)
     assert not (copy / "cells").exists()
 
@@ -175,10 +175,71 @@ def test_a_part_is_no_whole_study(copy: Path, tmp_path: Path):
         assert caught.value.code == code
 
 
-@pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "1/0", "-1/2", "1/100001", ""])
-def test_what_is_no_part_is_refused(text: str):
-    with refused("part"):
-        ArrayPart.read(text)
+WRONG = {
+    **dict.fromkeys(["0/3", "4/3", "3", "a/b", "1/0", "-1/2", "1/100001", "", (0, 2)], "value"),
+    **dict.fromkeys([3, (3,), ("1", "3"), (1.5, 3), (True, True), None], "type"),
+}
+
+
+@pytest.mark.parametrize("value", WRONG, ids=str)
+def test_what_is_no_part_is_refused(value: Any):
+    with refused("part", WRONG[value]):
+        ArrayPart.of(value)
+
+
+def test_a_part_is_given_as_text_or_numbers():
+    assert ArrayPart.of(" 3/20") == ArrayPart.of((3, 20)) == ArrayPart(3, 20)
+
+
+def test_rows_that_differ_between_parts_are_named(copy: Path):
+    source, target = (copy / part.folder for part in parts()[3:5])
+    tile = next(source.glob("cells/*/tile-*.npz"))
+    other = target / tile.relative_to(source)
+    mine = next(target.glob(f"cells/{tile.parent.name}/tile-*.npz"))
+    changed = small(replications=REPLICATIONS, seed=0)
+    cell = next(cell for cell in changed.cells if cell.id == tile.parent.name)
+    first = int(tile.stem.partition("-")[2])
+    rows = files.read_tile(mine, cell, int(mine.stem.partition("-")[2]))
+    other.write_bytes(files.encode_tile(cell, first, rows))
+    with refused(str(copy), "conflict", str(tile), str(other), kind=StoreError):
+        collect(copy)
+
+
+def test_a_damaged_manifest_accuses_its_own_part(copy: Path):
+    (copy / "part-01-of-20" / "manifest.json").write_text("{}")
+    with refused(str(copy), "damaged", "part-01-of-20", "--part 1/20", kind=StoreError) as caught:
+        collect(copy)
+    assert "part-02" not in str(caught.value)
+    study().run(copy, part="1/20", progress=False, devices=1)
+    assert collect(copy).tiles == 120
+
+
+def test_parts_of_other_code_can_be_accepted(copy: Path):
+    for number in (2, 3):
+        path = copy / f"part-0{number}-of-20" / "manifest.json"
+        content = files.read_json(path)
+        content["environments"][0]["code"] = "other"
+        files.write_json(path, content)
+    with refused(
+        str(copy),
+        "conflict",
+        "part-02-of-20",
+        "part-03-of-20",
+        "--allow-other-code",
+        kind=StoreError,
+    ):
+        collect(copy)
+    found = collect(copy, allow_other_code=True)
+    assert found.tiles == 120 and any("other" in one for one in found.warnings)
+
+
+def test_what_lies_beside_parts_is_left_alone(copy: Path):
+    (copy / "notes.txt").write_text("mine")
+    with pytest.raises(StoreError) as caught:
+        Results(copy)
+    assert "jaxlsgd collect" in str(caught.value)
+    collect(copy)
+    assert (copy / "notes.txt").read_text() == "mine"
 
 
 def test_the_command_line(copy: Path, tmp_path: Path):

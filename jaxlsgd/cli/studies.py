@@ -322,7 +322,7 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxlsgd.study.progress import Stop
     from jaxlsgd.study.study import Study
 
-    part = None if arguments.part is None else ArrayPart.read(arguments.part)
+    part = None if arguments.part is None else ArrayPart.of(arguments.part)
     study = Study.from_toml(arguments.study)
     if arguments.replications:
         study = dataclasses.replace(study, replications=arguments.replications)
@@ -394,13 +394,14 @@ def _add_collect(verbs: Verbs) -> None:
     )
     parser = add_verb(verbs, "collect", collect, text, "jaxlsgd collect results")
     parser.add_argument("directory", metavar="DIR", help="directory with the parts")
+    add_other_code(parser)
 
 
 def collect(arguments: argparse.Namespace) -> int:
     """Make one study of its parts."""
     from jaxlsgd.study.store.collect import collect
 
-    found = collect(arguments.directory)
+    found = collect(arguments.directory, allow_other_code=arguments.allow_other_code)
     for warning in found.warnings:
         sys.stderr.write(f"jaxlsgd: warning: {warning}\n")
     tiles, place = plural(found.tiles, "tile"), arguments.directory

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import re
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Self
 
+from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
 from jaxlsgd.study.cells import CellSpec, draws_of
 
@@ -33,17 +35,23 @@ class ArrayPart:
     count: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.count <= MOST_PARTS:
-            rule = f"be a number from 1 to the count of parts, at most {MOST_PARTS}"
-            raise refusal("part", rule, str(self))
+        checks.count("part", self.count, 1, MOST_PARTS)
+        checks.count("part", self.number, 1, self.count)
 
     @classmethod
-    def read(cls, text: str) -> Self:
-        """Return the part that "3/20" names."""
-        found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
-        if found is None:
-            raise refusal("part", "be a part and the count of parts, such as 3/20", text)
-        return cls(int(found[1]), int(found[2]))
+    def of(cls, value: Any) -> Self:
+        """Return the part that "3/20" or (3, 20) names."""
+        if isinstance(value, cls):
+            return value
+        rule = "be a part and the count of parts, such as 3/20"
+        if isinstance(value, str):
+            found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", value)
+            if found is None:
+                raise refusal("part", rule, value)
+            return cls(int(found[1]), int(found[2]))
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise refusal("part", rule, value, code="type")
+        return cls(*value)
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -55,26 +63,32 @@ class ArrayPart:
         return f"part-{self.number:0{width}d}-of-{self.count:0{width}d}"
 
     def tiles(self, study: Study) -> dict[str, set[int]]:
-        """Return the tiles of this part: the first replications, by cell.
-
-        Cells with the same draws stay together if there are enough tiles for all parts. Each group of tiles goes to the
-        part with the least work so far.
-        """
-        groups: dict[object, list[CellSpec]] = {}
-        for cell in study.cells:
-            groups.setdefault(draws_of(cell), []).append(cell)
-        firsts = range(0, study.replications, study.tile_size)
-        units = list(groups.values())
-        if len(units) * len(firsts) < self.count:
-            units = [[cell] for cell in study.cells]
-        load = [(0, number) for number in range(1, self.count + 1)]
+        """Return the tiles of this part: the first replications, by cell."""
         mine: dict[str, set[int]] = {cell.id: set() for cell in study.cells}
-        for first in firsts:
-            for unit in units:
-                done, number = load[0]
-                work = sum(cell.num_steps * cell.problem.fact("num_clients") for cell in unit)
-                heapq.heapreplace(load, (done + work, number))
-                if number == self.number:
-                    for cell in unit:
-                        mine[cell.id].add(first)
+        for number, cell, first in dealt(study, self.count):
+            if number == self.number:
+                mine[cell].add(first)
         return mine
+
+
+def dealt(study: Study, count: int) -> Iterator[tuple[int, str, int]]:
+    """Yield the part, cell and first replication of every tile.
+
+    Cells with the same draws stay together if there are enough tiles for all parts. Each group of tiles goes to the part
+    with the least work so far.
+    """
+    groups: dict[object, list[CellSpec]] = {}
+    for cell in study.cells:
+        groups.setdefault(draws_of(cell), []).append(cell)
+    firsts = range(0, study.replications, study.tile_size)
+    units = list(groups.values())
+    if len(units) * len(firsts) < count:
+        units = [[cell] for cell in study.cells]
+    sizes = [sum(cell.num_steps * cell.problem.fact("num_clients") for cell in x) for x in units]
+    load = [(0, number) for number in range(1, count + 1)]
+    for first in firsts:
+        for unit, work in zip(units, sizes, strict=True):
+            done, number = load[0]
+            heapq.heapreplace(load, (done + work, number))
+            for cell in unit:
+                yield number, cell.id, first

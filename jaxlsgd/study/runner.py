@@ -95,7 +95,7 @@ def run(
     *,
     devices: int | Sequence[Device] | None = None,
     client: Any = None,
-    part: ArrayPart | tuple[int, int] | None = None,
+    part: ArrayPart | tuple[int, int] | str | None = None,
     max_time: float | None = None,
     progress: Progress | SilentProgress = None,
     stop: Stop | None = None,
@@ -134,7 +134,7 @@ def run(
     """
     began = time.monotonic()
     if part is not None:
-        part = part if isinstance(part, ArrayPart) else ArrayPart(*part)
+        part = ArrayPart.of(part)
         directory = Path(directory) / part.folder
     jobs.check(study)
     stop, log = stop or Stop(max_time), RunLog(progress_of(progress))
@@ -145,7 +145,10 @@ def run(
         return _run_on(_threads(study, devices), write, stop, log)
     executor = _dask(client, stop, log)
     if executor is None:
-        return Outcome(0, len(study.cells) * study.tiles_per_cell, {}, time.monotonic() - began)
+        tiles = len(study.cells) * study.tiles_per_cell
+        if part is not None:
+            tiles = sum(map(len, part.tiles(study).values()))
+        return Outcome(0, tiles, {}, time.monotonic() - began)
     return _run_on(executor, write, stop, log)
 
 
@@ -230,7 +233,7 @@ class _Run:
         self.tables: Rows = {}  # of earlier runs
         self._described: set[str] = set()
         self._kinds: set[tuple[Any, ...]] = set()  # of programs that have begun to work
-        self._left = {cell.id: writer.study.tiles_per_cell for cell in writer.study.cells}
+        self._left = {cell.id: writer.wanted(cell) for cell in writer.study.cells}
         self._total = sum(self._left.values())
 
     @property

@@ -44,8 +44,8 @@ def look(directory: Path, study: Study, fresh: bool, collecting: bool = False) -
         raise files.cannot("open", directory, error) from error
     found = _manifest(directory / "manifest.json")
     if found.study is None:
-        others = [name for name in names if not (collecting and FOLDER.fullmatch(name))]
-        found = _without_manifest(directory, others, study, found.lost)
+        # Whatever lies beside parts is left alone.
+        found = _without_manifest(directory, [] if collecting else names, study, found.lost)
     if fresh and found.manifest is not None:
         other = unused(directory.with_name(directory.name + "-2"))
         text = (

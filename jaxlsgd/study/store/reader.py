@@ -24,6 +24,7 @@ from jaxlsgd.core.cell_file import Unfit, about_from_json
 from jaxlsgd.core.display import Table, Tabular, facts, plural
 from jaxlsgd.core.lazy import later
 from jaxlsgd.core.rows import CellRows, MethodRows
+from jaxlsgd.study.array import FOLDER
 from jaxlsgd.study.cells import CellSpec
 from jaxlsgd.study.store import files
 from jaxlsgd.study.store.files import Damaged, Missing, StoreError
@@ -238,7 +239,10 @@ def _read_or_rebuild(directory: Path) -> tuple[dict[str, Any], Study, str]:
         return *read_manifest(path), ""
     except Missing:
         lost = f"{path} is missing"
-        problem = Missing(f"{directory} holds no study: there is no {path}", path)
+        text = f"{directory} holds no study: there is no {path}"
+        if any(map(FOLDER.fullmatch, _names(directory))):
+            text = f"{directory} holds parts of a study: make one of them with 'jaxlsgd collect {directory}'"
+        problem = Missing(text, path)
     except Damaged as error:
         lost, problem = str(error), Damaged(f"{error}; run the study again to rebuild it", path)
     found = recovery.manifest(directory)
@@ -249,6 +253,13 @@ def _read_or_rebuild(directory: Path) -> tuple[dict[str, Any], Study, str]:
         f"{lost}; rebuilt in memory from the cells ({extent}); run the study again to restore it"
     )
     return manifest, study, warning
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def read_manifest(path: Path) -> tuple[dict[str, Any], Study]:

@@ -108,6 +108,10 @@ class Writer:
             yield None
         self._kept = kept
 
+    def wanted(self, cell: CellSpec) -> int:
+        """Return how many tiles of a cell there are to be."""
+        return len(self.results.firsts() if self._wanted is None else self._wanted[cell.id])
+
     def left(self, cell: CellSpec) -> int:
         """Return how many tiles of a cell are to be computed."""
         there = self._verified()[cell.id]
