@@ -424,21 +424,21 @@ def _why_no_chance(result: Fit, reference: Estimator) -> str:
 
 
 def _compared(result: Fit) -> list[str]:
-    """Return a heading, and a line for each method that is compared with the reference; empty if none is."""
+    """Return a heading, a line for each method that is compared, and what a chance is; empty if none is compared."""
     own, found = _reference(result), result.compare()
     if own is None or not found:
         return []
     why, names = _why_no_chance(result, own), own.coordinates(result.cell.problem)
     level = 100 * result.cell.levels[0]
     kind = "" if len(names) == 1 else " (means over coordinates, the worst in parentheses)"
-    rest = (
+    last = (
         f"No chance is given: {why}."
         if why
         else f"A chance is for this run: that the {level:g} % interval contains the true value, if {own.name} is right. "
         "It is not the method's coverage."
     )
-    heading = f"Compared with {own.name}{kind}. {rest}"
-    return [heading, *(f"{name}: {_comparison(one, names)}" for name, one in found.items())]
+    lines = [f"{name}: {_comparison(one, names)}" for name, one in found.items()]
+    return [f"Compared with {own.name}{kind}:", *lines, last]
 
 
 def _comparison(one: Comparison, names: Sequence[str]) -> str:
