@@ -198,10 +198,10 @@ def test_kernels_of_a_whole_program_are_counted_with_its_loops() -> None:
 
 
 def test_what_happens_between_the_blocks_of_a_run_is_counted() -> None:
-    """Anchors where the observations have grown by half; of all Hessians each turn of their loop that has a pair."""
+    """Anchors where the observations have grown by half, in whole blocks; of all Hessians each turn of their loop that has a pair."""
     edges = [64]
     while edges[-1] < 5_000:
-        edges.append(-(-3 * edges[-1] // 2 // 64) * 64)
+        edges.append(max(64 * int(1.5 * edges[-1] / 64), edges[-1] + 64))
     device = jax.devices()[0]
     found = programs.Programs("linear", "h100", device, programs.methods()["one-step"]).asked(1)
     assert found.anchors == len(edges) - 1

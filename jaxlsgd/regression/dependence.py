@@ -30,6 +30,7 @@ _MOST_LAGS = 100
 _FAR = 10  # rows from which on others are compared with neighbours; an eighth of a smaller client
 _FEWEST_FOR_TREND = 20  # rows of a client
 _EXCEPTIONS = 0.02  # of the steps against the order that shuffled rows have, in a sorted file
+_COLUMNS_AT_ONCE = 16  # of which there are half a dozen copies
 _FEWEST_CLIENTS = 10
 _BETWEEN = 2.0  # between clients to within, in standard errors
 
@@ -58,6 +59,15 @@ def neighbours(influence: FloatArray, client: NDArray[np.int64]) -> tuple[FloatA
       influence: ψ, (n, d), rows sorted by client and in the order of the table in each.
       client: (n,).
     """
+    columns = range(0, influence.shape[1], _COLUMNS_AT_ONCE)
+    parts = [_neighbours_of(influence[:, j : j + _COLUMNS_AT_ONCE], client) for j in columns]
+    return np.concatenate([z for z, _ in parts]), np.concatenate([factor for _, factor in parts])
+
+
+def _neighbours_of(
+    influence: FloatArray, client: NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray]:
+    """Return the same for some of the coefficients."""
     sizes = np.bincount(client)
     centred = influence - (_sums(influence, client) / np.maximum(sizes, 1)[:, None])[client]
     straight = _without_trend(centred, client, sizes)

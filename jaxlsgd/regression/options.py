@@ -185,9 +185,11 @@ def check_columns(rows: int, dim: int, clients: int, options: Options) -> None:
     if dim > MOST_FOR_NEWTON:
         rule = f"be at most {MOST_FOR_NEWTON:,}: Hessians of d² numbers are inverted"
         raise refusal("columns", rule, dim, "; choose columns", code="data")
+    if dim <= MANY_COLUMNS:
+        return
     # Messages of all clients have two matrices, which are kept and stacked; beside them a dozen more.
     need, room = 8 * dim * (dim * (5 * clients + 12) + 4 * rows), memory()
-    if room is not None and dim > MANY_COLUMNS and need > room:
+    if room is not None and need > room:
         rule = f"be so few that their matrices and rows fit in the {room / 2**30:.2g} GiB of memory"
         what = f"{dim:,} columns of {clients:,} clients, about {need / 2**30:.2g} GiB"
         raise refusal("columns", rule, what, "; choose columns, or larger clients", code="memory")
