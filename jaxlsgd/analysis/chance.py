@@ -24,7 +24,7 @@ from jaxlsgd.core.rows import MethodRows
 FloatArray = NDArray[np.float64]
 
 
-class Comparison(NamedTuple):
+class Compared(NamedTuple):
     """The intervals of a method in one run, beside those of a reference."""
 
     reference: str  # a method with standard errors, whose theory holds for any optimiser
@@ -56,4 +56,4 @@ def chances(rows: MethodRows, reference: MethodRows) -> FloatArray:
     return np.where((rows.ok & reference.ok)[:, None, :, None], found, np.nan)
 
 
-__all__ = ["Comparison", "chances", "distances"]
+__all__ = ["Compared", "chances", "distances"]

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from jaxlsgd.analysis.chance import Comparison, chances, distances
+from jaxlsgd.analysis.chance import Compared, chances, distances
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
@@ -210,7 +210,7 @@ class Fit:
         """
         return joint.joint_test(self.joint(method), contrasts, null, self._level(level))
 
-    def compare(self) -> dict[str, Comparison]:
+    def compare(self) -> dict[str, Compared]:
         """Return for each other method how its intervals compare with those of the reference, after the last round.
 
         The reference is the first method with standard errors and an interval whose theory holds for any optimiser,
@@ -228,7 +228,7 @@ class Fit:
                 rows = self.rows[method.name]
                 chance = chances(rows, reference)[-1, 0, 0] if believed else None
                 distance = distances(rows, reference)[-1, 0]
-                found[method.name] = Comparison(own.name, distance, chance)
+                found[method.name] = Compared(own.name, distance, chance)
         return found
 
     def _method(self, name: str | None) -> Estimator:
@@ -441,7 +441,7 @@ def _compared(result: Fit) -> list[str]:
     return [f"Compared with {own.name}{kind}:", *lines, last]
 
 
-def _comparison(one: Comparison, names: Sequence[str]) -> str:
+def _comparison(one: Compared, names: Sequence[str]) -> str:
     """Return the numbers of a method, with those of its worst coordinate if there are several."""
 
     def told(values: NDArray[np.float64], worst: Any, form: str) -> str:
