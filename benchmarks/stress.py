@@ -1,4 +1,4 @@
-"""Measure whether intervals keep their level outside the paper's regime, and whether the verdict shows it if not.
+"""Measure whether intervals keep their level outside the paper's regime, and how right the chances of a run are on average.
 
 Every cell runs all methods on the same draws: the paper's 30 cells (two models, five schedules, t_T = 500,
 2,000 and 5,000), and hard ones with one, two or fifty clients, one or twenty parameters, Poisson and Huber
@@ -72,7 +72,7 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
     import jax
 
     from jaxlsgd import simulate
-    from jaxlsgd.analysis import verdict
+    from jaxlsgd.analysis.chance import chances
 
     plan = case.plan()
     cell = simulate(
@@ -89,7 +89,7 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
         errors = np.abs(rows.estimate[-1] - cell.truth[name])[ok]
         hits = errors <= half[ok]
         each = hits.mean(1)  # of a completed run, over its coordinates
-        chance = verdict.chances(cell, name)[-1, 0]
+        chance = chances(rows, cell.methods["one_step"])[-1, 0]
         yield {
             "cell": _name(case),
             "problem": case.problem.name,
@@ -104,8 +104,8 @@ def _cell(case: Any, replications: int, seed: int) -> Iterator[Row]:
             "coverage": hits.mean(),
             "mcse": each.std(ddof=1) / math.sqrt(len(each)),
             "worst_coordinate": hits.mean(0).min(),
-            # No verdict is given on the judge, or on methods made of its statistics.
-            "chance": np.nan if name in cell.withheld else np.nanmean(chance),
+            # Of methods made of other statistics.
+            "chance": np.nan if name.startswith("one_step") else np.nanmean(chance),
             "most_wrong": float(np.max(errors / half[ok])) * 1.96,
             "length": 2 * np.mean(half[ok]),
             "length_over_oracle": np.mean(2 * half[ok].mean(0) / oracle),
@@ -155,7 +155,7 @@ def report(rows: Sequence[Row], seed: int) -> str:
         f"Made by `python -m benchmarks.stress --seed {seed}`, {rows[0]['replications']:,} runs per cell, twice as many in those whose "
         "outcomes are rare or that are hard in other ways (the last ones). "
         "A cell's coverage is that of its completed runs, the mean over its coordinates, with its Monte-Carlo "
-        "standard error in parentheses; failed: runs without an interval; chance: that the intervals hold the truth given their run, by the verdict, on average; over oracle: mean length over "
+        "standard error in parentheses; failed: runs without an interval; chance: that the intervals hold the truth given their run, if `one_step` is right, on average; over oracle: mean length over "
         "that of an interval from the true G and S and all observations.",
         "",
     ]

@@ -38,7 +38,6 @@ def about(cell: CellSpec, truth: bool = True, truth_error: Any = None) -> CellRo
         truth=dict.fromkeys(names, TRUTH if truth else None),
         standard_error={name: name == "plug_in" for name in names},
         labels={name: name.replace("_", "-") for name in names},
-        judge="",
         methods={},
         numbers_sent={name: tuple(each[name] * m for m in saves) for name in names},
         sent_under_c1=tuple(2 * t for t in steps),

@@ -44,7 +44,6 @@ def fake_cell(
         truth=dict.fromkeys(METHODS, None if truth is None else np.array(truth)),
         standard_error={name: name == "plug_in" for name in METHODS},
         labels=dict(METHODS),
-        judge="",
         methods=dict.fromkeys(METHODS, rows),
         # Plug-in: a model of two numbers, a gradient and three entries of a Hessian; random scaling: models alone.
         numbers_sent={

@@ -216,7 +216,7 @@ def _cell() -> CellRows:
     return CellRows(
         problem="p", algorithm="local_sgd", schedule="C1", num_steps=40, num_rounds=40,
         save_at=(10, 20, 40), steps_at=(10, 20, 40), levels=(0.95,), coordinates={"m": ("x",)},
-        truth={"m": np.zeros(1)}, standard_error={"m": True}, labels={"m": "m"}, judge="",
+        truth={"m": np.zeros(1)}, standard_error={"m": True}, labels={"m": "m"},
         methods={"m": rows}, numbers_sent={"m": (1.0, 2.0, 4.0)}, sent_under_c1=(1, 2, 4),
     )  # fmt: skip
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import re
 import sys
 from pathlib import Path
 
@@ -21,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "accelerators")]
 
 import hlo  # noqa: E402
 
-from benchmarks import cost_model, numpy_baseline, timing, verdict, writing  # noqa: E402
+from benchmarks import cost_model, numpy_baseline, timing, writing  # noqa: E402
 
 RUNS, STEPS = 256, 300
 # 45 comparisons: chance alone would pass 4.5 standard errors once in 3,000 runs of this file.
@@ -91,21 +89,6 @@ def test_tables_and_rows_are_written_once_for_all(tmp_path: Path) -> None:
     assert (tmp_path / "rows.csv").read_text() == f'cell,n\n"a, b",{1 / 3!r}\n'
     options = writing.parser("field", "", replications=5, seed=7).parse_args(["--out", "here"])
     assert (options.out, options.replications, options.seed) == (Path("here"), 5, 7)
-
-
-def test_the_stored_report_on_verdicts_is_that_of_its_rows() -> None:
-    results = ROOT / "benchmarks" / "results"
-    words = ("cell", "method", "withheld")
-    with (results / "verdict.csv").open(newline="") as stream:
-        rows = [
-            {key: value if key in words else float(value) for key, value in row.items()}
-            for row in csv.DictReader(stream)
-        ]
-    for row in rows:
-        row |= {key: int(row[key]) for key in ("replications", "failed", "judged", "doubted")}
-    stored = (results / "verdict.md").read_text(encoding="utf-8")
-    seed, date = re.findall(r"--seed (\d+)`, ([\d-]+),", stored)[0]
-    assert verdict.report(rows, int(seed), date) == stored
 
 
 def test_exponents_are_fitted_in_every_repeat() -> None:

@@ -23,9 +23,7 @@ def cell():
     found = fake_cell("P(1/2)", saves=3, levels=(0.9, 0.95), diverged=2, replications=7)
     rows = found.methods["plug_in"]
     odd = dataclasses.replace(rows, scale=np.where(rows.scale > 0.3, np.inf, rows.scale))
-    return dataclasses.replace(
-        found, methods={"plug_in": odd, "random_scaling[paper]": rows}, judge="plug_in"
-    )
+    return dataclasses.replace(found, methods={"plug_in": odd, "random_scaling[paper]": rows})
 
 
 def as_tree(cell):
@@ -103,7 +101,7 @@ def resealed(path, change):
     "change",
     [
         # Rows of the first format may have been given to the wrong methods.
-        lambda header: header | {"format": 1},  # format 1, and this version reads 2
+        lambda header: header | {"format": 1},  # format 1, and this version reads 3
         lambda header: [],  # header cannot be read
         lambda header: header | {"methods": []},  # names no methods
         lambda header: header | {"methods": ["plug_in", "plug_in"]},  # names no methods
@@ -113,7 +111,6 @@ def resealed(path, change):
         lambda header: header | {"cell": header["cell"] | {"save_at": [1]}},  # whole numbers
         lambda header: header | {"cell": header["cell"] | {"levels": [0.9]}},  # shape of the cell
         lambda header: header | {"cell": header["cell"] | {"problem": "\x1b[2J"}},  # printable
-        lambda header: header | {"cell": header["cell"] | {"judge": "me"}},  # judge
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(cell, change, tmp_path):

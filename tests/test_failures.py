@@ -70,7 +70,7 @@ def test_a_method_that_leaves_the_wild_part_out_completes_where_others_have_expl
     assert one.failures == {"plug_in": Cause.EXPLODED}
     assert "plug_in: exploded" in str(one) and "not affected" not in str(one)
     assert f"That {INCREMENTS.name} did not fail does not show that its intervals hold." in str(one)
-    assert one.diverged and not one.verdicts()
+    assert one.diverged and not one.compare()
 
 
 def _plan(gamma0: float, num_steps: int) -> Any:

@@ -51,7 +51,6 @@ def make_cell(
         truth={name: None if truth is None else np.asarray(truth, float)},
         standard_error={name: standard_error},
         labels={name: "plug-in"},
-        judge="",
         methods={name: rows},
     )
 
@@ -151,7 +150,7 @@ def test_nothing_completed_is_none_without_a_warning(count):
     assert row["n_ok"] == 0 and row["n_failed"] == count
     assert row["coverage_all"] == (0.0 if count else None)
     free = {"coverage_all", "coverage_all_mcse", "coverage_all_low", "coverage_all_high", "acf"}
-    facts = {"label", "cost", "withheld", "same_replications", *measures.IDENTITY, *measures.COUNTS}
+    facts = {"label", "cost", "same_replications", *measures.IDENTITY, *measures.COUNTS}
     found = set(row) - free - facts
     assert found and all(row[key] is None for key in found)
     assert other["n_pairs"] == 0 and other["length_difference"] is None

@@ -15,7 +15,8 @@ from engine_helpers import paper_plan
 from one_step_oracle import BLOCK_STEPS, Path, bins_of, make_path, oracle
 
 from jaxlsgd import Sync, fit, one_step, plug_in, problems, random_scaling, schedules, simulate
-from jaxlsgd.analysis import measures, verdict
+from jaxlsgd.analysis import measures
+from jaxlsgd.analysis.chance import chances
 from jaxlsgd.core.causes import Cause
 from jaxlsgd.engine import statistics
 from jaxlsgd.inference import binned_rounds
@@ -97,7 +98,7 @@ def test_around_the_average():
         normal = gap[j] + (half - gap[j]) / ratio[j]
         inside = scipy.stats.norm.cdf(normal - b) - scipy.stats.norm.cdf(-normal - b)
         assert inside == pytest.approx(0.95, abs=1e-9)
-    assert method.matrix is None and method.law.joint is None and not method.judges
+    assert method.matrix is None and method.law.joint is None and not method.standard_error
 
 
 def test_a_loop_of_ones_own_gives_hessians_when_it_likes():
@@ -263,7 +264,7 @@ def paper_cell(
 @pytest.mark.for_users
 @pytest.mark.parametrize("schedule", ["C1", "P(1/2)"])
 @pytest.mark.parametrize("model", ["linear", "logistic"])
-def test_it_covers_and_the_verdict_finds_who_does_not(model: str, schedule: str):
+def test_it_covers_and_chances_are_coverages_on_average(model: str, schedule: str):
     cell = paper_cell(model, schedule)
     rows = measures.summarise(cell, last_only=True)
     error = SIGMAS * np.sqrt(0.95 * 0.05 / REPLICATIONS)
@@ -272,19 +273,13 @@ def test_it_covers_and_the_verdict_finds_who_does_not(model: str, schedule: str)
         covered = np.mean([row["coverage"] for row in mine])
         if name in ("one_step", "one_step[average]"):
             assert abs(covered - 0.95) < error
-            assert all(row["chance"] is None and "judge" in row["withheld"] for row in mine)
         else:
-            chance = np.mean([row["chance"] for row in mine])
-            # At 1,000 observations x̂ is not yet efficient, so that chances are too low: see `analysis.verdict`.
+            chance = np.mean(chances(cell.methods[name], cell.methods["one_step"])[-1, 0])
+            # At 1,000 observations x̂ is not yet efficient, so that chances are too low: see `analysis.chance`.
             assert -0.02 - error / 2 < covered - chance < 0.05 + error / 2
     if schedule == "P(1/2)":
-        doubted = [row for row in rows if row["method"].startswith("random_scaling")]
-        assert np.mean([row["coverage"] for row in doubted]) < 0.92, (
-            "the verdict had nothing to find"
-        )
-        for row in doubted:
-            assert row["n_trusted"] + row["n_doubted"] == REPLICATIONS
-            assert row["coverage_doubted"] < row["coverage_trusted"]
+        low = [row["coverage"] for row in rows if row["method"].startswith("random_scaling")]
+        assert np.mean(low) < 0.92, "the chances had nothing to find"
 
 
 @pytest.mark.for_users
@@ -314,16 +309,12 @@ def test_one_fit_gives_the_chance_of_its_intervals():
     problem = problems.linear(5, 10, init=np.full(5, 10.0))
     plan = schedules.paper("C5").with_warmup(0.05).plan(schedules.power_decay(0.5), num_steps=1_000)
     result = fit(jax.random.key(2), problem, plan)
-    found = result.verdicts()
-    assert [one.method for one in found] == ["plug_in[finite]"] and found.judge == "one_step"
-    (one,) = found
-    assert one.doubted and "standard errors from that of one_step" in str(one)
-    told = str(result)
-    assert "Chance that these 95 % intervals hold the truth, given this run" in told
-    assert "one_step: it is the judge, and is not judged by itself" in told
-    assert "expect" not in told
+    (name, one), *rest = result.compare().items()
+    assert (name, one.reference, rest) == ("plug_in[finite]", "one_step", [])
+    assert one.chance is not None and one.chance.mean() < 0.9
+    assert f"plug_in[finite]: centre {np.abs(one.distance).mean():.1f} (x[" in str(result)
     only = fit(jax.random.key(2), problem, plan, methods=plug_in())
-    assert not only.verdicts() and str(only.verdicts()) == "" and "Chance" not in str(only)
+    assert not only.compare() and "Compared" not in str(only)
 
 
 def test_an_early_explosion_is_left_out():
@@ -347,18 +338,6 @@ def test_p_values_invert_the_intervals():
         chex.assert_trees_all_close(
             method.law.tail(q, None, detail), np.full(3, 1 - level), rtol=1e-6
         )
-
-
-def test_verdicts_need_the_same_coordinates():
-    contrast = random_scaling(contrasts=[[1.0, -1.0, 0, 0, 0]], name="difference")
-    plan = paper_plan("C5", 0.5, num_steps=600)
-    methods = (one_step(), contrast, plug_in())
-    cell = simulate(
-        jax.random.key(0), problems.paper_linear(), plan, replications=4, methods=methods
-    )
-    assert np.isnan(verdict.chances(cell, "difference")).all()
-    assert np.isnan(verdict.chances(cell, "one_step")).all()  # no method judges itself
-    assert not np.isnan(verdict.chances(cell, "plug_in")).any()
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 8])

@@ -228,8 +228,7 @@ def test_ten_lines(tmp_path) -> None:
     told = python(tmp_path, lines.replace("replications=1000", "replications=24"))
     assert "γ_m must never increase" in told  # plan.check()
     assert "local_sgd on logistic: 10 clients, schedule P(1/2)" in told
-    assert "one_step: it is the judge, and is not judged by itself" in told
-    assert "given this run" in told and "A chance is not coverage" in told
+    assert re.search(r"plug_in\[finite\]: centre \d.* standard errors away, chance \d+ %", told)
     assert "24/24" in told
 
 
@@ -240,13 +239,13 @@ key = jax.random.key(0)
 plan = jaxlsgd.schedules.paper("C5").plan(jaxlsgd.schedules.power_decay(0.2), num_steps=500)
 """
     sentence = inline("fit(key, problem")
-    judged = """
+    simulated = """
 cell = jaxlsgd.simulate(key, problem, plan, replications=8, methods=[naive], algorithm=clipped(2.0))
 print(cell.algorithm, cell.methods["naive"].ok.all())
 print((abs(estimate - 1) < 0.2).all(), (lower < upper).all())
 """
     blocks_of = section("Your own problem, method, algorithm or loop")
-    told = python(tmp_path, f"{blocks_of}{given}\nprint(jaxlsgd.{sentence})\n{judged}")
+    told = python(tmp_path, f"{blocks_of}{given}\nprint(jaxlsgd.{sentence})\n{simulated}")
     assert "clipped is outside the theory of the intervals of " in told
     assert "['w'][2]" in told
     assert told.splitlines()[-2:] == ["clipped True", "True True"]

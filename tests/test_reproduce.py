@@ -441,7 +441,6 @@ def printed_cell(table, schedule, steps, shift=0.0):
         truth=dict.fromkeys(methods, np.zeros(1)),
         standard_error=dict.fromkeys(methods, True),
         labels={name: name for name in methods},
-        judge="",
         methods=methods,
     )
 

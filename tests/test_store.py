@@ -42,7 +42,6 @@ def about(cell: CellSpec) -> CellRows:
         truth={name: np.array([0.1, 1 / 3]) for name in names},
         standard_error={name: name == "plug_in" for name in names},
         labels={name: name.replace("_", "-") for name in names},
-        judge="",
         methods={},
     )
 

@@ -1,4 +1,4 @@
-"""Measures of a simulation study with their Monte-Carlo errors, and verdicts, from rows alone.
+"""Measures of a simulation study with their Monte-Carlo errors, and the chance of single intervals, from rows alone.
 
 Start reading at `measures.summarise`.
 """
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from jaxlsgd.core.lazy import attach
 
 _WHERE = {
+    "chance": "jaxlsgd.analysis.chance:",
     "failures": "jaxlsgd.analysis.failures:",
     "looks": "jaxlsgd.analysis.looks:",
     "measures": "jaxlsgd.analysis.measures:",
     "moments": "jaxlsgd.analysis.moments:",
     "pairs": "jaxlsgd.analysis.pairs:",
-    "verdict": "jaxlsgd.analysis.verdict:",
 }
 __getattr__, __dir__ = attach(__name__, _WHERE)
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
-    from jaxlsgd.analysis import failures, looks, measures, moments, pairs, verdict
+    from jaxlsgd.analysis import chance, failures, looks, measures, moments, pairs

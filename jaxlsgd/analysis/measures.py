@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.special
 
-from jaxlsgd.analysis import failures, verdict
+from jaxlsgd.analysis import failures
 from jaxlsgd.analysis.moments import (
     BoolArray,
     FloatArray,
@@ -54,10 +54,6 @@ BRACKETS = "In brackets: 95 % Wilson intervals, where the standard error is 0 by
 TRUTH = ("truth_error", "truth_error_share", "coverage_truth_error")
 NOTABLE = 0.1  # a truth's standard error over an interval's, from which on tables warn
 NO_TRUTH = "A coverage of - is unknown: the problem declares no truth (jaxlsgd.problems.solve estimates one)."
-_JUDGED = (
-    *("chance", "chance_mcse", "n_trusted", "n_doubted"),
-    *(f"coverage_{kind}{end}" for kind in ("trusted", "doubted") for end in SHARE),
-)
 MEASURES = (
     "bias",
     "empirical_se",
@@ -67,9 +63,6 @@ MEASURES = (
     "coverage",
     "coverage_all",
     "coverage_bias_eliminated",
-    "chance",
-    "coverage_trusted",
-    "coverage_doubted",
     "length",
     "length_sd",
     "l2_error",
@@ -91,11 +84,6 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
     - `coverage` over the completed; `coverage_all` with failures counted as misses; and
       `coverage_bias_eliminated`, of mean(θ̂) in place of θ. Each with the limits `_low` and `_high`
       of its 95 % Wilson interval, which also works at 0 and 1;
-    - `chance`, the mean over runs of the chance that the interval holds the truth given its run, by the law
-      of the method that judges (`one_step`; see `analysis.verdict`), which is `coverage` if that law is
-      right; and `coverage_trusted` and `coverage_doubted`, the coverage among the runs whose chance is at
-      most 5 points below the level, on average over coordinates, and among the others. None for the judge
-      itself, and if the verdict is withheld: `withheld` then has the reason, in words;
     - `length`, the mean of 2 w_i, and `length_sd`, their standard deviation;
     - `l2_error`, the mean of ‖θ̂ − θ‖ over all coordinates of the method;
     - `acf`, communication rounds per observation; `numbers_sent`, how many numbers a client has sent, with the
@@ -121,8 +109,7 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
       last_only: only the last saved round, not all.
 
     Returns:
-      Rows of plain Python numbers with the keys `IDENTITY`, `COUNTS`, the measures, `label`, `cost` and
-      `withheld`.
+      Rows of plain Python numbers with the keys `IDENTITY`, `COUNTS`, the measures, `label` and `cost`.
 
     Example::
 
@@ -137,14 +124,8 @@ def summarise(cell: CellRows, *, last_only: bool = False) -> list[Row]:
 
 def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
     rows = cell.methods[name]
-    chance = verdict.chances(cell, name)
-    trusted = verdict.trusted(chance, cell.levels)
     arrays = _columns(rows, cell.truth[name], saves, cell.standard_error[name])
     arrays |= _truth_columns(arrays, cell.truth_error.get(name), cell.levels)
-    if np.isnan(chance).all():  # no verdicts: skip the computation
-        arrays |= dict.fromkeys(_JUDGED, np.full(arrays["coverage"].shape, np.nan))
-    else:
-        arrays |= _judged(rows, cell.truth[name], saves, chance, trusted)
     columns = {key: _plain(array) for key, array in arrays.items()}
     where = (cell.problem, cell.algorithm, cell.schedule, cell.num_steps, cell.num_rounds)
     for i, save in enumerate(saves):
@@ -152,7 +133,6 @@ def _method_rows(cell: CellRows, name: str, saves: range) -> Iterator[Row]:
         facts = {"acf": at / steps, "label": cell.labels[name], **_counts(rows, save)}
         facts |= _sent(cell, name, save)
         facts["cost"] = cell.costs.get(name, "")
-        facts["withheld"] = cell.withheld.get(name, "")
         facts["same_replications"] = failures.same_replications(cell, save)
         for j, level in enumerate(cell.levels):
             for k, coordinate in enumerate(cell.coordinates[name]):
@@ -215,26 +195,6 @@ def _truth_columns(
         share, b = off / scale, bias / scale
         moved = [np.abs(coverage(b) - coverage(b + sign * 1.96 * share)) for sign in (-1, 1)]
     return dict(zip(TRUTH, (off, share, np.maximum(*moved)), strict=True))
-
-
-def _judged(
-    rows: MethodRows, truth: Any, saves: range, chance: FloatArray, trusted: BoolArray
-) -> dict[str, FloatArray]:
-    """Return the mean chance of the runs, and the coverage of the trusted and of the doubted ones."""
-    keep = slice(saves.start, saves.stop)
-    chance, trusted = chance[keep], trusted[keep][..., None]
-    known = ~np.isnan(chance)
-    target = np.full(chance.shape[-1], np.nan) if truth is None else np.asarray(truth)
-    with np.errstate(invalid="ignore"):
-        hits = np.abs(rows.estimate[keep, None] - target) <= rows.half_width[keep]
-    found = mean_measure("chance", np.where(known, chance, 0.0), known)
-    for name, group in (("trusted", known & trusted), ("doubted", known & ~trusted)):
-        n = group.sum(-2)
-        covered = np.where(np.isnan(target) | (n == 0), np.nan, (hits & group).sum(-2))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            found |= share(f"coverage_{name}", covered, n)
-        found[f"n_{name}"] = np.where(known.any(), n, np.nan)
-    return found
 
 
 def _accuracy(estimate: FloatArray, truth: FloatArray, ok: BoolArray) -> dict[str, FloatArray]:
@@ -397,15 +357,6 @@ def _sent_note(rows: Iterable[Row]) -> str:
         return ""
     ends = dict.fromkeys(f"{share:.3g}" for share in (shares[0], shares[-1]))
     return f"; a client sends {' to '.join(ends)} × the numbers of Local SGD under C1"
-
-
-def withheld_notes(rows: Iterable[Row]) -> list[str]:
-    """Return why no verdict is given, a line per reason."""
-    methods: dict[str, dict[str, None]] = {}
-    for row in rows:
-        if why := row.get("withheld"):
-            methods.setdefault(why, {})[row["method"]] = None
-    return [f"No verdict on {', '.join(names)}: {why}." for why, names in methods.items()]
 
 
 def no_truth(rows: Iterable[Row]) -> bool:

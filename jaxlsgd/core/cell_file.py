@@ -14,7 +14,7 @@ from jaxlsgd.core.causes import Cause
 from jaxlsgd.core.rows import CellRows, MethodRows, Until
 from jaxlsgd.core.storage import replacing
 
-FORMAT = 2
+FORMAT = 3
 # The arrays of a method's rows, and their types in a file.
 ARRAYS = {
     "estimate": "<f8",
@@ -150,17 +150,15 @@ def about_from_json(content: Any, methods: list[str]) -> CellRows:
     errors = content["truth_error"]
     _require(isinstance(errors, dict), "its truth_error is not given method by method")
     errors = {name: _truth_error(x, known.get(name)) for name, x in errors.items()}
-    _require(content["judge"] in ("", *methods), "its judge is none of its methods")
-    shown, costs, withheld = content["labels"], content["costs"], content["withheld"]
+    shown, costs = content["labels"], content["costs"]
     complete = _is_by_method(content["standard_error"], methods, bool)
     complete = complete and _is_by_method(shown, methods, str)
     _require(complete, "its methods do not all have a label and a kind of scale")
     _require(_is_by_some(costs, methods), "its costs are not texts by method")
-    _require(_is_by_some(withheld, methods), "its withheld verdicts are not texts by method")
     valid = content["valid"]
     _require(_is_by_some(valid, methods), "its times of validity are not texts by method")
     _require(set(valid.values()) <= SEVERAL_LOOKS, "its times of validity are not known")
-    texts = [*shown.values(), *costs.values(), *withheld.values()]
+    texts = [*shown.values(), *costs.values()]
     _require(all(map(str.isprintable, texts)), "its methods' names are not printable")
     sent, under_c1 = content["numbers_sent"], content["sent_under_c1"]
     counted = _is_counted(sent, under_c1, methods, len(saves))

@@ -78,7 +78,9 @@ class Measurement(NamedTuple):
     estimate: Array  # (d,)
     scale: Array  # (d,); infinite if there is too little data for one
     floored: Any = False  # () bool: a numerical floor acted, so that `scale` is regularised
-    detail: Any = ()  # what a law that depends on the data needs: (d,) or (1,) per leaf
+    # What a law that depends on the data needs: (d,) or (1,) per leaf. If it has a true attribute `disagrees`, parts of the
+    # run contradict each other, and `Fit.compare` gives no chances by this method.
+    detail: Any = ()
     # (d,) the path's average, if `estimate` is a correction of it; see `Cause.CORRECTION`
     path: Array | None = None
 
@@ -245,21 +247,18 @@ class Estimator:
       matrix: `(states, horizon) → M`, the (d, d) matrix whose diagonal is the squared scale; joint
         inference calls it in float64. None if there is none.
       standard_error: whether the scale estimates the standard error of the estimate.
-      judges: whether its estimate and scale are reliable enough to judge the intervals of methods that share
-        none of its accumulators, see `analysis.verdict`.
       needs_plan: whether `measure` or `law` needs the plan.
       contrasts: rows R if the interval is for Rx, or () if it is for x itself.
       contrasts_for: `problem → rows R`, for contrasts that depend on it, as those of copies of its parameters do.
       label: the name in figures; `name` if "".
       notes: `detail → sentences` to print with a run, from the detail of its measurement.
-      doubts: `detail → reason` if the method's own tests speak against its interval in a run, "" if they do not; no
-        verdict is given by such an interval.
       reads_numpy: whether `measure` and `matrix` compute in NumPy if states and horizon are NumPy's, so that
         one run is read without compiling anything.
       reads_tiles: whether `measure` also reads many runs of one plan at once: NumPy states with the replications
         first, and the `Plan` as horizon. It may raise `NotTabulated`. The engine does so in float32.
       cost: in words, what it costs beyond the run itself: gradients, communication, memory; "" if not stated.
-      any_optimiser: whether its theory holds for any algorithm whose averages come near the minimum.
+      any_optimiser: whether its theory holds for any algorithm whose averages come near the minimum. If it has
+        standard errors too, other methods are compared with it, see `Fit.compare`.
       within_theory: whether its law follows Local SGD's own recursion round by round, so that it is refused
         for algorithms outside the paper's theory.
       least_rounds: how many rounds a plan must have.
@@ -275,12 +274,10 @@ class Estimator:
     law: Law
     matrix: Callable[[tuple[Any, ...], Horizon | None], Any] | None = None
     standard_error: bool = False
-    judges: bool = False
     needs_plan: bool = False
     contrasts: tuple[tuple[float, ...], ...] = ()
     label: str = ""
     notes: Callable[[Any], tuple[str, ...]] | None = None
-    doubts: Callable[[Any], str] | None = None
     reads_numpy: bool = False
     reads_tiles: bool = False
     cost: str = ""

@@ -162,7 +162,6 @@ class CellRows(Tabular):
     truth: dict[str, NDArray[np.float64] | None]  # by method, (coordinates,)
     standard_error: dict[str, bool]  # by method: its scale estimates a standard error
     labels: dict[str, str]  # by method: its name in figures
-    judge: str  # the method whose estimate and standard error judge the others, or ""
     methods: dict[str, MethodRows]
     costs: dict[str, str] = dataclasses.field(default_factory=dict)  # by method, if stated
     # By method and saved round: numbers sent per client, see `engine.cost.numbers_sent`.
@@ -171,7 +170,6 @@ class CellRows(Tabular):
     sent_under_c1: tuple[int, ...] = ()
     # By method, (coordinates,): the standard error of `truth`; no entry if that is exact or not known.
     truth_error: dict[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
-    withheld: dict[str, str] = dataclasses.field(default_factory=dict)  # by method: why no verdict
     until: Until | None = None  # when a run of the simulation or study is sure enough to stop
     # By method: "looks" or "always" if intervals hold at several looks together; no entry if at one time only.
     valid: dict[str, str] = dataclasses.field(default_factory=dict)

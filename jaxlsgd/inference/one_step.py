@@ -84,6 +84,13 @@ class AnchoredDetail(NamedTuple):
         """Whether there is no interval."""
         return self.reason != Reason.NONE
 
+    @property
+    def disagrees(self) -> bool:
+        """Whether the last rounds of a run disagree with those before."""
+        rounds, d = float(self.rounds), np.size(self.df)
+        p = fdtrc(d, max(rounds - d, 1.0), float(self.gap))
+        return not bool(self.withheld) and bool(p < AGREE)
+
 
 @register("method", brief="center")
 def one_step(
@@ -190,12 +197,10 @@ def _anchored(efficient: bool, when: _When, name: str | None) -> Estimator:
         law=when.law if efficient else LAW._replace(joint=None),
         matrix=_matrix_anchored if efficient else None,
         standard_error=efficient,
-        judges=efficient and when.valid == "fixed",
         label=("one-step" if efficient else "one-step around the average") + when.label,
         valid=when.valid,
         law_at=when.law_at,
         notes=_anchored_notes if when.valid == "fixed" else _looks_notes(_anchored_notes),
-        doubts=_doubts,
         any_optimiser=True,
         reads_numpy=True,
         most_parameters=MOST_PARAMETERS,
@@ -260,17 +265,6 @@ def _read_anchored(state: AnchoredState) -> anchored_step.Reading:
         return anchored_step.read(*closed(state))
 
 
-def _doubts(detail: AnchoredDetail) -> str:
-    """Return in words what speaks against an interval that is given: its bins disagree; "" if nothing does."""
-    rounds, d = float(detail.rounds), np.size(detail.df)
-    if not bool(detail.withheld) and fdtrc(d, max(rounds - d, 1.0), float(detail.gap)) < AGREE:
-        return (
-            f"the last rounds disagree with those before (p < {AGREE:g}): the data may have changed, or a "
-            "client's gradients are not those of its loss"
-        )
-    return ""
-
-
 _REASONS = {
     Reason.NONE: "",
     Reason.SHORT: "there are too few rounds; an interval needs more than {first} observations per client, and eight "
@@ -293,7 +287,12 @@ def _anchored_notes(detail: AnchoredDetail) -> tuple[str, ...]:
     if why := _REASONS[Reason(int(detail.reason))]:
         first = next_edge(first_edge(np.size(detail.df)))
         return (f"no interval is reported: {why.format(first=first)}",)
-    notes = [doubts] if (doubts := _doubts(detail)) else []
+    notes = []
+    if detail.disagrees:
+        notes.append(
+            f"the last rounds disagree with those before (p < {AGREE:g}): the data may have changed, or a "
+            "client's gradients are not those of its loss"
+        )
     if (left_out := 1 - float(detail.used)) > 0.2:
         notes.append(
             f"{100 * left_out:.0f} % of the observations count for nothing, as too far away"

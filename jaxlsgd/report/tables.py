@@ -29,7 +29,6 @@ from jaxlsgd.analysis.measures import (
     no_truth,
     summarise,
     truth_notes,
-    withheld_notes,
 )
 from jaxlsgd.analysis.moments import Row
 from jaxlsgd.core import checks
@@ -127,15 +126,8 @@ _SPARED = ("rmse", "bias", "model_se_error", "num_rounds", "why", "n_floored")
 _SPARED_IN_LATEX = ("coverage_all", "n_ok")
 _PARTED = ("problem", "algorithm", "level", "num_steps", "schedule")
 _FOR_PEOPLE = {"text": Table.text, "markdown": Table.markdown, "latex": Table.latex}
-_SHARES = (
-    "coverage",
-    "coverage_all",
-    "coverage_bias_eliminated",
-    "coverage_trusted",
-    "coverage_doubted",
-)
-_JUDGED = ("chance", "coverage_trusted", "coverage_doubted")
-_PERCENT = (*_SHARES, "chance", "model_se_error")
+_SHARES = ("coverage", "coverage_all", "coverage_bias_eliminated")
+_PERCENT = (*_SHARES, "model_se_error")
 _HEADINGS = {
     "num_steps": "steps",
     "num_rounds": "rounds",
@@ -148,9 +140,6 @@ _HEADINGS = {
     "coverage": "coverage %",
     "coverage_all": "all runs %",
     "coverage_bias_eliminated": "bias-eliminated coverage %",
-    "chance": "mean chance %",
-    "coverage_trusted": "coverage if trusted %",
-    "coverage_doubted": "coverage if doubted %",
     "length_sd": "length SD",
     "l2_error": "L2 error",
     "acf": "rounds per step",
@@ -179,10 +168,6 @@ _NOTES = {
     "that completed.",
     "numbers_sent": "Numbers sent: per client, its models and the gradients and Hessians that the method needs.",
     "sent_over_c1": "Sent / C1: the same, over those of plain Local SGD that communicates after every step.",
-    "chance": "Mean chance: that an interval holds the truth given its run, by the law of the method that "
-    "judges, on average over runs.",
-    "coverage_trusted": "Trusted: runs whose mean chance over coordinates is at most 5 points below the level; "
-    "the others are doubted.",
     "n_floored": "Regularised: completed, but a numerical floor acted on the scale.",
     "coverage_difference": "Differences and ratios are those of a row from its reference, over "
     "replications that completed in both.",
@@ -317,8 +302,7 @@ def _plain_columns(measures: Sequence[str] | None) -> list[str]:
         suffixes = ["", "_mcse"] if name not in EXACT else [""]
         suffixes += ["_low", "_high"] if name.startswith("coverage") else []
         names += [name + suffix for suffix in suffixes]
-    judged = set(measures or MEASURES) & set(_JUDGED)
-    return [*names, *TRUTH, "cost", *(["withheld"] if judged else [])]
+    return [*names, *TRUTH, "cost"]
 
 
 def _machine(rows: Iterable[Row], columns: Sequence[str], format: Format) -> str:
@@ -352,9 +336,7 @@ def for_people(
     causes = ("why",) if failed else ()
     parts = where or columns_for_people(rows), shown, ("n_ok", "n_failed", *causes, *floored)
     named, shown, counts = (tuple(x for x in part if x not in without) for part in parts)
-    table = tabulate([row | {"why": _why(row)} for row in rows], named, shown, counts, columns)
-    withheld = withheld_notes(rows) if set(shown) & set(_JUDGED) else []
-    return table._replace(notes=(*table.notes, *withheld))
+    return tabulate([row | {"why": _why(row)} for row in rows], named, shown, counts, columns)
 
 
 def with_costs(table: Table, rows: Sequence[Row]) -> Table:

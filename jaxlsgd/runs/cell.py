@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlsgd.algorithms import local_sgd
-from jaxlsgd.analysis import verdict
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import (
     Algorithm,
@@ -130,7 +129,7 @@ def _parameters(problem: Problem, method: Estimator, estimate: np.ndarray) -> np
 
 
 LOCAL_SGD = local_sgd()
-# The shortest that keeps its level, which judges the others, and the best one around ȳ.
+# The shortest that keeps its level, with which the others are compared, and the best one around ȳ.
 METHODS = (one_step(), plug_in("finite"))
 
 
@@ -258,7 +257,6 @@ class Cell:
             truth={method.name: method.truth(self.problem) for method in self.methods},
             standard_error={method.name: method.standard_error for method in self.methods},
             labels={method.name: method.label or method.name for method in self.methods},
-            judge="" if self.judge is None else self.judge.name,
             methods=rows,
             costs={method.name: method.cost for method in self.methods if method.cost},
             numbers_sent={
@@ -269,34 +267,8 @@ class Cell:
             },
             sent_under_c1=tuple(sent_under_c1(self.problem, t) for t in steps),
             truth_error={name: error for name, error in errors.items() if error is not None},
-            withheld=self.withheld(),
             valid={method.name: method.valid for method in self.methods if method.valid != "fixed"},
         )
-
-    @property
-    def judge(self) -> Estimator | None:
-        """The first method that judges others, if one does."""
-        return next((method for method in self.methods if method.judges), None)
-
-    def outside(self) -> str:
-        """Return in words why the cell is outside the range in which verdicts were measured; "" if it is inside."""
-        if self.judge is None:
-            return ""
-        return verdict.outside(self.algorithm, self.problem, self.plan, self.judge)
-
-    def withheld(self) -> dict[str, str]:
-        """Return by method why no verdict is given on it; methods that are judged are left out."""
-        judge = self.judge
-        if judge is None:
-            return {}
-        why = self.outside()
-        found = {method.name: why for method in self.methods if why}
-        for method in self.methods:
-            if set(method.accumulators) & set(judge.accumulators):
-                found[method.name] = (
-                    f"it is made of the same statistics as {judge.name}, which judges"
-                )
-        return found | {judge.name: verdict.IS_JUDGE}
 
 
 def saved_rounds(plan: Plan, save_at: Any, until: Any) -> tuple[int, ...] | None:

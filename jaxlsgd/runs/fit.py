@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from jaxlsgd.analysis import verdict
+from jaxlsgd.analysis.chance import Compared, chances, distances
 from jaxlsgd.core import checks
 from jaxlsgd.core.algorithm import Algorithm
 from jaxlsgd.core.causes import DIVERGED, FAILURES, Cause
@@ -210,27 +210,26 @@ class Fit:
         """
         return joint.joint_test(self.joint(method), contrasts, null, self._level(level))
 
-    def verdicts(self) -> verdict.Verdicts:
-        """Return the chance that each method's interval holds the truth, given this run, with reasons.
+    def compare(self) -> dict[str, Compared]:
+        """Return for each other method how its intervals compare with those of the reference, after the last round.
 
-        Chances follow from the law of a method that judges, such as `one_step`, which is not judged itself;
-        empty without one. Outside the range in which verdicts were measured they are withheld, and `withheld`
-        has the reason: see `analysis.verdict.outside`.
+        The reference is the first method with standard errors and an interval whose theory holds for any optimiser,
+        such as `one_step`; without one there is no comparison. Methods without an interval, and those for other
+        coordinates, are left out. Chances are of intervals of the first level; None if observations drift, or if the reference's rounds disagree.
         """
-        if len(self.failures) == len(self.rows):
-            why = _reasons(self, self.failures)
-            raise refusal("methods", "have an interval to judge", "none", f" ({why})", code="data")
-        notes = {
-            method.name: method.notes(self.details[method.name])
-            for method in self.cell.methods
-            if method.notes is not None
-        }
-        judge = self.cell.judge
-        withheld = self.cell.outside()
-        if judge is not None and judge.doubts is not None and not withheld:
-            doubts = judge.doubts(self.details[judge.name])
-            withheld = f"{judge.name}, which judges, fails its own test: {doubts}" if doubts else ""
-        return verdict.verdicts(self.cell.with_rows(self.rows), notes, withheld)
+        own = _reference(self)
+        if own is None:
+            return {}
+        reference, problem, found = self.rows[own.name], self.cell.problem, {}
+        believed = not _why_no_chance(self, own)
+        for method in _completed(self):
+            alike = method.coordinates(problem) == own.coordinates(problem)
+            if alike and method is not own:
+                rows = self.rows[method.name]
+                chance = chances(rows, reference)[-1, 0, 0] if believed else None
+                distance = distances(rows, reference)[-1, 0]
+                found[method.name] = Compared(own.name, distance, chance)
+        return found
 
     def _method(self, name: str | None) -> Estimator:
         known = self._known(name)
@@ -364,8 +363,8 @@ def _table(result: Fit) -> str:
     lines = _head(result)
     for method in _completed(result):
         lines += ["", *_method_table(result, method)]
-    if found := _judged(result):
-        lines += ["", found[0], *(f"  {one}" for one in found[1:])]
+    for part in (_compared(result), _notes(result)):
+        lines += ["", part[0], *(f"  {line}" for line in part[1:])] if part else []
     return "\n".join(lines)
 
 
@@ -406,9 +405,65 @@ def _completed(result: Fit) -> list[Estimator]:
     return [method for method in result.cell.methods if method.name not in result.failures]
 
 
-def _judged(result: Fit) -> list[str]:
-    """Return the verdicts under a heading, or why they are withheld; empty if no method has an interval."""
-    return result.verdicts().lines() if _completed(result) else []
+def _reference(result: Fit) -> Estimator | None:
+    """Return the method with which the others are compared, if there is one."""
+    for method in _completed(result):
+        scale = result.rows[method.name].scale[-1, 0]
+        if method.any_optimiser and method.standard_error and np.all(scale > 0):
+            return method
+    return None
+
+
+def _why_no_chance(result: Fit, reference: Estimator) -> str:
+    """Return what in a run speaks against its reference; "" if nothing does."""
+    if result.cell.problem.drifts:
+        return "the observations drift"
+    if getattr(result.details[reference.name], "disagrees", False):
+        return f"the last rounds of {reference.name} disagree with those before"
+    return ""
+
+
+def _compared(result: Fit) -> list[str]:
+    """Return a heading, a line for each method that is compared, and what a chance is; empty if none is compared."""
+    own, found = _reference(result), result.compare()
+    if own is None or not found:
+        return []
+    why, names = _why_no_chance(result, own), own.coordinates(result.cell.problem)
+    level = 100 * result.cell.levels[0]
+    kind = "" if len(names) == 1 else " (means over coordinates, the worst in parentheses)"
+    last = (
+        f"No chance is given: {why}."
+        if why
+        else f"A chance is for this run: that the {level:g} % interval contains the true value, if {own.name} is right. "
+        "It is not the method's coverage."
+    )
+    lines = [f"{name}: {_comparison(one, names)}" for name, one in found.items()]
+    return [f"Compared with {own.name}{kind}:", *lines, last]
+
+
+def _comparison(one: Compared, names: Sequence[str]) -> str:
+    """Return the numbers of a method, with those of its worst coordinate if there are several."""
+
+    def told(values: NDArray[np.float64], worst: Any, form: str) -> str:
+        rest = f" ({names[worst]}: {form.format(values[worst])})" if len(names) > 1 else ""
+        return form.format(np.mean(values)) + rest
+
+    far = np.abs(one.distance)
+    text = f"centre {told(far, np.argmax(far), '{:.1f}')} standard errors away"
+    if one.chance is None:
+        return text
+    return f"{text}, chance {told(100 * one.chance, np.argmin(one.chance), '{:.0f} %')}"
+
+
+def _notes(result: Fit) -> list[str]:
+    """Return what methods say of their intervals, under a heading; empty if they say nothing."""
+    told = {
+        method.name: "; ".join(method.notes(result.details[method.name]))
+        for method in _completed(result)
+        if method.notes is not None
+    }
+    lines = [f"{name}: {text}" for name, text in told.items() if text]
+    return ["Notes on these intervals:", *lines] if lines else []
 
 
 def _failure_lines(result: Fit) -> list[str]:
@@ -479,4 +534,4 @@ def _html(result: Fit) -> str:
     for method in _completed(result):
         (title,), header, *body = _method_lines(result, method)
         parts.append(Table(title, header, body, (0,)).html())
-    return "".join([*parts, *map(paragraph, _judged(result))])
+    return "".join([*parts, *map(paragraph, [*_compared(result), *_notes(result)])])

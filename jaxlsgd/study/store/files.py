@@ -19,7 +19,7 @@ from jaxlsgd.core.rows import MethodRows
 from jaxlsgd.core.storage import read_regular
 from jaxlsgd.study.cells import CellSpec, canonical, digest_of
 
-FORMAT = 4
+FORMAT = 5
 _MOST_JSON = 64_000_000  # bytes
 _MOST_HEADERS = 1_000_000  # bytes of a tile besides its rows
 _TEMPORARY = ".writing"
