@@ -267,6 +267,29 @@ def test_sampled_clients_by_the_jackknife():
     assert not any("differ between" in note for note in fit.notes)
 
 
+def test_units_do_not_decide_whether_clients_can_be_a_sample():
+    """Columns with means and scales of their own give the same standard errors, and the same refusal."""
+    rng, apart, alike = np.random.default_rng(0), {}, {}
+    for k in range(6):
+        A = np.column_stack([np.ones(100), rng.standard_normal(100)])
+        y = A @ [0.3, 0.2 * np.sin(k)] + rng.standard_normal(100)
+        alike[f"c{k}"], apart[f"c{k}"] = (A, y), (A @ [[1.0, 5e4], [0.0, 2e4]], y)
+
+    def of(data: dict[str, Any]) -> Any:
+        parts = [np.concatenate(part) for part in zip(*data.values(), strict=True)]
+        x = np.linalg.lstsq(*parts)[0]
+        return finish(x, {k: final_message("gaussian", v, x) for k, v in data.items()}, clients="sampled")  # fmt: skip
+
+    np.testing.assert_allclose(of(apart).std_error[1] * 2e4, of(alike).std_error[1], rtol=1e-6)
+    for data in (apart, alike):
+        alone = {
+            name: (np.column_stack([A, (name == "c2") * (np.arange(100) % 2)]), y)
+            for name, (A, y) in data.items()
+        }
+        with refused("clients", "data", "c2 alone informs"):
+            of(alone)
+
+
 def test_clients_that_agree_and_one_that_does_not():
     data = {f"c{k}": rows(10 + k, 200) for k in range(10)}
     same = settled(data).agreement()
