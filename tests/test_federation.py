@@ -249,6 +249,32 @@ def test_rounds_with_clients_that_leave_and_clients_that_are_wrong():
     assert "no client sent a usable message" in nobody.remarks[-1]
 
 
+@pytest.mark.parametrize(("dtype", "center"), [(np.float64, 1e5), (np.float32, 10.0)])
+def test_what_the_rounds_say_has_the_precision_of_the_model(dtype: Any, center: float):
+    """Far from 0, float32 would move the estimate of a float64 model by several standard errors."""
+    rng, start, data = np.random.default_rng(0), np.array([center - 1], dtype), []
+    state = begin(start, rows="fresh", weights={"a": 1, "b": 1})
+    for _ in range(60):
+        sent, messages = broadcast(state), {}
+        for name in ("a", "b"):
+            y = center + 0.01 * rng.standard_normal(200)
+            if sent.anchors[0][0] != start:  # rounds before the first anchor do not count
+                data.append(y)
+            messages[name] = round_message(
+                "gaussian", (np.ones((200, 1)), y), sent.anchors, round=sent.round, steps=200,
+                examples=200, params=np.array([center]), hessians=sent.asks(name),
+            )  # fmt: skip
+        state = receive(state, messages, eta=0.1)
+    found, digits = estimate(state), np.finfo(dtype).eps
+    assert found.dtype == dtype
+    fit = finish(state, None)
+    np.testing.assert_allclose(fit.estimate, np.mean(data), rtol=digits)
+    np.testing.assert_allclose(fit.std_error, 0.01 / np.sqrt(np.size(data)), rtol=0.2)
+    interval = state.tracker.interval(state.tracked)  # of the server's own sums, in any case
+    assert interval.lower[0] < np.mean(data) < interval.upper[0]
+    np.testing.assert_allclose(interval.estimate, np.mean(data), rtol=1e-13)
+
+
 def test_sampled_clients_by_the_jackknife():
     """Against leaving out one client after the other, each time to the minimum."""
     data = {f"c{k}": rows(k, 150, shift=0.3 * np.sin(k)) for k in range(8)}
