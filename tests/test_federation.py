@@ -249,6 +249,32 @@ def test_rounds_with_clients_that_leave_and_clients_that_are_wrong():
     assert "no client sent a usable message" in nobody.remarks[-1]
 
 
+@pytest.mark.parametrize(("dtype", "center"), [(np.float64, 1e5), (np.float32, 10.0)])
+def test_what_the_rounds_say_has_the_precision_of_the_model(dtype: Any, center: float):
+    """Far from 0, float32 would move the estimate of a float64 model by several standard errors."""
+    rng, start, data = np.random.default_rng(0), np.array([center - 1], dtype), []
+    state = begin(start, rows="fresh", weights={"a": 1, "b": 1})
+    for _ in range(60):
+        sent, messages = broadcast(state), {}
+        for name in ("a", "b"):
+            y = center + 0.01 * rng.standard_normal(200)
+            if sent.anchors[0][0] != start:  # rounds before the first anchor do not count
+                data.append(y)
+            messages[name] = round_message(
+                "gaussian", (np.ones((200, 1)), y), sent.anchors, round=sent.round, steps=200,
+                examples=200, params=np.array([center]), hessians=sent.asks(name),
+            )  # fmt: skip
+        state = receive(state, messages, eta=0.1)
+    found, digits = estimate(state), np.finfo(dtype).eps
+    assert found.dtype == dtype
+    fit = finish(state, None)
+    np.testing.assert_allclose(fit.estimate, np.mean(data), rtol=digits)
+    np.testing.assert_allclose(fit.std_error, 0.01 / np.sqrt(np.size(data)), rtol=0.2)
+    interval = state.tracker.interval(state.tracked)  # of the server's own sums, in any case
+    assert interval.lower[0] < np.mean(data) < interval.upper[0]
+    np.testing.assert_allclose(interval.estimate, np.mean(data), rtol=1e-13)
+
+
 def test_sampled_clients_by_the_jackknife():
     """Against leaving out one client after the other, each time to the minimum."""
     data = {f"c{k}": rows(k, 150, shift=0.3 * np.sin(k)) for k in range(8)}
@@ -265,6 +291,29 @@ def test_sampled_clients_by_the_jackknife():
     told = settled(constant, clients="sampled", names=["one", "u", "v", "size"]).notes
     assert any("one and size differ between clients only" in note for note in told)
     assert not any("differ between" in note for note in fit.notes)
+
+
+def test_units_do_not_decide_whether_clients_can_be_a_sample():
+    """Columns with means and scales of their own give the same standard errors, and the same refusal."""
+    rng, apart, alike = np.random.default_rng(0), {}, {}
+    for k in range(6):
+        A = np.column_stack([np.ones(100), rng.standard_normal(100)])
+        y = A @ [0.3, 0.2 * np.sin(k)] + rng.standard_normal(100)
+        alike[f"c{k}"], apart[f"c{k}"] = (A, y), (A @ [[1.0, 5e4], [0.0, 2e4]], y)
+
+    def of(data: dict[str, Any]) -> Any:
+        parts = [np.concatenate(part) for part in zip(*data.values(), strict=True)]
+        x = np.linalg.lstsq(*parts)[0]
+        return finish(x, {k: final_message("gaussian", v, x) for k, v in data.items()}, clients="sampled")  # fmt: skip
+
+    np.testing.assert_allclose(of(apart).std_error[1] * 2e4, of(alike).std_error[1], rtol=1e-6)
+    for data in (apart, alike):
+        alone = {
+            name: (np.column_stack([A, (name == "c2") * (np.arange(100) % 2)]), y)
+            for name, (A, y) in data.items()
+        }
+        with refused("clients", "data", "c2 alone informs"):
+            of(alone)
 
 
 def test_clients_that_agree_and_one_that_does_not():

@@ -53,6 +53,7 @@ PAIRS = (
 _GRID = (np.arange(60) + 0.5) / 60  # shares of a confidence distribution
 _IDENTIFIED = 1.0  # average rows that a client's rows must be worth, for a coefficient
 _LEAST_SHARE = 1e-4  # of the information of as many average rows; below is rounding
+_ALONE = 1e-8  # share of G that clients have without one of them, below which it is alone
 _SINGULAR = 1e-6  # eigenvalues of H_k relative to G below this are taken for this
 
 
@@ -425,8 +426,10 @@ def jackknife(data: Stacked) -> FloatArray:
     """
     G, K = data.G, len(data.n)
     rest = G - data.p[:, None, None] * data.hessian
-    for k, name in enumerate(data.names):
-        if np.linalg.eigvalsh(rest[k])[0] <= 1e-9 * np.trace(G) / len(G):
+    W = np.linalg.inv(np.linalg.cholesky(G)).T  # WᵀGW = I, whatever the units
+    shares = np.linalg.eigvalsh(W.T @ rest @ W)[:, 0]  # least of G that is left without a client
+    for share, name in zip(shares, data.names, strict=True):
+        if share <= _ALONE:
             rule = 'be "given" unless two clients or more inform every coefficient'
             raise refusal(
                 "clients", rule, f"'sampled', and some that {name} alone informs", code="data"

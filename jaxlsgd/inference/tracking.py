@@ -144,13 +144,15 @@ class Tracker:
         found, q = self._measured(state, level, plan, side)
         half = _widened(q * found.scale, self._sampling(sampling), level, side)
         around = Interval.around(found.estimate, half, side)
-        return Interval(*(self._shaped(part) for part in around))
+        return Interval(*(self._shaped(part.astype(found.estimate.dtype)) for part in around))
 
     def estimate(self, state: Tracked, *, plan: Plan | None = None) -> Params:
-        """The estimate alone, in the shape of the parameters."""
+        """The estimate alone, in the shape and the precision of the parameters."""
         self.estimator.check_plan(plan)
         horizon = None if plan is None else Horizon.of(plan)
-        return self._shaped(self.estimator.measure_one(state.states, horizon).estimate)
+        found = self._shaped(self.estimator.measure_one(state.states, horizon).estimate)
+        precisions = jax.tree.map(lambda like: np.result_type(np.float32, like.dtype), self.like)
+        return jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), found, precisions)
 
     def covariance(self, state: Tracked, *, plan: Plan | None = None) -> tuple[np.ndarray, float]:
         """The covariance of the estimate, (d, d), NaN if withheld, and its least degrees of freedom."""
@@ -328,8 +330,10 @@ class Tracker:
         return "\n".join([align([head, *body], left=(0,)), last, *told])
 
     def _shaped(self, vector: Any) -> Params:
-        """Return a flat vector in the pytree's shape, in the vector's precision."""
-        return unravel(jnp.asarray(vector), self.like)
+        """Return a flat vector in the pytree's shape, in the vector's precision, which JAX may not have."""
+        found = jnp.asarray(vector)
+        wide = isinstance(vector, np.ndarray) and vector.dtype != found.dtype
+        return unravel(vector if wide else found, self.like)
 
     def _check(self, argument: str, tree: Params) -> None:
         if _shapes(tree) != _shapes(self.like):
@@ -377,7 +381,13 @@ def track(estimator: Estimator, params: Params, *, rows: Rows) -> Tracker:
             rule = "be of floating numbers"
             place = "params" + jax.tree_util.keystr(path)
             raise refusal(place, rule, str(jnp.asarray(leaf).dtype), code="type")
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), params)
+    # Of NumPy's float64, too, which a server has in any case.
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            jnp.shape(x), jnp.result_type(x) if isinstance(x, float) else x.dtype
+        ),
+        params,
+    )
     flat = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], like)
     check_measure(estimator, flat.size, str(flat.dtype))
     return Tracker(estimator, like, rows)
