@@ -347,6 +347,38 @@ def test_functions_that_would_make_too_many_columns(piece: str):
         designed(small_frame(), f"y ~ {piece}")
 
 
+def test_levels_that_would_make_too_many_columns(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(0)
+    frame = table(1500)
+    frame["a"], frame["b c"] = (rng.permutation(1500) % k for k in (140, 130))
+    frame["t"] = frame["a"].map("t{}".format)
+    monkeypatch.setattr("formulaic.model_matrix", None)  # it is refused before
+    for right in ("C(a):C(`b c`)", "t * C(`b c`, Treatment(base=3))", "(t + C(`b c`)) ** 2"):
+        with refused("formula", "data", "10,000"):
+            fit(frame, response=None, formula=f"sick ~ {right}")
+    monkeypatch.setattr("jaxlsgd.regression.formulas.memory", lambda: 2**20)
+    with refused("formula", "memory"):
+        fit(frame, response=None, formula="sick ~ t")
+
+
+def test_a_formula_without_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table().to_csv(path := tmp_path / "data.csv", index=False)
+    with refused("formula", "missing"):
+        fit(path, response=None, formula="sick ~ 0")
+    assert main(["fit", str(path), "--formula", "sick ~ 0"]) == 2
+    assert capsys.readouterr().err.startswith("jaxlsgd: error: --formula: must have a column")
+
+
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "huber"])
+def test_a_level_of_one_row_is_named(family: str):
+    """Its fitted value is its response, so that nothing says how sure its coefficient is."""
+    frame = with_column("ward", lambda f: np.where(f.index == 5, "rare", f["site"]))
+    frame["share"] = np.where(frame.index == 5, 0.3, frame["sick"])
+    for variance in ("clients", "HC3"):
+        with refused("column 'ward[rare]'", "data"):
+            fit(frame, response=None, family=family, formula="share ~ 0 + ward", variance=variance)
+
+
 FOREIGN = {"tau": 0.5, "delta": 1.0, "bandwidth": 0.1, "dispersion": 2.0}
 
 
@@ -457,6 +489,30 @@ def test_gaps_are_spelt_alike_everywhere(tmp_path: Path, monkeypatch, kind: str)
     assert found.dropped == 9
     assert list(found.sizes) == ["s0", "s1", "s2"]
     assert found.names == ("Intercept", "age", "dose", "C(ward)[T.b]")
+
+
+@pytest.mark.parametrize("gap", [" NA", "nan ", "  ", "\t", "nAn", " " * 30 + "n/a"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_gap_among_numbers_makes_no_factor(tmp_path: Path, monkeypatch, gap: str, streamed: bool):
+    """Arrow matches gaps to the letter, and would read the column as text."""
+    monkeypatch.setattr(stream, "CHUNK", 1200)
+    monkeypatch.setattr(stream, "PILOT_ROWS", 2000)
+    monkeypatch.setattr("jaxlsgd.regression.files.BLOCK_BYTES", 1 << 16)
+    n = 6000 if streamed else 300
+    frame = table(n).assign(visits=np.arange(n) % 3, ward=np.where(np.arange(n) % 5, "a", "b"))
+    truth = frame.drop(index=[7, 9, n - 3])
+    frame = frame.astype({"visits": object})
+    frame.loc[[7, n - 3], "visits"], frame.loc[9, "ward"] = gap, gap
+    frame.to_csv(path := tmp_path / "gaps.csv", index=False)
+    given = {"response": None, "formula": "sick ~ age + visits + ward", "family": "gaussian"}
+    found = fit(path, missing="drop", stream=streamed, **given)
+    assert found.names == ("Intercept", "age", "visits", "ward[T.b]")
+    assert found.dropped == 3
+    if not streamed:
+        assert found.estimate == fit(truth, **given).estimate
+        frame.loc[7, "visits"] = "none"  # which is a level
+        frame.to_csv(path, index=False)
+        assert "visits[T.none]" in fit(path, missing="drop", **given).names
 
 
 def test_a_new_row_with_a_spelt_gap_has_no_prediction():

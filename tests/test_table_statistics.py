@@ -404,6 +404,22 @@ def test_sorted_files_are_not_said(case: str):
         assert "follow one another" not in " ".join(found.warnings)
 
 
+def test_long_runs_are_no_order():
+    """A response of 0 and 1 in runs of 100 rows has few steps, as many up as down: it is not sorted."""
+    rng = np.random.default_rng(0)
+    y, x = np.repeat([rng.integers(0, 2, 60), rng.normal(size=60)], 100, axis=1)
+    client = np.zeros(6000, np.int64)
+    assert not dependence.is_sorted(y, client)
+    found = fit_table({"x": x, "y": y}, response="y", family="logistic")
+    assert "follow one another" in " ".join(found.warnings)
+    z = rng.normal(size=6000)
+    for ordered in (np.sort(z), np.sort(z)[::-1], np.sort(np.round(z, 1)), np.sort(z > 0) * 1.0):
+        assert dependence.is_sorted(ordered, client)
+    mixed = np.sort(z)
+    mixed[rng.choice(6000, 60)] = rng.normal(size=60)
+    assert dependence.is_sorted(mixed, client)
+
+
 def test_a_panel_is_said_whoever_are_the_clients():
     rng = np.random.default_rng(0)
     person = np.repeat(np.arange(160), 5)

@@ -26,10 +26,12 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d*(,\d+)?")
 # Text that is a gap, without the spaces around it and in small letters: what Excel, R, pandas and C write for one.
 _GAPS = ("", "na", "n/a", "nan", "-nan", "null", "#n/a", "#na", "#n/a n/a", "<na>")
 _GAPS += ("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan")
-# The same for Arrow's parser, which reads numbers and knows no rule.
-CSV_GAPS = sorted(
-    {made(one) for one in (*_GAPS, " ", "NaN", "-NaN") for made in (str, str.upper, str.title)}
-)
+# The same for Arrow's parser, which reads numbers and knows no rule; `files` asks `gaps_of` for other spaces around them.
+_SPELT = {made(one) for one in (*_GAPS, "NaN", "-NaN") for made in (str, str.upper, str.title)}
+_PADS = [
+    (" " * left, " " * right) for left in range(9) for right in range(9) if min(left, right) < 2
+]
+CSV_GAPS = sorted({left + one + right for one in _SPELT for left, right in _PADS})
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?($|[T ])|\d\d?[./]\d\d?[./]\d{4}($| )")
 
 
@@ -182,6 +184,15 @@ def as_frame(table: Any) -> Any:
 def is_gap(text: Any) -> bool:
     """Return whether a text stands for a value that is missing: the rule of all kinds of tables and files."""
     return isinstance(text, str) and text.strip().casefold() in _GAPS
+
+
+def gaps_of(column: Any) -> list[str]:
+    """Return the texts of an Arrow column that stand for a missing value but are not among `CSV_GAPS`."""
+    arrow, compute = extra("pyarrow"), extra("pyarrow.compute")
+    levels = column.unique()
+    bare = compute.utf8_lower(compute.utf8_trim_whitespace(levels))
+    found = levels.filter(compute.is_in(bare, value_set=arrow.array(_GAPS, bare.type)))
+    return sorted({*found.to_pylist()}.difference(CSV_GAPS))
 
 
 def _with_gaps(frame: Any) -> Any:
@@ -395,6 +406,8 @@ def _from_formula(frame: Any, response: str | None, client: str | None, model: M
     columns = (*needed, *([client] if client is not None and client not in needed else []))
     columns += tuple(one for one in _others(frame, model, "") if one not in columns)
     whole, _ = _complete(frame[list(columns)], missing, 0)
+    with _formula_errors(formula):
+        formulas.check_levels(parsed.rhs, whole)
     with _formula_errors(formula), warnings.catch_warnings():
         warnings.simplefilter("error")
         # With a context: by default, formulaic looks up names in the functions that call it.
@@ -412,6 +425,9 @@ def _from_formula(frame: Any, response: str | None, client: str | None, model: M
             code="conflict",
         )
     names = tuple(spec.rhs.column_names)
+    if not names:
+        rule = "have a column on its right, or an intercept"
+        raise refusal("formula", rule, formula, code="missing")
     if left[0] in names:
         raise refusal(
             "formula", f"not have the response {left[0]!r} on its right", formula, code="conflict"

@@ -7,16 +7,17 @@ import codecs
 import contextlib
 import gzip
 import io
+import itertools
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
-from jaxlsgd.regression.design import CSV_GAPS, extra
+from jaxlsgd.regression.design import CSV_GAPS, extra, gaps_of
 
 BLOCK_BYTES = 16 << 20  # of a CSV that are parsed at a time
 BLOCK_ROWS = 1 << 17  # of a Parquet file
@@ -48,8 +49,10 @@ class Dialect(NamedTuple):
             raise refusal("decimal", "differ from the separator", decimal, code="conflict")
         return cls(encoding, separator, decimal)
 
-    def options(self, csv: Any, path: Path, block: int | None = None) -> dict[str, Any]:
-        """Return the options of Arrow's parser for a file."""
+    def options(
+        self, csv: Any, path: Path, block: int | None = None, gaps: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Return the options of Arrow's parser for a file; `gaps` are read as missing as well."""
         start = _start(path)
         encoding = self.encoding or _encoding_of(start)
         separator = self.separator or _separator_of(start.decode(encoding, "replace"), path)
@@ -62,7 +65,9 @@ class Dialect(NamedTuple):
         return {
             "read_options": reading,
             "parse_options": csv.ParseOptions(delimiter=separator),
-            "convert_options": csv.ConvertOptions(decimal_point=self.decimal, null_values=CSV_GAPS),
+            "convert_options": csv.ConvertOptions(
+                decimal_point=self.decimal, null_values=[*CSV_GAPS, *gaps]
+            ),
         }
 
 
@@ -97,6 +102,8 @@ def read_all(path: str | Path, dialect: Dialect = Dialect()) -> Any:  # noqa: B0
         csv = extra("pyarrow.csv")
         found = csv.read_csv(path, **dialect.options(csv, path))
         _check_text(path, dialect, found.schema)
+        if gaps := _other_gaps(found):
+            found = csv.read_csv(path, **dialect.options(csv, path, gaps=gaps))
         return found.to_pandas()
 
 
@@ -112,6 +119,8 @@ def blocks(path: str | Path, dialect: Dialect = Dialect()) -> Iterator[Any]:  # 
         csv = extra("pyarrow.csv")
         with csv.open_csv(path, **dialect.options(csv, path, BLOCK_BYTES)) as source:
             _check_text(path, dialect, source.schema)
+            gaps = [gap for first in itertools.islice(source, 1) for gap in _other_gaps(first)]
+        with csv.open_csv(path, **dialect.options(csv, path, BLOCK_BYTES, gaps)) as source:
             yield from source
 
 
@@ -160,6 +169,13 @@ def _check_text(path: Path, dialect: Dialect, schema: Any) -> None:
     for field in schema:
         if types.is_binary(field.type):
             raise _misread(path, dialect, f"column {field.name!r}")
+
+
+def _other_gaps(table: Any) -> list[str]:
+    """Return gaps that made text of a column of numbers, as its parser does not know them."""
+    types = extra("pyarrow").types
+    texts = [one for one in table.columns if types.is_string(one.type)]
+    return sorted({gap for column in texts for gap in gaps_of(column)})
 
 
 def _misread(path: Path, dialect: Dialect, where: str) -> checks.Refusal:

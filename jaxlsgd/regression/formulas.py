@@ -7,6 +7,7 @@ while it reads the formula. A formula can come from a script's argument, so only
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import refusal
+from jaxlsgd.regression.options import MOST_FOR_NEWTON, memory
 
 # Functions that formulaic lacks: the only names that it is given besides columns and its own.
 CONTEXT: dict[str, Any] = {
@@ -195,6 +197,38 @@ def check_size(formula: str) -> None:
         counts[id(node)] = count = _count(symbol, each, parts)
         if count > _MOST_TERMS:
             raise refusal("formula", f"have at most {_MOST_TERMS:,} terms", formula)
+
+
+def check_levels(terms: Any, frame: Any) -> None:
+    """Refuse factors of so many levels that their columns would fill the memory, before any is made.
+
+    Args:
+      terms: formulaic's, of the right side.
+      frame: the columns, as pandas' table.
+    """
+    # A factor is counted without its first level: no fewer columns will be made.
+    columns = sum(math.prod(_levels(str(one), frame) for one in term.factors) for term in terms)
+    if columns > MOST_FOR_NEWTON:
+        rule = f"have at most {MOST_FOR_NEWTON:,} columns on its right"
+        hint = "; leave out factors of many levels, or their products"
+        raise refusal("formula", rule, columns, hint, code="data")
+    need, room = 8 * columns * len(frame), memory()
+    if room is not None and need > room:
+        rule = f"have columns that fit in the {room / 2**30:.2g} GiB of memory"
+        what = f"{columns:,} columns of {len(frame):,} rows, {need / 2**30:.2g} GiB"
+        raise refusal("formula", rule, what, "; leave out factors of many levels", code="memory")
+
+
+def _levels(factor: str, frame: Any) -> int:
+    """Return how many columns a factor makes at least; 1 for what is known only when it is computed."""
+    plain = re.fullmatch(r"C\(\s*`?([^`,()]+?)`?\s*(,.*)?\)", factor, re.DOTALL)
+    name = plain[1] if plain else factor.strip("`")
+    if name not in frame:
+        return 1
+    column = frame[name]
+    if plain is None and (column.dtype.kind in "fiub" or hasattr(column.dtype, "numpy_dtype")):
+        return 1
+    return max(column.nunique() - 1, 1)
 
 
 def _count(symbol: str, each: list[int], parts: list[Any]) -> int:

@@ -46,6 +46,8 @@ _ROUNDS_PER_COLUMN = (
 _FORGOTTEN = 10.0  # Σ γ_m: what is left of the start is e^(−10)
 _NEWTON = 60
 _FLOOR = 1e-10  # of Ĝ's eigenvalues over the largest
+_FLAT = 1e-12  # eigenvalue of the mean Hessian as a matrix of correlations
+_EXACT = 1e-12  # variance over what the mean Hessian says, and over the same of the other columns
 
 
 class Objective(NamedTuple):
@@ -143,9 +145,10 @@ class Whitened:
         at_pilot = theta is self.theta
         messages = self.messages if at_pilot else self.messages_at(theta)
         ridge = self.objective.ridge
+        sent = stack(messages, weights).penalised(ridge, theta)
+        _check_errors(sent, self.names)
         if options.variance == "HC3":
-            G = stack(messages, weights).penalised(ridge, theta).G
-            messages = self.messages_at(theta, all_rows=G)
+            messages = self.messages_at(theta, all_rows=sent.G)
         variance = "HC0" if options.variance == "pooled" else options.variance
         return minimiser(
             theta,
@@ -289,6 +292,28 @@ def minimise(
     if not fall < 1e-6 * (1 + abs(value)):
         raise _not_converged(names)
     return theta, count
+
+
+def _check_errors(sent: Stacked, names: tuple[str, ...]) -> None:
+    """Refuse columns along which the loss is flat, and those whose rows are fitted exactly, so that nothing says how sure."""
+    root = np.sqrt(np.maximum(np.diagonal(sent.G), 1e-300))
+    like = sent.G / np.outer(root, root)
+    try:
+        np.linalg.cholesky(like - _FLAT * np.eye(len(like)))
+    except np.linalg.LinAlgError as error:
+        share = np.abs(np.linalg.eigh(like)[1][:, 0])
+        involved = [names[j] for j in np.argsort(-share) if share[j] > 0.1 * share.max()][:3]
+        hint = "; leave one of them out, or give a ridge"
+        rule = "have one minimum: the loss is flat along them"
+        raise refusal("columns", rule, " and ".join(involved), hint, code="data") from error
+    inverse = np.linalg.inv(sent.G)
+    ratio = np.sum((inverse @ sent.noise_uncentred) * inverse, axis=1) / np.diagonal(inverse)
+    j = int(np.argmin(ratio))
+    if not ratio[j] > _EXACT * ratio.max():
+        rule = "be known from rows that differ from their fitted values"
+        what = "rows that are fitted exactly, as a level of one row is"
+        hint = "; join levels, or leave out its rows"
+        raise refusal(f"column {names[j]!r}", rule, what, hint, code="data")
 
 
 def _not_converged(names: tuple[str, ...]) -> Refusal:
