@@ -4,8 +4,11 @@ The contracts themselves (`Problem`, `Algorithm`, `Estimator`, `Plan`, `CellRows
 """
 
 from jaxlsgd.core.algorithm import Client, Round
+from jaxlsgd.core.checks import Dtype
+from jaxlsgd.core.estimator import Side
 from jaxlsgd.core.problem import Array, ClientNumbers, Observation, Params
 from jaxlsgd.core.progress import Progress
+from jaxlsgd.inference.tracking import Rows
 from jaxlsgd.runs.simulate import Device
 
 __all__ = [
@@ -13,8 +16,11 @@ __all__ = [
     "Client",
     "ClientNumbers",
     "Device",
+    "Dtype",
     "Observation",
     "Params",
     "Progress",
     "Round",
+    "Rows",
+    "Side",
 ]

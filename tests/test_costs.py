@@ -61,8 +61,6 @@ def test_costs_are_kept_with_the_rows(tmp_path: Path):
     assert cell_file.load_cell(path).costs == COSTS
     about, methods = json.loads(json.dumps(about_to_json(priced()))), list(priced().methods)
     assert about_from_json(about, methods).costs == COSTS
-    del about["costs"]  # as version 0.1 wrote it
-    assert about_from_json(about, methods).costs == {}
     for wrong in ({"nobody": "much"}, {"plug_in": 3}, {"plug_in": "\x1b[31m"}, []):
         with pytest.raises(cell_file.Unfit):
             about_from_json(about | {"costs": wrong}, methods)

@@ -20,7 +20,6 @@ from refusals import Why, refused
 
 from jaxlsgd import fit, one_step
 from jaxlsgd.core.forms import dense
-from jaxlsgd.core.identity import digest
 from jaxlsgd.core.problem import Draws, Problem
 from jaxlsgd.problems import _moments as moments
 from jaxlsgd.problems import dataset, linear, logistic, paper_linear, paper_logistic
@@ -114,7 +113,6 @@ def test_a_printed_fit_says_which_minimum_unless_there_is_only_one() -> None:
         same = dataclasses.replace(problem, convex=known)
         found = fit(jax.random.key(0), same, plan, methods=[one_step()])
         assert (words in str(found)) == (words in found._repr_html_()) == (not known)
-        assert digest(same) == digest(problem)  # words alone: stored studies stay valid
 
 
 @pytest.mark.parametrize("case", CASES)

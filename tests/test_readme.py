@@ -147,7 +147,6 @@ def test_no_python_block_is_forgotten() -> None:
         "Rows for pandas and xarray",
         "How it runs",
         "Many machines",
-        "One simulation over many devices",
         "What `one_step` does, and what it sends",
         "At the end: one message per client",
         "During training: rounds",

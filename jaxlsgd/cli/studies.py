@@ -361,7 +361,7 @@ def _print_outcome(
         print(_outcome(outcome, directory, part))
 
 
-def _outcome(outcome: Outcome, directory: str, part: ArrayPart | None) -> str:
+def _outcome(outcome: Outcome, directory: str, part: ArrayPart | None = None) -> str:
     from jaxlsgd.core.progress import duration
 
     made = f"{plural(outcome.tiles_run, 'tile')} in {duration(outcome.seconds)}"
