@@ -21,7 +21,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "accelerators")]
 
 import hlo  # noqa: E402
 
-from benchmarks import cost_model, numpy_baseline, timing, verdict, writing  # noqa: E402
+from benchmarks import (  # noqa: E402
+    cost_model,
+    coverage_promise,
+    numpy_baseline,
+    timing,
+    verdict,
+    writing,
+)
 
 RUNS, STEPS = 256, 300
 # 45 comparisons: chance alone would pass 4.5 standard errors once in 3,000 runs of this file.
@@ -106,6 +113,14 @@ def test_the_stored_report_on_verdicts_is_that_of_its_rows() -> None:
     stored = (results / "verdict.md").read_text(encoding="utf-8")
     seed, date = re.findall(r"--seed (\d+)`, ([\d-]+),", stored)[0]
     assert verdict.report(rows, int(seed), date) == stored
+
+
+def test_the_stored_page_on_coverage_is_that_of_its_rows() -> None:
+    kept = ROOT / "benchmarks" / "results"
+    page = (kept / "coverage_promise.md").read_text(encoding="utf-8")
+    for part, (heading, _) in coverage_promise.PARTS.items():
+        rows = coverage_promise.read_csv(kept / f"coverage_promise_{part}.csv")
+        assert coverage_promise.markdown(rows, heading).strip() in page
 
 
 def test_exponents_are_fitted_in_every_repeat() -> None:
