@@ -143,14 +143,13 @@ def write_csv(rows: Sequence[Row], file: Path) -> None:
 
 
 def read_csv(file: Path) -> list[Row]:
-    """Return the rows of an earlier run, with methods under the names that they have now."""
+    """Return the rows of an earlier run."""
     text = {"case", "schedule", "method", "coordinate"}
     with file.open(newline="") as stream:
-        rows = [
+        return [
             {k: v if k in text else float(v) if v else None for k, v in row.items()}
             for row in csv.DictReader(stream)
         ]
-    return rows
 
 
 def markdown(rows: Sequence[Row], heading: str) -> str:

@@ -19,7 +19,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "accelerators")]
 
 import hlo  # noqa: E402
 
-from benchmarks import cost_model, numpy_baseline, timing, writing  # noqa: E402
+from benchmarks import (  # noqa: E402
+    cost_model,
+    coverage_promise,
+    numpy_baseline,
+    timing,
+    writing,
+)
 
 RUNS, STEPS = 256, 300
 # 45 comparisons: chance alone would pass 4.5 standard errors once in 3,000 runs of this file.
@@ -89,6 +95,14 @@ def test_tables_and_rows_are_written_once_for_all(tmp_path: Path) -> None:
     assert (tmp_path / "rows.csv").read_text() == f'cell,n\n"a, b",{1 / 3!r}\n'
     options = writing.parser("field", "", replications=5, seed=7).parse_args(["--out", "here"])
     assert (options.out, options.replications, options.seed) == (Path("here"), 5, 7)
+
+
+def test_the_stored_page_on_coverage_is_that_of_its_rows() -> None:
+    kept = ROOT / "benchmarks" / "results"
+    page = (kept / "coverage_promise.md").read_text(encoding="utf-8")
+    for part, (heading, _) in coverage_promise.PARTS.items():
+        rows = coverage_promise.read_csv(kept / f"coverage_promise_{part}.csv")
+        assert coverage_promise.markdown(rows, heading).strip() in page
 
 
 def test_exponents_are_fitted_in_every_repeat() -> None:
