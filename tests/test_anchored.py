@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from engine_helpers import numpy_draws
 from refusals import refused
 
@@ -29,6 +30,7 @@ PLANS = {
     "E = 3": np.full(200, 3),
     "E grows": np.ceil(np.arange(1, 101) ** 0.5).astype(int),
     "E = 50": np.full(14, 50),
+    "few degrees of freedom": np.full(12, 40),
 }
 
 
@@ -59,7 +61,11 @@ def test_the_stream_agrees_with_the_oracle(name: str):
     right = anchored_oracle.read(bins)
     chex.assert_trees_all_close(np.asarray(found.estimate), right.estimate, rtol=1e-9)
     assert bool(found.detail.withheld) == right.missing
-    chex.assert_trees_all_close(np.asarray(found.detail.df), np.clip(right.df, 3, 1e6), rtol=1e-7)
+    df = np.clip(right.df, 1, 1e6)
+    assert np.any(df < 3) == name.startswith("few")
+    chex.assert_trees_all_close(np.asarray(found.detail.df), df, rtol=1e-7)
+    quantiles = METHOD.law.half(0.95, "both", None, found.detail)
+    chex.assert_trees_all_close(quantiles, scipy.stats.t.ppf(0.975, df), rtol=1e-6)
     if not right.missing:
         chex.assert_trees_all_close(np.asarray(found.scale), right.scale, rtol=1e-8)
         assert float(found.detail.gap) == pytest.approx(right.gap, rel=1e-7)

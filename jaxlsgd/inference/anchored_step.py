@@ -172,7 +172,7 @@ def read(bins: Bins, counts: Counts) -> Reading:
     share = xp.max(over(z[-1] ** 2, variance))
     used = over(total, xp.sum(counts.E))
     gap = _gap(f, dG, M, u, t, due, n)
-    return Reading(x, V, xp.clip(df, 3, 1e6), reason, share, used, gap, n)
+    return Reading(x, V, xp.clip(df, 1, 1e6), reason, share, used, gap, n)
 
 
 def _fit(bins: Bins, counts: Counts) -> _Fit:
