@@ -38,7 +38,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from jaxlsgd.federation import broadcast
+from jaxlsgd.federation import broadcast, flatten
 from jaxlsgd.federation.flower import InferenceMod, InferenceStrategy
 
 METHOD = one_step()
@@ -286,6 +286,7 @@ def test_a_node_that_comes_back_under_another_id_is_the_same_client():
     assert state is not None and set(state.clients) == {"0", "1", "2"}
     assert {one.n for one in state.clients.values()} == {state.clients["0"].n}
     assert not state.remarks and not any(one.left_out for one in strategy.took_part)
+    assert set(strategy.took_part[-1].names) == {10, 11, 22}  # of this round's nodes, not of all
     # A second node with the name of one that is connected is refused.
     grid.apps[30] = lambda message, context: grid_apps[2](
         message, Context(1, 30, {"partition-id": 0}, RecordDict(), {})
@@ -293,6 +294,13 @@ def test_a_node_that_comes_back_under_another_id_is_the_same_client():
     asked = list(strategy.configure_train(13, arrays, config, grid))
     strategy.aggregate_train(13, grid.send_and_receive(asked))
     assert "which is connected" in strategy.took_part[-1].left_out[30]
+    # So is one that comes back after another has taken its place, and that other goes on.
+    grid.apps = {22: grid_apps[2], 12: grid_apps[2]}
+    strategy.aggregate_train(
+        14, grid.send_and_receive(strategy.configure_train(14, arrays, config, grid))
+    )
+    assert set(strategy.took_part[-1].examples) == {22}
+    assert "which is connected" in strategy.took_part[-1].left_out[12]
 
 
 @functools.cache
@@ -314,6 +322,7 @@ def one_more(spoil: Callable[[Message], None]) -> tuple[InferenceStrategy, Array
     begun, grid, arrays = before_hessians()
     strategy = copy.copy(begun)
     strategy.took_part, strategy._clients = [], dict(begun._clients)
+    strategy._nodes = dict(begun._nodes)
     asked = strategy.configure_train(ROUNDS, arrays, ConfigRecord(), grid)
     replies = sorted(grid.send_and_receive(asked), key=lambda one: one.metadata.src_node_id)
     spoil(replies[2])
@@ -367,12 +376,15 @@ ODD = {
     "one more metric": metrics_with(accuracy=0.5),
     "one metric less": metrics_with(loss=None),
     "a metric that is a list": metrics_with(loss=[1.0, 2.0]),
+    "a metric that is an empty list": metrics_with(loss=[]),
+    "a metric that is NaN": metrics_with(loss=float("nan")),
     "no weight": metrics_with(**{"num-examples": None}),
     "a weight that is NaN": metrics_with(**{"num-examples": float("nan")}),
     "a weight that is a list": metrics_with(**{"num-examples": [1.0]}),
     "two records of metrics": records_with(more=MetricRecord({"loss": 1.0})),
     "two models": records_with(more=ArrayRecord({"x": Array(np.zeros(DIM))})),
     "a model of text": records_with(arrays=ArrayRecord({"x": Array(np.array(["1", "2"]))})),
+    "a model far away": records_with(arrays=ArrayRecord({"x": Array(np.array([1e90, 0.0]))})),
     "another model": records_with(arrays=ArrayRecord({"z": Array(np.zeros(DIM))})),
     "the name of another": records_with(**{"jaxlsgd.client": ConfigRecord({"name": "1"})}),
     "another name": records_with(**{"jaxlsgd.client": ConfigRecord({"name": "7"})}),
@@ -418,11 +430,33 @@ def test_one_odd_reply_to_an_evaluation_ends_nothing(caplog: Any):
         for one, message in zip(metrics, asked, strict=True)
     ]
     nothing = Message(RecordDict(), reply_to=asked[2])
-    for last in (replies[2], nothing):
+    wrong: list[dict[str, Any]] = [{"loss": value} for value in ([], [1.0], np.nan, np.inf, 1e200)]
+    wrong += [{"num-examples": value} for value in (-20, 0, 0.5, np.nan, 10**18)]
+    for change in wrong:
+        record = MetricRecord({"num-examples": 10, "loss": 2.0, **change})
+        replies.append(Message(RecordDict({"m": record}), reply_to=asked[2]))
+    for last in (*replies[2:], nothing):
         caplog.clear()
         found = strategy.aggregate_evaluate(1, [*replies[:2], last])
         assert found is not None and found["loss"] == 1.0
         assert "node 12: client 2 is left out" in caplog.text
+
+
+def test_models_far_away_are_named_however_few_take_part():
+    """Two of three take part, so that only earlier rounds tell which of them is far away."""
+    begun, grid, arrays = before_hessians()
+    strategy = copy.copy(begun)
+    strategy.took_part = []
+    for size, left_out in ((1e3, set()), (1e30, {12})):
+        asked = list(strategy.configure_train(ROUNDS, arrays, ConfigRecord(), grid))
+        asked = sorted(asked, key=lambda one: one.metadata.dst_node_id)[1:]
+        replies = list(grid.send_and_receive(asked))
+        far = np.array([size * strategy._moves[-1], 0.0]) / 10 + arrays["x"].numpy()
+        replies[1].content["arrays"] = ArrayRecord({"x": Array(far)})
+        strategy.aggregate_train(ROUNDS, replies)
+        assert set(strategy.took_part[-1].left_out) - {10} == left_out
+    assert "model: must be at most 1000 times as far" in strategy.took_part[-1].left_out[12]
+    assert np.isfinite(flatten(strategy.state.params)).all()
 
 
 @functools.cache

@@ -64,6 +64,9 @@ _ROUND_COUNTS = ("steps", "answers", "observations")
 # Final messages are asked for again at the estimate that they give, up to four times in all, while that is further than
 # this from where they were evaluated, in standard errors.
 FINAL_MESSAGES, CLOSE = 4, 0.1
+RECENT = (
+    99  # replies of earlier rounds with which a model's step is compared, besides those of its own
+)
 _FINAL = ("examples", "score", "covariance", "hessian", "answers")
 # The rows of the local steps of the round that is under way. Clients in one process may run in threads, and a simulation
 # pickles client apps, so that a mod has no such variable of its own.
@@ -247,7 +250,7 @@ class TakingPart(NamedTuple):
     server_round: int  # 0 for the final messages
     examples: Mapping[int, float]  # by node
     left_out: Mapping[int, str]  # by node, why
-    names: Mapping[int, str]  # of clients, by node, as far as they are known
+    names: Mapping[int, str]  # of these nodes' clients, as far as they are known
 
     @property
     def when(self) -> str:
@@ -327,6 +330,8 @@ class InferenceStrategy(Strategy):
         self.stopped_after: int | None = None
         self._asked: dict[int, bool] = {}  # nodes of this round, whether for Hessians
         self._clients: dict[int, str] = {}  # names by node
+        self._nodes: dict[str, int] = {}  # the last node by name
+        self._moves: tuple[float, ...] = ()  # lengths of the last steps of clients' models
         self._connected: set[int] = set()
         self._layouts: dict[str, Layout] = {}  # of the last replies, by kind
 
@@ -394,6 +399,7 @@ class InferenceStrategy(Strategy):
                 left_out[node] = str(error)
         used, refused = server.usable(state, sums)
         odd = self._odd("train", {name: came[name].content for name in used})
+        odd |= self._far({name: one for name, one in used.items() if name not in odd}, state.params)
         for name, why in {**refused, **odd}.items():
             left_out[came[name].metadata.src_node_id] = str(why)
             used.pop(name, None)
@@ -401,7 +407,7 @@ class InferenceStrategy(Strategy):
         missing = self._asked.keys() - nodes.keys() - left_out.keys()
         left_out.update(dict.fromkeys(sorted(missing), "no reply came"))
         examples = {node: one.examples for node, one in nodes.items()}
-        self._record_part(TakingPart(server_round, examples, left_out, dict(self._clients)))
+        self._record_part(server_round, examples, left_out)
         passed = [*failed, *(came[name] for name in used)]
         arrays, metrics = self.strategy.aggregate_train(server_round, passed)
         if used:
@@ -508,10 +514,15 @@ class InferenceStrategy(Strategy):
         for node in nodes:
             if node not in sent:
                 left_out.setdefault(node, "no reply came")
-        self._record_part(TakingPart(0, sent, left_out, dict(self._clients)))
+        self._record_part(0, sent, left_out)
         return final, [self._clients.get(node, str(node)) for node in left_out]
 
-    def _record_part(self, part: TakingPart) -> None:
+    def _record_part(
+        self, server_round: int, examples: Mapping[int, float], left_out: Mapping[int, str]
+    ) -> None:
+        nodes = (*examples, *left_out)
+        names = {node: self._clients[node] for node in nodes if node in self._clients}
+        part = TakingPart(server_round, examples, left_out, names)
         for remark in part.remarks:
             LOG.warning("%s", remark)
         self.took_part.append(part)
@@ -534,12 +545,13 @@ class InferenceStrategy(Strategy):
         name = str(node) if record is None else record.get("name")
         if not isinstance(name, str) or not name:
             raise refusal("name", "be text", name, code="type")
-        for other, known in self._clients.items():
-            if known == name and other != node and other in self._connected:
-                rule = f"not be that of node {other}, which is connected"
-                raise refusal("name", rule, name, code="duplicate")
+        other = self._nodes.get(name, node)
+        if other != node and other in self._connected:
+            rule = f"not be that of node {other}, which is connected"
+            raise refusal("name", rule, name, code="duplicate")
         if self._clients.setdefault(node, name) != name:
             raise refusal("name", f"stay {self._clients[node]!r}", name, code="untrusted")
+        self._nodes[name] = node
         return name
 
     def _read(self, reply: Message, state: server.ServerState, name: str) -> RoundMessage:
@@ -555,7 +567,7 @@ class InferenceStrategy(Strategy):
             raise refusal(
                 "reply", "have one ArrayRecord with the model", len(models), code="untrusted"
             )
-        validate.model_like("model", _params(models[0]), state.params)
+        model = validate.model_like("model", _params(models[0]), state.params)
         node, sent = reply.metadata.src_node_id, server.broadcast(state)
         if self._asked.get(node) and not sent.asks(name):  # asked before its name was known
             sums = {key: one for key, one in sums.items() if key not in _ROUND[1:]}
@@ -563,22 +575,46 @@ class InferenceStrategy(Strategy):
             have = f"have {_ROUND[1]}, which was asked for"
             raise refusal("reply", have, sorted(sums), code="untrusted")
         parts: dict[str, Any] = {key: sums.get(key) for key in (*_ROUND, *_ROUND_COUNTS)}
-        return RoundMessage(None, _weight(reply, self.weighted_by_key), **parts)
+        return RoundMessage(model, _weight(reply, self.weighted_by_key), **parts)
+
+    def _far(self, sums: Mapping[str, RoundMessage], model: Any) -> dict[str, Refusal]:
+        """Return clients whose models are implausibly far from the server's: their average would end the run."""
+        before = client.flatten(model)
+        steps = {
+            n: float(np.linalg.norm(client.flatten(m.params) - before)) for n, m in sums.items()
+        }
+        compared = (*self._moves, *steps.values())
+        usual = float(np.median(compared)) if len(compared) > 2 else 0.0
+        rule = f"be at most {validate.UNLIKE:g} times as far from the server's as the median model"
+        far = {
+            name: refusal("model", rule, float(f"{step / usual:.2g}"), code="untrusted")
+            for name, step in steps.items()
+            if step > validate.UNLIKE * usual > 0
+        }
+        near = tuple(step for name, step in steps.items() if name not in far)
+        self._moves = (*self._moves, *near)[-RECENT:]
+        return far
 
     def _odd(self, kind: str, contents: Mapping[Key, RecordDict]) -> dict[Key, Refusal]:
-        """Return the replies whose records are not like those of most, which strategies refuse to average."""
+        """Return the replies that strategies cannot average: their records are not like those of most, or not finite."""
         layouts = {key: _layout(content) for key, content in contents.items()}
         count = collections.Counter(layouts.values())
         if not count:
             return {}
         old = self._layouts.get(kind)
         usual = self._layouts[kind] = max(count, key=lambda one: (count[one], one == old))
-        rule = f"have the keys {usual.keys}"
-        return {
-            key: refusal("metrics", rule, layout.keys, code="untrusted")
-            for key, layout in layouts.items()
-            if layout != usual
-        }
+        odd: dict[Key, Refusal] = {}
+        for key, layout in layouts.items():
+            try:
+                if layout != usual:
+                    same = layout.keys == usual.keys
+                    rule = f"have the {'lengths' if same else 'keys'} of most, {usual[1 + same]}"
+                    raise refusal("metrics", rule, layout[1 + same], code="untrusted")
+                for record in contents[key].metric_records.values():
+                    _check_metrics(record, self.weighted_by_key)
+            except Refusal as error:
+                odd[key] = error
+        return odd
 
     def _read_final(self, reply: Message, x: Arrays) -> tuple[str, FinalMessage]:
         """Return a client's name and final message."""
@@ -648,7 +684,7 @@ class Layout(NamedTuple):
 
     records: tuple[str, ...]
     keys: tuple[str, ...]  # of metrics
-    lengths: tuple[int, ...]  # of metrics that are lists; 0 for numbers
+    lengths: tuple[int, ...]  # of metrics that are lists; -1 for numbers
 
 
 def _layout(content: RecordDict) -> Layout:
@@ -656,9 +692,18 @@ def _layout(content: RecordDict) -> Layout:
     metrics = sorted(
         (item for record in records for item in record.items()), key=lambda one: one[0]
     )
-    lengths = tuple(len(value) if isinstance(value, list) else 0 for _, value in metrics)
+    lengths = tuple(len(value) if isinstance(value, list) else -1 for _, value in metrics)
     names = (*content.array_records, *content.metric_records)
     return Layout(names, tuple(key for key, _ in metrics), lengths)
+
+
+def _check_metrics(record: MetricRecord, weight: str) -> None:
+    """Refuse metrics that are not finite, and a weight that is not a whole number from 1."""
+    for key, value in record.items():
+        if key == weight:
+            validate.whole(key, value)
+        else:
+            validate.real(key, value, np.shape(value))
 
 
 def _weight(reply: Message, key: str) -> int:
