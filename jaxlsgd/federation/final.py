@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from jaxlsgd.core import checks
-from jaxlsgd.core.checks import refusal
+from jaxlsgd.core.checks import Refusal, refusal
 from jaxlsgd.core.display import align
 from jaxlsgd.core.estimator import Interval, JointLaw, Side
 from jaxlsgd.core.problem import unravel
@@ -110,7 +110,8 @@ def finish(
     chosen = checked_weights(weights)
     chosen = state.weights if chosen is None and state is not None else chosen
     rounds = {} if state is None else state.examples
-    if isinstance(expected, str) or not isinstance(expected, Iterable):
+    listed = isinstance(expected, Iterable) and not isinstance(expected, str)
+    if not listed or not all(isinstance(name, str) for name in expected):
         raise refusal("expected", "be a list of names", expected, code="type")
     due = list(expected) or list(chosen or rounds)
     if chosen is not None and (lost := [name for name in due if name not in chosen]):
@@ -122,18 +123,24 @@ def finish(
         rule = "have a usable one; " + "; ".join(notes or ["none came"])
         raise refusal("messages", rule, {}, code="missing")
     own = None if correct else _run(state, "correct")
-    return minimiser(
-        params,
-        good,
-        clients=clients,
-        weights=chosen,
-        labels=labels,
-        level=level,
-        variance=variance,
-        ridge=penalty,
-        run=own,
-        notes=[*remarks, *notes],
-    )
+    notes = [*remarks, *notes, *_influence(good, chosen, penalty, x)]
+    try:
+        return minimiser(
+            params,
+            good,
+            clients=clients,
+            weights=chosen,
+            labels=labels,
+            level=level,
+            variance=variance,
+            ridge=penalty,
+            run=own,
+            notes=notes,
+        )
+    except Refusal as error:
+        if not notes:
+            raise
+        raise Refusal("; ".join([str(error), *notes]), error.argument, error.code) from None
 
 
 def minimiser(
@@ -267,13 +274,18 @@ class FederationFit:
             raise refusal(
                 "messages", "have been given to finish, to compare clients", None, code="missing"
             )
-        return agree(
-            self.messages,
-            estimate=self.estimate,
-            weights=self.weights,
-            names=self.names,
-            level=self.level if level is None else level,
-        )
+        try:
+            return agree(
+                self.messages,
+                estimate=self.estimate,
+                weights=self.weights,
+                names=self.names,
+                level=self.level if level is None else level,
+            )
+        except np.linalg.LinAlgError:
+            rule = "have covariances of scores with all directions in them, to compare clients"
+            hint = "; ".join(["", *self.notes])
+            raise refusal("messages", rule, "others", hint, code="data") from None
 
     @property
     def sampling(self) -> FloatArray:
@@ -380,7 +392,7 @@ def _run(state: ServerState | None, argument: str) -> tuple[FloatArray, float]:
     V, df = state.tracker.covariance(state.tracked)
     if not np.isfinite(V).all():
         notes = "; ".join([*state.tracker.notes(state.tracked), *state.remarks]) or "too few rounds"
-        raise refusal("at", "have rounds that give a covariance", notes, code="data")
+        raise refusal("at", "have rounds that give a covariance", "none", f"; {notes}", code="data")
     return V, df
 
 
@@ -435,7 +447,7 @@ def _usable_final(
     good, left_out = validate.usable(
         messages,
         lambda name, message: validate.final_message(message, dim, asked, rounds.get(name)),
-        due if named else (),
+        set(due) if named else (),
     )
     notes = [validate.left_out(name, why) for name, why in left_out.items()]
     absent = [name for name in due if name not in messages]
@@ -444,6 +456,8 @@ def _usable_final(
         name: {
             "covariance's diagonal": np.diagonal(one.covariance),
             "Hessian's diagonal": np.diagonal(one.hessian),
+            "number of rows": np.float64(one.examples),
+            "score": _in_deviations(one),
         }
         for name, one in good.items()
     }
@@ -456,6 +470,32 @@ def _usable_final(
             del good[second]
             notes.append(validate.left_out(second, words))
     return good, notes
+
+
+def _in_deviations(message: FinalMessage) -> FloatArray:
+    """Return a score in standard deviations of the scores of single rows."""
+    spread = np.sqrt(np.maximum(np.diagonal(message.covariance), 1e-300))
+    with np.errstate(over="ignore"):
+        return np.minimum(np.abs(message.score) / spread, 1e300)
+
+
+def _influence(
+    good: dict[str, FinalMessage],
+    weights: Mapping[str, float] | None,
+    ridge: FloatArray,
+    x: FloatArray,
+) -> list[str]:
+    """Return notes on clients that decide more than their weight; leave out one that makes the mean Hessian indefinite."""
+    data, notes = stack(good, weights).penalised(ridge, x), []
+    if (
+        not validate.is_definite(data.G)
+        and (k := validate.needless(data.p, data.hessian)) is not None
+    ):
+        words = "with its Hessian the mean Hessian is not positive definite, and without it it is"
+        notes.append(validate.left_out(data.names[k], words))
+        del good[data.names[k]]
+        data = stack(good, weights).penalised(ridge, x)
+    return [*notes, *validate.decisive(*data).values()]
 
 
 def _place(params: Any) -> FloatArray:
@@ -492,9 +532,8 @@ def _check_variance(V: FloatArray, labels: tuple[str, ...]) -> None:
 
 def _inverse(G: FloatArray) -> FloatArray:
     """Return the inverse of the mean Hessian; refuse one that is not positive definite."""
-    scale = np.sqrt(np.maximum(np.diagonal(G), 1e-300))
-    least = float(np.linalg.eigvalsh((G + G.T) / 2 / np.outer(scale, scale))[0])
-    if least < 1e-12:
+    least = validate.least_eigenvalue(G)
+    if least < validate.LEAST_EIGENVALUE:
         rule = "have a positive definite mean Hessian (no collinear columns, and a minimum)"
         raise refusal(
             "messages",

@@ -30,14 +30,14 @@ from jaxlsgd.federation.client import RoundMessage, digest, flatten
 from jaxlsgd.federation.strata import Stratum
 from jaxlsgd.federation.validate import several, shown_name
 from jaxlsgd.inference import anchored_rounds
-from jaxlsgd.inference.anchored_rounds import LEAST_ROUNDS, AnchoredState
+from jaxlsgd.inference.anchored_rounds import LEAST_ROUNDS, AnchoredState, first_edge
 from jaxlsgd.inference.one_step import one_step
 from jaxlsgd.inference.tracking import Rows, Tracked, Tracker, track
 
 FloatArray = NDArray[np.floating[Any]]
 Params = Any
 FEWEST_HESSIANS = 2  # of a client at one anchor, so that the noise of their mean is known
-MOST_REMARKS = 1000
+MOST_STRANGERS = 1000  # that are named
 _NO_MODEL = ("params", "missing")
 
 
@@ -52,6 +52,13 @@ class Broadcast(NamedTuple):
     def asks(self, client: str) -> bool:
         """Return whether this client is to send Hessians in the round."""
         return self.hessians and client not in self.enough
+
+
+class Latest(NamedTuple):
+    """What the last usable message of a client was like."""
+
+    steps: int
+    move: float  # length of its step of the model; NaN if it has sent none
 
 
 class Remark(NamedTuple):
@@ -80,6 +87,8 @@ class ServerState:
     examples: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by client, as last sent
     rounds: int = 0
     steps: int = 1  # E of the last round
+    latest: Mapping[str, Latest] = dataclasses.field(default_factory=dict)
+    unnamed: int = 0  # messages of unknown clients beyond those that are named
     log: Mapping[tuple[str, ...], Remark] = dataclasses.field(default_factory=dict)
 
     @property
@@ -125,6 +134,9 @@ class ServerState:
     def remarks(self) -> tuple[str, ...]:
         """Who was left out and why, and what is odd about clients, in sentences."""
         notes = [str(one) for one in self.log.values()]
+        notes += [text for key, text in _decisive(self).items() if key not in self.log]
+        if self.unnamed:
+            notes.append(f"{self.unnamed} more messages of unknown clients are left out")
         if waiting := self.waiting:
             notes.append(
                 "rounds since the last anchor do not count yet: each client must report twice at an anchor, once "
@@ -152,6 +164,8 @@ def begin(
         so rounds of earlier anchors are then forgotten, and a remark says so.
     """
     chosen = one_step() if method is None else method
+    if not isinstance(chosen, Estimator):
+        raise refusal("method", "be a method, such as one_step()", method, code="type")
     if chosen.anchor is None:
         raise refusal(
             "method", "have an anchor, as one_step() does", chosen.name, code="unsupported"
@@ -172,7 +186,7 @@ def begin(
 
 def broadcast(state: ServerState) -> Broadcast:
     """Return what to send to clients with the model of the next round."""
-    return state.asking
+    return _a_state(state).asking
 
 
 def receive(
@@ -195,26 +209,38 @@ def receive(
         those that took part.
     """
     checks.positive("eta", eta)
+    averaged = params is not None
     if params is not None:
         params = validate.model_like("params", params, state.params)
-    good, left_out = usable(state, messages, model=params is None)
+    good, left_out = usable(_a_state(state), messages, model=params is None)
     if not good and {(why.argument, why.code) for why in left_out.values()} == {_NO_MODEL}:
         raise refusal("params", "be given, or be in the messages", None, code="missing")
-    reasons = {
-        (name, why.argument, why.code): validate.left_out(name, why)
-        for name, why in left_out.items()
-    }
-    log = _logged(state, reasons)
+    named, unnamed = _named(state, left_out)
+    log = _logged(
+        state,
+        {
+            (name, why.argument, why.code): validate.left_out(name, why)
+            for name, why in named.items()
+        },
+    )
+    state = dataclasses.replace(state, unnamed=state.unnamed + unnamed)
     if not good:
         none = {(): "no client sent a usable message, and nothing is kept"}
         state = dataclasses.replace(state, log=log)
         return dataclasses.replace(state, rounds=state.rounds + 1, log=_logged(state, none))
     examples = {**state.examples, **{name: one.examples for name, one in good.items()}}
     p = client_weights({name: one.examples for name, one in good.items()}, state.weights)
-    E = _median([one.steps for one in good.values()], p)
+    before = flatten(state.params)
+    moves = {n: flatten(one.params) - before for n, one in good.items() if one.params is not None}
+    sizes = {name: float(np.linalg.norm(move)) for name, move in moves.items()}
+    latest = {n: Latest(one.steps, sizes.get(n, np.nan)) for n, one in good.items()}
+    latest = {**state.latest, **latest}
+    most = _most_move(latest)
     if params is None:
-        flat = sum(w * flatten(one.params) for w, one in zip(p, good.values(), strict=True))
+        cut = [min(1.0, most / max(size, 1e-300)) for size in sizes.values()]
+        flat = before + sum(w * a * v for w, a, v in zip(p, cut, moves.values(), strict=True))
         params = _shaped(flat, state.params)
+    E = _usual_steps(latest, first_edge(before.size), alone=state.names == tuple(latest))
     params = jax.tree.map(lambda new, old: new.astype(np.asarray(old).dtype), params, state.params)
     clients, empty = dict(state.clients), strata.empty(_anchored(state).x.size)
     for name, one in good.items():
@@ -228,10 +254,17 @@ def receive(
         examples=examples,
         rounds=state.rounds + 1,
         steps=E,
+        latest=latest,
     )
     words: dict[tuple[str, ...], str] = {
-        (name, "unlike"): note for name, note in _unlike_rounds(good, state.params).items()
+        (name, "unlike"): note for name, note in _unlike_rounds(moved).items() if name in good
     }
+    for name, size in sizes.items():
+        if size > most and not averaged:
+            words[name, "unlike"] = (
+                f"client {shown_name(name)} is unlike the others: its step of the model is "
+                f"{validate.UNLIKE * size / most:.2g} times the median; it is cut to {validate.UNLIKE:g} times"
+            )
     if state.weights is None and joined and _anchored(state).clock.bin > 1:
         moved = _without_past(moved)
         words["joined", *joined] = (
@@ -336,7 +369,7 @@ def _at_next_anchor(state: ServerState) -> ServerState:
     # In the precision that clients evaluate it in.
     a = moved.now.a.astype(_dtype(state.params)).astype(np.float64)
     moved = moved._replace(now=moved.now._replace(a=a, move=a - own.now.a))
-    log = _logged(state, _twins(state), state.rounds)
+    log = _logged(state, _twins(state) | _decisive(state), state.rounds)
     return dataclasses.replace(state, stream=_with_anchored(state, moved), clients={}, log=log)
 
 
@@ -344,7 +377,8 @@ def _without_past(state: ServerState) -> ServerState:
     """Return the state without the sums at closed anchors, which are about fewer clients."""
     own = _anchored(state)
     past = jax.tree.map(np.zeros_like, own.past)
-    clock = own.clock._replace(past=jax.tree.map(np.zeros_like, own.clock.past))
+    none = jax.tree.map(np.zeros_like, own.clock.past)
+    clock = own.clock._replace(past=none, bin=np.ones_like(own.clock.bin))
     own = own._replace(past=past, clock=clock)
     return dataclasses.replace(state, stream=_with_anchored(state, own))
 
@@ -354,11 +388,38 @@ def _dtype(params: Params) -> Any:
     return np.result_type(np.float32, *(np.asarray(leaf).dtype for leaf in jax.tree.leaves(params)))
 
 
-def _median(values: Sequence[int], p: FloatArray) -> int:
-    """Return the weighted median, which less than half of the weight cannot move."""
-    order = np.argsort(values, kind="stable")
-    half = np.searchsorted(np.cumsum(p[order]), 0.5 - 1e-9)
-    return int(values[order[min(int(half), len(order) - 1)]])
+def _usual_steps(latest: Mapping[str, Latest], first: int, alone: bool) -> int:
+    """Return the median over clients of the last number of steps, the lower one of two.
+
+    It sets the pace of anchors only. Less than half of the clients cannot make it longer; one that reports before all
+    others has at most the length of the first bin, unless there are none.
+    """
+    steps = sorted(one.steps for one in latest.values())
+    E = steps[(len(steps) - 1) // 2]
+    return E if len(steps) > 1 or alone else min(E, first)
+
+
+def _most_move(latest: Mapping[str, Latest]) -> float:
+    """Return how far the model of a client may be from the server's, as many times as the lower median of all clients."""
+    sizes = np.sort([one.move for one in latest.values() if np.isfinite(one.move)])
+    usual = float(sizes[(len(sizes) - 1) // 2]) if len(sizes) else 0.0
+    return validate.UNLIKE * usual or np.inf
+
+
+def _named(state: ServerState, left_out: Mapping[str, Refusal]) -> tuple[dict[str, Refusal], int]:
+    """Return who is named of those that are left out: all known clients, and `MOST_STRANGERS` others; how many are not."""
+    known = set(state.names)
+    strangers = [name for name in left_out if name not in known]
+    old = {key[0] for key in state.log if strangers and key and key[0] not in known}
+    new = [name for name in strangers if name not in old]
+    hidden = set(new[max(MOST_STRANGERS - len(old), 0) :])
+    return {name: why for name, why in left_out.items() if name not in hidden}, len(hidden)
+
+
+def _a_state(state: Any) -> ServerState:
+    if not isinstance(state, ServerState):
+        raise refusal("state", "be made by begin", type(state).__name__, code="type")
+    return state
 
 
 def _logged(
@@ -370,33 +431,58 @@ def _logged(
         old = log.get(key)
         if old is not None:
             log[key] = old._replace(last=m, rounds=old.rounds + 1)
-        elif len(log) < MOST_REMARKS:
+        else:
             log[key] = Remark(m, m, 1, text)
     return log
 
 
-def _unlike_rounds(good: Mapping[str, RoundMessage], model: Params) -> dict[str, str]:
-    """Return notes on messages of a round that are implausible beside the others."""
-    before = flatten(model)
-    sizes = {
-        name: {"number of steps": np.float64(one.steps), "gradient": one.gradient_sum / one.steps}
-        for name, one in good.items()
-    }
-    moves = {
-        name: {"step of the model": flatten(one.params) - before}
-        for name, one in good.items()
-        if one.params is not None
-    }
-    hessians = {
-        name: {
-            "Hessian's diagonal": np.diagonal(one.hessian),
-            "Hessian's diagonal at the anchor before": np.diagonal(one.hessian_before),
-            "number of observations": np.float64(one.observations),
+def _unlike_rounds(state: ServerState) -> dict[str, str]:
+    """Return notes on clients whose sums at the open anchor, or last messages, are implausible beside the others."""
+    sums = state.clients
+    moves = {n: one.move for n, one in state.latest.items() if np.isfinite(one.move)}
+    with_hessians = {name: one for name, one in sums.items() if one.hessians}
+    hessians = {}
+    for name, one in with_hessians.items():
+        rows, H = one.seen.sum(), one.H.sum(0)
+        hessians[name] = {
+            "Hessian's diagonal": np.diagonal(H) / rows,
+            "Hessian's diagonal at the anchor before": np.diagonal(H - one.D) / rows,
+            "number of observations": rows / one.hessians,
         }
-        for name, one in good.items()
-        if one.hessian is not None and one.hessian_before is not None
-    }
-    return validate.unlike(moves) | validate.unlike(hessians) | validate.unlike(sizes)
+    return (
+        validate.unlike({name: {"step of the model": np.array([v])} for name, v in moves.items()})
+        | validate.unlike(hessians)
+        | validate.unlike(
+            {
+                name: {"gradient": np.sqrt(one.mean**2 + np.diagonal(one.square) / one.t)}
+                for name, one in sums.items()
+            }
+        )
+        | validate.unlike(
+            {
+                n: {"number of steps": np.array([float(one.steps)])}
+                for n, one in state.latest.items()
+            }
+        )
+    )
+
+
+def _decisive(state: ServerState) -> dict[tuple[str, ...], str]:
+    """Return notes on clients without which the open anchor would say something else, of those with complete sums."""
+    shares = dict(zip(state.names, state.shares, strict=True)) if state.names else {}
+    sums = {name: one for name, one in state.clients.items() if one.complete}
+    if len(sums) < 3:
+        return {}
+    notes = validate.decisive(
+        tuple(sums),
+        np.array([one.t for one in sums.values()], np.float64),
+        np.array([shares[name] for name in sums]),
+        np.stack([one.mean for one in sums.values()]),
+        np.stack([one.square / (one.n - 1) for one in sums.values()]),
+        np.stack([one.H.sum(0) / one.seen.sum() for one in sums.values()]),
+        noisy=True,
+    )
+    return {(name, "decides"): text for name, text in notes.items()}
 
 
 def _twins(state: ServerState) -> dict[tuple[str, ...], str]:
