@@ -528,3 +528,27 @@ def test_names_are_printed_without_control_characters():
     assert "\x1b" not in table and r"client \x1b[31mred\nfake: all is well is left out" in table
     remarks = receive(prepared(False), {**a_round(prepared(False), 1), name: None}, eta=0.1).remarks
     assert all(one.isprintable() for one in remarks)
+
+
+def test_a_client_refuses_what_gives_no_message():
+    A, y = rows("a")
+    sent = broadcast(prepared())
+    for anchors in (sent, sent.anchors[:1], sent.anchors[0], None):
+        with refused("anchors", "type"):
+            round_message("gaussian", (A, y), anchors, round=1, steps=5, examples=ROWS)  # pyright: ignore[reportArgumentType]
+    nan, zero = A * np.nan, np.zeros(ROWS)
+    for wrong, argument, code in (
+        ((A, y.astype(str)), "rows", "type"),
+        ((A, np.array(["a"] * ROWS)), "rows", "type"),
+        ((nan, y), "rows[0, 0]", "not_finite"),
+        ((A, y, zero), "rows[2]", "value"),
+        ((A, y, zero - 1), "rows[2]", "value"),
+    ):
+        with refused(argument, code):  # pyright: ignore[reportArgumentType]
+            final_message("gaussian", wrong, HERE, least_rows=0)
+    for numbers in (None, 1.345):
+        with refused("numbers", "shape"):
+            final_message("huber", (A, y), HERE, numbers=numbers)  # pyright: ignore[reportArgumentType]
+    for matrix, code in ((np.eye(3), "shape"), (np.zeros((2, 2)), "data")):
+        with refused("all_rows", code):  # pyright: ignore[reportArgumentType]
+            final_message("gaussian", (A, y), HERE, all_rows=matrix)  # pyright: ignore[reportArgumentType]
