@@ -38,10 +38,10 @@ def rows(name: str) -> tuple[Any, Any]:
     return A, A @ [0.5, -0.5] + rng.standard_normal(ROWS)
 
 
-def a_round(state: Any, seed: int) -> dict[str, RoundMessage]:
-    """All clients take part."""
+def a_round(state: Any, seed: int, who: Any = CLIENTS) -> dict[str, RoundMessage]:
+    """All clients take part, or some."""
     rng, sent, messages = np.random.default_rng(seed), broadcast(state), {}
-    for name in CLIENTS:
+    for name in who:
         A, y = rows(name)
         seen = rng.permutation(ROWS)[: E * 6]
         x = state.params - 0.1 * (A[seen] @ state.params - y[seen]) @ A[seen] / len(seen)
@@ -205,6 +205,192 @@ def test_hessians_count_only_if_they_were_asked_for():
     assert left_out(wrong.remarks) == {"b"}
 
 
+@pytest.mark.parametrize(("field", "way"), cases(RoundMessage))
+def test_a_wrong_field_leaves_the_client_out_if_no_hessians_are_due(field: str, way: str):
+    state = prepared()
+    state = receive(state, a_round(state, 1), eta=0.1)
+    messages = a_round(state, 2)
+    assert messages["b"].hessian is None
+    if field in ("hessian", "hessian_before"):
+        value = None if way == "None" else wrong_values(np.eye(DIM), True)[way]
+        both = {"hessian": value, "hessian_before": value}
+        far = messages["b"]._replace(**both)
+    else:
+        far = spoilt(messages["b"], field, way)
+    wrong = receive(state, {**messages, "b": far}, eta=0.1)
+    right = way == "None" and field.startswith("hessian")
+    right |= field == "observations" and way in ("zero", "sign")
+    assert left_out(wrong.remarks) == (set() if right else {"b"})
+
+
+def rounds_of(
+    count: int, spoil: Any, who: Any = lambda m: CLIENTS, dtype: Any = float, rows: Any = "fresh"
+) -> Any:
+    """Return the state after rounds in which b sends `spoil(m, message)`."""
+    state = begin(np.zeros(DIM, dtype), rows=rows, weights=WEIGHTS)
+    for m in range(count):
+        messages = a_round(state, m, who(m))
+        if "b" in messages:
+            messages["b"] = spoil(m, messages["b"])
+        state = receive(state, messages, eta=0.1)
+    return state
+
+
+def in_turn(m: int) -> Any:
+    return (("a", "b"), ("c", "d"))[m % 2]
+
+
+def named(notes: Any, words: str) -> set[str]:
+    return {one for note in notes for one in re.findall(rf"client (\S+?) {words}", note)}
+
+
+UNLIKE, INFLUENCE = "is unlike", "has more influence than its weight"
+
+
+@pytest.mark.parametrize("factor", [40.0, 999.0, 1e6, -20.0])
+def test_who_changes_standard_errors_by_its_hessians_is_named(factor: float):
+    """Of final messages and of rounds, whether all take part or two of four."""
+    b = finals()["b"]
+    fit = finish(HERE, {**finals(), "b": b._replace(hessian=factor * b.hessian)}, weights=WEIGHTS)
+    assert named(fit.notes, INFLUENCE) | left_out(fit.notes) == {"b"}
+
+    def spoil(_: int, one: RoundMessage) -> RoundMessage:
+        if one.hessian is None or one.hessian_before is None:
+            return one
+        return one._replace(
+            hessian=factor * one.hessian, hessian_before=factor * one.hessian_before
+        )
+
+    for who in (in_turn, lambda _: CLIENTS):
+        remarks = rounds_of(40, spoil, who).remarks
+        assert named(remarks, INFLUENCE) == {"b"}
+        assert named(remarks, UNLIKE) == ({"b"} if abs(factor) > 1e3 or factor < 0 else set())
+    assert not rounds_of(40, lambda _, one: one, in_turn).remarks
+    with refused("at", "data", "client b"):
+        finish(rounds_of(20, lambda _, one: spoil(0, one._replace(steps=20)), in_turn), None)
+
+
+def test_who_moves_the_estimate_is_named():
+    for score in (np.array([1e50, -1e50]), np.array([1e3, 0.0])):
+        b = finals()["b"]._replace(score=score)
+        fit = finish(HERE, {**finals(), "b": b}, weights=WEIGHTS)
+        assert named(fit.notes, INFLUENCE) == named(fit.notes, UNLIKE) == {"b"}
+    many = finish(HERE, {**finals(), "b": finals()["b"]._replace(examples=10**15)}, weights=WEIGHTS)
+    assert named(many.notes, UNLIKE) == {"b"}
+
+    def spoil(_: int, one: RoundMessage) -> RoundMessage:
+        return one._replace(gradient_sum=1e8 * one.gradient_sum, params=one.params + 1e3)
+
+    assert named(rounds_of(40, spoil, in_turn).remarks, UNLIKE) == {"b"}
+
+
+@pytest.mark.parametrize("clients", [3, 5, 20])
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_honest_clients_are_not_named(clients: int, spread: float):
+    """Unequal sizes and minima that differ. Less than 1 in 100 is expected to be named; 5 of 60 are 1 in 5,000."""
+    rng, count = np.random.default_rng(clients), 0
+    for _ in range(60):
+        messages = {}
+        for k in range(clients):
+            n = int(60 + 300 * np.exp(rng.normal()))
+            A = np.column_stack([np.ones(n), np.exp(rng.normal(0, 0.3)) * rng.normal(size=n)])
+            y = A @ (HERE + spread * rng.normal(size=DIM)) + rng.normal(size=n)
+            messages[str(k)] = final_message("gaussian", (A, y), HERE)
+        count += bool(named(finish(HERE, messages).notes, INFLUENCE))
+    assert count < 5
+
+
+@pytest.mark.parametrize("hessian", [[[1.0, 1e6], [1e6, 1.0]], "-20"])
+def test_a_client_that_makes_the_mean_hessian_indefinite_is_left_out(hessian: Any):
+    b = finals()["b"]
+    wrong = b._replace(hessian=-20 * b.hessian if hessian == "-20" else np.array(hessian))
+    fit = finish(HERE, {**finals(), "b": wrong}, weights=WEIGHTS)
+    assert left_out(fit.notes) == {"b"}
+    others = {name: one for name, one in finals().items() if name != "b"}
+    np.testing.assert_array_equal(fit.covariance, finish(HERE, others, weights=WEIGHTS).covariance)
+
+
+def test_refusals_have_the_notes():
+    flat = {name: one._replace(hessian=np.diag([1.0, 0])) for name, one in finals().items()}
+    with refused("messages", "data", "client b is left out", "positive definite"):
+        finish(HERE, {**flat, "b": None})
+
+
+def test_one_model_does_not_end_a_fit():
+    """What overflows is left out; a step that is far too long is cut, and both are named."""
+    state = rounds_of(
+        20, lambda m, b: b._replace(params=np.array([1e60, 0.0])) if m == 5 else b, dtype="f4"
+    )
+    assert left_out(state.remarks) == {"b"}
+    assert np.all(np.isfinite(state.params)) and len(state.remarks) == 1
+    for who in (lambda _: CLIENTS, in_turn):
+        state = rounds_of(
+            80, lambda m, b: b._replace(params=np.array([1e99, 0.0])) if m == 6 else b, who
+        )
+        right = rounds_of(80, lambda m, b: b, who)
+        assert named(state.remarks, UNLIKE) == {"b"}
+        fit, other = finish(state, None), finish(right, None)
+        assert np.all(np.abs(fit.estimate - other.estimate) < 4 * other.std_error)
+
+
+def test_steps_of_one_client_do_not_stop_the_anchors():
+    """One client per round, and the first is the hostile one."""
+    who = lambda m: ("bacd"[m % 4],)  # noqa: E731
+
+    def spoil(m: int, one: RoundMessage) -> RoundMessage:
+        if m > 40:
+            return one
+        share = (2**31 - 1) / one.steps
+        return one._replace(steps=2**31 - 1, gradient_sum=share * one.gradient_sum)
+
+    state, right = rounds_of(120, spoil, who), rounds_of(120, lambda m, one: one, who)
+    assert named(state.remarks, UNLIKE) == {"b"}
+    fit, other = finish(state, None), finish(right, None)
+    assert np.all(fit.std_error < 2 * other.std_error)
+
+
+def test_a_crafted_covariance_does_not_shorten_the_interval():
+    """A negative eigenvalue within what rounding explains counts as 0."""
+    right = finish(HERE, finals(), weights=WEIGHTS)
+    B = np.linalg.inv(sum(w * finals()[name].hessian for name, w in right.weights.items()))
+    v = B[0]
+    M = np.array([[1, -np.sign(v[0] * v[1]) * (1 + 1.99e-5)]] * 2)
+    M[1] = M[1][::-1]
+    S = np.diag(1 / np.abs(v)) @ M @ np.diag(1 / np.abs(v))
+    own = lambda S: (WEIGHTS["b"] ** 2 / ROWS) * (v @ S @ v)  # noqa: E731
+    rest = right.covariance[0, 0] - own(finals()["b"].covariance)
+    for share in (0.9999, 1.01):
+        b = finals()["b"]._replace(covariance=-share * rest / own(S) * S)
+        fit = finish(HERE, {**finals(), "b": b}, weights=WEIGHTS)
+        assert not left_out(fit.notes) and named(fit.notes, UNLIKE) == {"b"}
+        assert fit.covariance[0, 0] >= rest * (1 - 1e-6)
+
+
+def test_a_covariance_of_few_directions_does_not_break_the_comparison_of_clients():
+    for S in (np.diag([1.0, 0.0]), np.array([[1, 1 + 1e-6], [1 + 1e-6, 1]])):
+        b = finals()["b"]._replace(examples=2**52, covariance=S)
+        fit = finish(HERE, {**finals(), "b": b}, weights=WEIGHTS)
+        assert np.isfinite(fit.agreement().p_value)
+
+
+def test_strangers_do_not_hide_who_is_left_out():
+    state = prepared()
+    strangers = {f"s{i}": None for i in range(1200)}
+    state = receive(state, {**a_round(state, 1), **strangers}, eta=0.1)  # pyright: ignore[reportArgumentType]
+    state = receive(state, {**a_round(state, 2), "b": None, "late": None}, eta=0.1)  # pyright: ignore[reportArgumentType]
+    assert "b" in left_out(state.remarks) and "late" not in left_out(state.remarks)
+    assert len(state.remarks) == 1002 and state.remarks[-1].startswith("201 more messages")
+
+
+def test_after_a_client_has_joined_the_reason_is_that_there_are_too_few_rounds():
+    state = begin(np.zeros(DIM), rows="fresh")
+    for m in range(70):
+        state = receive(state, a_round(state, m, CLIENTS if m >= 62 else CLIENTS[:3]), eta=0.1)
+    with refused("at", "data", "too few rounds", "d joined") as caught:
+        finish(state, None)
+    assert "sent no Hessians" not in str(caught.value)
+
+
 def test_what_is_possible_but_unlike_the_others_is_reported():
     final, state = finals()["b"], prepared()
     sizes = {"covariance": 1e6, "hessian": 1e6}
@@ -301,6 +487,14 @@ def test_misuse_is_refused():
         finish(HERE, finals(), expected="abcd")
     with refused("eta", "not_finite"):
         receive(state, {}, eta=nan)
+    with refused("state", "type"):
+        receive(None, {}, eta=0.1)  # pyright: ignore[reportArgumentType]
+    with refused("state", "type"):
+        broadcast(np.zeros(2))  # pyright: ignore[reportArgumentType]
+    with refused("method", "type"):
+        begin(np.zeros(2), rows="fresh", method="one_step")  # pyright: ignore[reportArgumentType]
+    with refused("expected", "type"):
+        finish(HERE, finals(), expected=[["a"]])  # pyright: ignore[reportArgumentType]
     for wrong in (None, [], "text", {1: finals()["a"]}):
         with refused("messages", "type"):
             receive(state, wrong, eta=0.1)  # pyright: ignore[reportArgumentType]
@@ -334,3 +528,27 @@ def test_names_are_printed_without_control_characters():
     assert "\x1b" not in table and r"client \x1b[31mred\nfake: all is well is left out" in table
     remarks = receive(prepared(False), {**a_round(prepared(False), 1), name: None}, eta=0.1).remarks
     assert all(one.isprintable() for one in remarks)
+
+
+def test_a_client_refuses_what_gives_no_message():
+    A, y = rows("a")
+    sent = broadcast(prepared())
+    for anchors in (sent, sent.anchors[:1], sent.anchors[0], None):
+        with refused("anchors", "type"):
+            round_message("gaussian", (A, y), anchors, round=1, steps=5, examples=ROWS)  # pyright: ignore[reportArgumentType]
+    nan, zero = A * np.nan, np.zeros(ROWS)
+    for wrong, argument, code in (
+        ((A, y.astype(str)), "rows", "type"),
+        ((A, np.array(["a"] * ROWS)), "rows", "type"),
+        ((nan, y), "rows[0, 0]", "not_finite"),
+        ((A, y, zero), "rows[2]", "value"),
+        ((A, y, zero - 1), "rows[2]", "value"),
+    ):
+        with refused(argument, code):  # pyright: ignore[reportArgumentType]
+            final_message("gaussian", wrong, HERE, least_rows=0)
+    for numbers in (None, 1.345):
+        with refused("numbers", "shape"):
+            final_message("huber", (A, y), HERE, numbers=numbers)  # pyright: ignore[reportArgumentType]
+    for matrix, code in ((np.eye(3), "shape"), (np.zeros((2, 2)), "data")):
+        with refused("all_rows", code):  # pyright: ignore[reportArgumentType]
+            final_message("gaussian", (A, y), HERE, all_rows=matrix)  # pyright: ignore[reportArgumentType]

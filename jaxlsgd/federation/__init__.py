@@ -12,14 +12,13 @@ from jaxlsgd.federation.client import (
     round_message,
     what_leaves,
 )
+from jaxlsgd.federation.final import FederationFit, finish
 from jaxlsgd.federation.server import (
     Broadcast,
-    FederationFit,
     ServerState,
     begin,
     broadcast,
     estimate,
-    finish,
     receive,
 )
 

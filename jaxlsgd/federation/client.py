@@ -115,9 +115,13 @@ def round_message(
     checks.count("steps", steps)
     checks.count("examples", examples)
     count = _count(rows)
+    if not isinstance(anchors, (tuple, list)) or hasattr(anchors, "_fields") or len(anchors) != 2:
+        rule = "be the two of the server's message, sent.anchors"
+        raise refusal("anchors", rule, type(anchors).__name__, code="type")
     anchor, before = (flatten(one) for one in anchors)
     now = _derivatives(loss, rows, anchors[0], numbers)
-    total, answers = steps * now.score(), digest(anchor, checks.count("round", round))
+    total = steps * _of_finite_rows(now.score(), rows)
+    answers = digest(anchor, checks.count("round", round))
     if not hessians:
         return RoundMessage(params, examples, steps, total, answers)
     _refuse_few_of_round(loss, rows, count, steps, examples, len(anchor), least_rows)
@@ -160,7 +164,12 @@ def final_message(
     if (different := distinct_rows(*_as_rows(loss, rows), least)) < least:
         raise _too_few("rows", least, different, "leave this client out, or join it with another")
     found = _derivatives(loss, rows, params, numbers)
-    scores, mean = found.scores(), found.score()
+    scores, mean = found.scores(), _of_finite_rows(found.score(), rows)
+    if all_rows is not None:
+        if np.shape(all_rows) != (dim, dim):
+            raise refusal("all_rows", f"have shape {(dim, dim)}", np.shape(all_rows), code="shape")
+        if not np.all(np.linalg.eigvalsh((all_rows + all_rows.T) / 2) > 0):
+            raise refusal("all_rows", "be positive definite", "another matrix", code="data")
     if all_rows is None:
         off = scores - mean if count > 1 else scores
         squares = gram(off, off)
@@ -212,7 +221,10 @@ def digest(params: Params, round: int = 0) -> int:
 
 def _count(rows: Rows) -> int:
     """Return the number of rows; refuse none, and arrays of different lengths."""
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(rows)}
+    leaves = jax.tree.leaves(rows)
+    if any(np.asarray(leaf).dtype.kind in "OSUMm" for leaf in leaves):
+        raise refusal("rows", "be numbers", "text or objects", code="type")
+    sizes = {np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or sizes == {()}:
         raise refusal("rows", "be arrays with one first axis of rows", sorted(sizes), code="shape")
     (count,) = next(iter(sizes))
@@ -352,10 +364,8 @@ def linear(loss: str, rows: Rows, params: Params, numbers: Sequence[float] = ())
     """Return the rows of a family with the derivatives of their loss."""
     checks.choice("loss", loss, tuple(losses.FAMILIES))
     wanted = losses.NUMBERS.get(loss, ())
-    if len(numbers) != len(wanted):
-        raise refusal(
-            "numbers", f"be ({', '.join(wanted)}) for {loss}", tuple(numbers), code="shape"
-        )
+    if not isinstance(numbers, (tuple, list, np.ndarray)) or len(numbers) != len(wanted):
+        raise refusal("numbers", f"be ({', '.join(wanted)}) for {loss}", numbers, code="shape")
     if not (isinstance(rows, (tuple, list)) and 2 <= len(rows) <= 4):
         raise refusal(
             "rows",
@@ -375,10 +385,20 @@ def linear(loss: str, rows: Rows, params: Params, numbers: Sequence[float] = ())
     z, part = along(A, x), losses.FAMILIES[loss]
     z = z if offset is None else z + offset
     first, second = (each(np, z, y, tuple(numbers)) for each in (part.first, part.second))
+    if weight is not None and not (np.all(weight >= 0) and weight.sum() > 0):
+        raise refusal("rows[2]", "be weights of at least 0, not all 0", "others")
     if weight is None:
         return Linear(A, first, second)
     weight = weight * (len(y) / weight.sum())
     return Linear(A, weight * first, weight * second)
+
+
+def _of_finite_rows(score: FloatArray, rows: Rows) -> FloatArray:
+    """Return a score; refuse rows that are not finite, which are looked for only if the score is not."""
+    if not np.isfinite(score).all():
+        for leaf in jax.tree.leaves(rows):
+            checks.finite("rows", leaf)
+    return score
 
 
 def _wide(tree: Any) -> Any:

@@ -29,6 +29,7 @@ from jaxlsgd.core import checks
 from jaxlsgd.core.checks import Refusal, refusal
 from jaxlsgd.federation import client, server, validate
 from jaxlsgd.federation.client import FinalMessage, RoundMessage
+from jaxlsgd.federation.final import CLIENTS, FederationFit, finish
 from jaxlsgd.inference.tracking import Rows
 from jaxlsgd.problems import losses
 
@@ -239,7 +240,7 @@ class InferenceResult(Result):
     """Flower's result, with the table and what it was made from."""
 
     table: str = ""
-    fit: server.FederationFit | None = None  # from the final messages; None if rows are fresh
+    fit: FederationFit | None = None  # from the final messages; None if rows are fresh
     stopped_after: int | None = None  # the round in which the run was sure enough
     remarks: tuple[str, ...] = ()  # who was left out, and why
 
@@ -320,7 +321,7 @@ class InferenceStrategy(Strategy):
         self.E: Callable[[int], int] = E if callable(E) else lambda _: E
         self.eta: Callable[[int], float] = eta if callable(eta) else lambda _: eta
         self.rows: Rows = checks.choice("rows", rows, Rows)
-        self.clients = checks.choice("clients", clients, server.CLIENTS)
+        self.clients = checks.choice("clients", clients, CLIENTS)
         self.level = checks.level(level)
         self.enough = None if enough is None else checks.positive("enough", enough)
         self.weighted_by_key = weighted_by_key or getattr(strategy, "weighted_by_key", _EXAMPLES)
@@ -465,9 +466,7 @@ class InferenceStrategy(Strategy):
             **parts, table=table, fit=fit, stopped_after=self.stopped_after, remarks=self.remarks
         )
 
-    def finish(
-        self, grid: Grid, *, timeout: float = 3600
-    ) -> tuple[str, server.FederationFit | None]:
+    def finish(self, grid: Grid, *, timeout: float = 3600) -> tuple[str, FederationFit | None]:
         """Return the table, and what it was made from; for loops that are not `start`."""
         state = self._begun()
         if self.rows == "fresh":
@@ -478,7 +477,7 @@ class InferenceStrategy(Strategy):
             if not final:
                 told = "No client sent a final message: nothing is said about the population."
                 return f"{self._table_of_rounds(state)}\n{told}", None
-            fit = server.finish(
+            fit = finish(
                 x,
                 final,
                 clients=self.clients,

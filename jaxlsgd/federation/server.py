@@ -1,67 +1,43 @@
-"""What a server keeps of the messages of its clients, and what comes out: estimate, intervals, tests, verdict.
+"""What a server keeps of the messages of its clients during training, and what it asks them.
 
 During training, per round: `broadcast(state)` → clients → `receive(state, messages, ...)`. The server keeps sums over rounds
 (`jaxlsgd.one_step` at anchors), never a client's rows. While an anchor is open, it keeps about 4d² numbers per client, so
 that it does not matter who takes part and how often (`strata`). At the end, once: `estimate(state)` goes to the clients,
-their final messages come back, and `finish` reads them. A framework that cannot send anything during training calls
+their final messages come back, and `final.finish` reads them. A framework that cannot send anything during training calls
 `finish` alone, with the parameters that it has trained.
 
 Clients may be faulty or hostile: `validate` checks every message. Who is left out is named.
-
-With weights p_k, and of client k on its own n_k rows at x the mean score s_k, the covariance S_k of scores and the Hessian H_k,
-
-    G = Σ p_k H_k,    x̂ = x − G⁻¹ Σ p_k s_k,    V = G⁻¹ (Σ p_k² S_k/n_k) G⁻ᵀ.
-
-x̂ is the minimiser of these rows up to a term of order |x̂ − x|², whatever optimiser has found x, so that a run's own
-noise is no part of V. Reported at x itself (`correct=False`), the run's own variance is added to V.
-About these rows x̂ is known, up to what `remainder` says.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from numpy.typing import NDArray
 
 from jaxlsgd.core import checks
 from jaxlsgd.core.checks import Refusal, refusal
-from jaxlsgd.core.display import align
-from jaxlsgd.core.estimator import Estimator, Interval, JointLaw, Side, Sync
+from jaxlsgd.core.estimator import Estimator, Sync
 from jaxlsgd.core.problem import unravel
 from jaxlsgd.federation import strata, validate
-from jaxlsgd.federation.agreement import (
-    Agreement,
-    Stacked,
-    agree,
-    between_clients,
-    client_weights,
-    constant_within_clients,
-    jackknife,
-    stack,
-)
-from jaxlsgd.federation.client import FinalMessage, RoundMessage, digest, flatten
+from jaxlsgd.federation.agreement import client_weights
+from jaxlsgd.federation.client import RoundMessage, digest, flatten
 from jaxlsgd.federation.strata import Stratum
 from jaxlsgd.federation.validate import several, shown_name
-from jaxlsgd.inference import anchored_rounds, joint
-from jaxlsgd.inference.anchored_rounds import LEAST_ROUNDS, AnchoredState
+from jaxlsgd.inference import anchored_rounds
+from jaxlsgd.inference.anchored_rounds import LEAST_ROUNDS, AnchoredState, first_edge
 from jaxlsgd.inference.one_step import one_step
-from jaxlsgd.inference.tracking import Rows, Tracked, Tracker, parameter_names, track
+from jaxlsgd.inference.tracking import Rows, Tracked, Tracker, track
 
 FloatArray = NDArray[np.floating[Any]]
 Params = Any
-ABOUT = ("population", "rows")
-CLIENTS = ("given", "sampled")
-VARIANCES = ("clients", "HC0", "HC1", "HC3", "CR1")
-# Standard errors that the last step may be long before another final message is asked for.
-FAR = 0.5
 FEWEST_HESSIANS = 2  # of a client at one anchor, so that the noise of their mean is known
-MOST_REMARKS = 1000
+MOST_STRANGERS = 1000  # that are named
 _NO_MODEL = ("params", "missing")
 
 
@@ -76,6 +52,13 @@ class Broadcast(NamedTuple):
     def asks(self, client: str) -> bool:
         """Return whether this client is to send Hessians in the round."""
         return self.hessians and client not in self.enough
+
+
+class Latest(NamedTuple):
+    """What the last usable message of a client was like."""
+
+    steps: int
+    move: float  # length of its step of the model; NaN if it has sent none
 
 
 class Remark(NamedTuple):
@@ -104,6 +87,8 @@ class ServerState:
     examples: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by client, as last sent
     rounds: int = 0
     steps: int = 1  # E of the last round
+    latest: Mapping[str, Latest] = dataclasses.field(default_factory=dict)
+    unnamed: int = 0  # messages of unknown clients beyond those that are named
     log: Mapping[tuple[str, ...], Remark] = dataclasses.field(default_factory=dict)
 
     @property
@@ -149,12 +134,15 @@ class ServerState:
     def remarks(self) -> tuple[str, ...]:
         """Who was left out and why, and what is odd about clients, in sentences."""
         notes = [str(one) for one in self.log.values()]
+        notes += [text for key, text in _decisive(self).items() if key not in self.log]
+        if self.unnamed:
+            notes.append(f"{self.unnamed} more messages of unknown clients are left out")
         if waiting := self.waiting:
             notes.append(
                 "rounds since the last anchor do not count yet: each client must report twice at an anchor, once "
                 f"with Hessians, and these have not: {several(waiting)}"
             )
-        return (*notes, *_majority(self.names, self.shares))
+        return (*notes, *majority(self.names, self.shares))
 
 
 def begin(
@@ -176,6 +164,8 @@ def begin(
         so rounds of earlier anchors are then forgotten, and a remark says so.
     """
     chosen = one_step() if method is None else method
+    if not isinstance(chosen, Estimator):
+        raise refusal("method", "be a method, such as one_step()", method, code="type")
     if chosen.anchor is None:
         raise refusal(
             "method", "have an anchor, as one_step() does", chosen.name, code="unsupported"
@@ -196,7 +186,7 @@ def begin(
 
 def broadcast(state: ServerState) -> Broadcast:
     """Return what to send to clients with the model of the next round."""
-    return state.asking
+    return _a_state(state).asking
 
 
 def receive(
@@ -219,26 +209,38 @@ def receive(
         those that took part.
     """
     checks.positive("eta", eta)
+    averaged = params is not None
     if params is not None:
         params = validate.model_like("params", params, state.params)
-    good, left_out = usable(state, messages, model=params is None)
+    good, left_out = usable(_a_state(state), messages, model=params is None)
     if not good and {(why.argument, why.code) for why in left_out.values()} == {_NO_MODEL}:
         raise refusal("params", "be given, or be in the messages", None, code="missing")
-    reasons = {
-        (name, why.argument, why.code): validate.left_out(name, why)
-        for name, why in left_out.items()
-    }
-    log = _logged(state, reasons)
+    named, unnamed = _named(state, left_out)
+    log = _logged(
+        state,
+        {
+            (name, why.argument, why.code): validate.left_out(name, why)
+            for name, why in named.items()
+        },
+    )
+    state = dataclasses.replace(state, unnamed=state.unnamed + unnamed)
     if not good:
         none = {(): "no client sent a usable message, and nothing is kept"}
         state = dataclasses.replace(state, log=log)
         return dataclasses.replace(state, rounds=state.rounds + 1, log=_logged(state, none))
     examples = {**state.examples, **{name: one.examples for name, one in good.items()}}
     p = client_weights({name: one.examples for name, one in good.items()}, state.weights)
-    E = _median([one.steps for one in good.values()], p)
+    before = flatten(state.params)
+    moves = {n: flatten(one.params) - before for n, one in good.items() if one.params is not None}
+    sizes = {name: float(np.linalg.norm(move)) for name, move in moves.items()}
+    latest = {n: Latest(one.steps, sizes.get(n, np.nan)) for n, one in good.items()}
+    latest = {**state.latest, **latest}
+    most = _most_move(latest)
     if params is None:
-        flat = sum(w * flatten(one.params) for w, one in zip(p, good.values(), strict=True))
+        cut = [min(1.0, most / max(size, 1e-300)) for size in sizes.values()]
+        flat = before + sum(w * a * v for w, a, v in zip(p, cut, moves.values(), strict=True))
         params = _shaped(flat, state.params)
+    E = _usual_steps(latest, first_edge(before.size), alone=state.names == tuple(latest))
     params = jax.tree.map(lambda new, old: new.astype(np.asarray(old).dtype), params, state.params)
     clients, empty = dict(state.clients), strata.empty(_anchored(state).x.size)
     for name, one in good.items():
@@ -252,10 +254,17 @@ def receive(
         examples=examples,
         rounds=state.rounds + 1,
         steps=E,
+        latest=latest,
     )
     words: dict[tuple[str, ...], str] = {
-        (name, "unlike"): note for name, note in _unlike_rounds(good, state.params).items()
+        (name, "unlike"): note for name, note in _unlike_rounds(moved).items() if name in good
     }
+    for name, size in sizes.items():
+        if size > most and not averaged:
+            words[name, "unlike"] = (
+                f"client {shown_name(name)} is unlike the others: its step of the model is "
+                f"{validate.UNLIKE * size / most:.2g} times the median; it is cut to {validate.UNLIKE:g} times"
+            )
     if state.weights is None and joined and _anchored(state).clock.bin > 1:
         moved = _without_past(moved)
         words["joined", *joined] = (
@@ -288,462 +297,6 @@ def estimate(state: ServerState) -> Params:
         return state.params
     found = state.tracker.estimate(state.tracked)
     return found if np.isfinite(flatten(found)).all() else state.params
-
-
-def finish(
-    at: Params | ServerState,
-    messages: Mapping[str, FinalMessage] | None,
-    *,
-    about: str = "population",
-    clients: str = "given",
-    weights: Mapping[str, float] | None = None,
-    expected: Sequence[str] = (),
-    names: Sequence[str] | None = None,
-    level: float = 0.95,
-    variance: str = "clients",
-    ridge: ArrayLike = 0.0,
-    correct: bool = True,
-) -> FederationFit:
-    """Return estimate, intervals, tests and verdict from the final messages of all clients.
-
-    Args:
-      at: where clients evaluated them: parameters, or the server's state, of which `estimate(state)` is meant.
-      messages: by client. Those that are not finite, of another shape, of another place, or not what `validate` lets
-        pass are left out, with words. None for what the rounds alone say: about the population if rows were fresh,
-        else about these rows only.
-      about: "population", from which each client's rows are a sample; or "rows", the minimiser of these rows.
-      clients: "given", the population is made of these clients; or "sampled", they are a sample of clients, and
-        intervals are about the mean over all that there might be, with Student's t of K − 1 degrees of freedom.
-      weights: p_k of all clients, by name; if None, those of the server's state, or else their numbers of rows.
-      expected: names of all clients; those of `weights` if empty. Those without a message are named in the verdict, and
-        messages of others are refused.
-      names: of parameters; their paths in the pytree if None.
-      level: of intervals, unless they are called with another.
-      variance: of clients that are given: "clients", each client's own spread; "HC0", clients' means left in, as if all
-        rows were of one client; "HC1", times n/(n − d); "HC3", as HC0 of messages that were made with `all_rows`. Of
-        clients that are sampled: "clients", by leaving out one after the other; or "CR1", as statsmodels has it.
-      ridge: λ of ½ Σ_j λ_j x_j², a number or one per parameter; intervals are then for the penalised minimiser.
-      correct: report x̂, one Newton step from `at`; False reports `at` itself, which needs the server's state, since
-        its own variance counts.
-
-    Example::
-
-        messages = {name: final_message("logistic", rows, params) for name, rows in clients.items()}
-        print(finish(params, messages))
-    """
-    checks.level(level)
-    checks.choice("about", about, ABOUT)
-    checks.choice("clients", clients, CLIENTS)
-    checks.choice("variance", variance, VARIANCES)
-    if (variance == "CR1") != (clients == "sampled") and variance != "clients":
-        rule = "be clients or CR1 if clients are sampled, and clients, HC0, HC1 or HC3 if they are given"
-        raise refusal("variance", rule, variance, code="conflict")
-    state = at if isinstance(at, ServerState) else None
-    params = at if state is None else estimate(state)
-    x, labels = _place(params), _names(params, names)
-    penalty = _ridge(ridge, len(x))
-    remarks = () if state is None else state.remarks
-    if messages is not None:
-        messages = checks.table("messages", messages, "be a mapping from clients to messages")
-    fresh = state is not None and state.tracker.rows == "fresh"
-    if about == "rows" or messages is None or fresh:
-        return _from_rounds(state, messages, about, clients, labels, level, remarks)
-    chosen = checked_weights(weights)
-    chosen = state.weights if chosen is None and state is not None else chosen
-    rounds = {} if state is None else state.examples
-    if isinstance(expected, str) or not isinstance(expected, Iterable):
-        raise refusal("expected", "be a list of names", expected, code="type")
-    due = list(expected) or list(chosen or rounds)
-    if chosen is not None and (lost := [name for name in due if name not in chosen]):
-        raise refusal(
-            "weights", f"have a weight of {several(lost)}", several(chosen), code="missing"
-        )
-    good, notes = _usable_final(messages, params, due, rounds, named=bool(expected or chosen))
-    if not good:
-        rule = "have a usable one; " + "; ".join(notes or ["none came"])
-        raise refusal("messages", rule, {}, code="missing")
-    own = None if correct else _run(state, "correct")
-    return minimiser(
-        params,
-        good,
-        clients=clients,
-        weights=chosen,
-        labels=labels,
-        level=level,
-        variance=variance,
-        ridge=penalty,
-        run=own,
-        notes=[*remarks, *notes],
-    )
-
-
-def minimiser(
-    params: Params,
-    messages: Mapping[str, FinalMessage],
-    *,
-    clients: str,
-    weights: Mapping[str, float] | None,
-    labels: tuple[str, ...],
-    level: float,
-    variance: str,
-    ridge: FloatArray,
-    run: tuple[FloatArray, float] | None = None,
-    notes: Sequence[str] = (),
-) -> FederationFit:
-    """Return what final messages that can be trusted say; with a `run`'s covariance and df, `params` are kept."""
-    if clients == "sampled" and len(messages) < 2:
-        rule = 'be of at least 2 clients for clients="sampled"'
-        raise refusal("messages", rule, len(messages), code="data")
-    x, sent = flatten(params), stack(messages, weights)
-    data = sent.penalised(ridge, x)
-    inverse = _inverse(data.G)
-    step = -inverse @ data.mean_score
-    moved = data.moved(step)
-    rows = float(data.n.sum())
-    if clients == "sampled":
-        V = between_clients(moved) if variance == "CR1" else jackknife(moved)
-        df = float(len(messages) - 1)
-    else:
-        noise = sent.noise if variance == "clients" else sent.noise_uncentred
-        df = max(rows - len(x), 1.0)
-        V = inverse @ noise @ inverse.T * (rows / df if variance == "HC1" else 1.0)
-    _check_variance(V, labels)
-    sampling = V
-    remainder = float(np.max(np.abs(step) / np.sqrt(np.diagonal(V))))
-    notes = list(notes)
-    if run is None:
-        x = x + step
-        if remainder > FAR:
-            notes.append(
-                f"messages were evaluated {remainder:.2g} standard errors from the minimiser: take "
-                "final messages again at fit.params, and finish again"
-            )
-    else:
-        V, df = _sum_of_variances(V, df, *run)
-    notes += [note for note in _majority(data.names, data.p) if note not in notes]
-    notes += _sampled_notes(data, labels, len(messages)) if clients == "sampled" else []
-    return FederationFit(
-        names=labels,
-        estimate=x,
-        covariance=V,
-        df=df,
-        about="population",
-        clients=clients,
-        level=level,
-        messages=_messages(moved, digest(x)),
-        weights=dict(zip(moved.names, moved.p.tolist(), strict=True)),
-        like=params,
-        remainder=remainder if run is None else 0.0,
-        notes=tuple(notes),
-        own_sampling=sampling,
-    )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FederationFit:
-    """Estimate, covariance and laws; `print` shows a table and the verdict."""
-
-    names: tuple[str, ...]
-    estimate: FloatArray  # (d,)
-    covariance: FloatArray  # (d, d)
-    df: float  # of Student's t; infinite for the normal law
-    about: str
-    clients: str
-    level: float
-    messages: Mapping[str, FinalMessage]  # at the estimate: scores moved there by the Hessians
-    weights: Mapping[str, float]
-    like: Params
-    remainder: float  # length of the last step in standard errors
-    notes: tuple[str, ...]
-    own_sampling: FloatArray | None = None  # (d, d) of the rows alone
-
-    @property
-    def params(self) -> Params:
-        """The estimate in the shape of the model."""
-        return _shaped(self.estimate, self.like)
-
-    @property
-    def std_error(self) -> FloatArray:
-        """Standard errors, (d,)."""
-        return np.sqrt(np.diagonal(self.covariance))
-
-    @property
-    def p_values(self) -> FloatArray:
-        """Two-sided p-values of no effect, (d,)."""
-        return self._tail(self.estimate / self.std_error)
-
-    def interval(self, level: float | None = None, side: Side = "both") -> Interval:
-        """Return intervals of all parameters, (d,).
-
-        Args:
-          level: that of the fit if None.
-          side: "both", or the only bound that is finite: "lower" or "upper".
-        """
-        half = self._multiplier(self.level if level is None else level, side) * self.std_error
-        return Interval.around(self.estimate, half, side)
-
-    def function(
-        self, g: Callable[[Params], Any], level: float | None = None, side: Side = "both"
-    ) -> Interval:
-        """Return an interval for a function of the parameters by the delta method: a contrast, or a prediction.
-
-        Args:
-          g: `params → number or vector`, differentiable by JAX.
-          level: that of the fit if None.
-          side: as in `interval`.
-        """
-        level = self.level if level is None else level
-        return joint.function(self._joint(), g, level, side, lambda x: _shaped(x, self.like))
-
-    def test(
-        self, contrasts: ArrayLike | None = None, null: ArrayLike = 0.0, level: float | None = None
-    ) -> joint.JointTest:
-        """Test Rx* = r, all parameters at once if no contrasts R are given."""
-        level = self.level if level is None else level
-        return joint.joint_test(self._joint(), contrasts, null, level)
-
-    def agreement(self, level: float | None = None) -> Agreement:
-        """Return whether the clients agree, see `agree`."""
-        if not self.messages:
-            raise refusal(
-                "messages", "have been given to finish, to compare clients", None, code="missing"
-            )
-        return agree(
-            self.messages,
-            estimate=self.estimate,
-            weights=self.weights,
-            names=self.names,
-            level=self.level if level is None else level,
-        )
-
-    @property
-    def sampling(self) -> FloatArray:
-        """The covariance of the minimiser of the rows over samples of rows, for `Tracker.interval(..., sampling=...)`."""
-        if self.own_sampling is None:
-            raise refusal(
-                "messages",
-                "have been given to finish, for the sampling variance",
-                None,
-                code="missing",
-            )
-        return self.own_sampling
-
-    @property
-    def verdict(self) -> str:
-        """What the intervals are about, in words."""
-        if self.about == "rows":
-            return "about the minimiser of these rows, and not the population that they come from"
-        if self.clients == "sampled":
-            return "about the mean of all clients that these are a sample of"
-        return "about the population of these clients, each client's rows a sample of it"
-
-    def table(self, level: float | None = None) -> str:
-        """Return names, estimates, standard errors, p-values and intervals as text, with the verdict and all notes."""
-        level = self.level if level is None else level
-        low, high = self.interval(level)[1:]
-        tails = (f"[{(1 - level) / 2:.4g}", f"{(1 + level) / 2:.4g}]")
-        head = ["", "estimate", "std. error", "p", *tails]
-        columns = (self.estimate, self.std_error, self.p_values, low, high)
-        body = [
-            [name, f"{x:.5g}", f"{se:.4g}", f"{p:.3g}", f"{a:.5g}", f"{b:.5g}"]
-            for name, x, se, p, a, b in zip(self.names, *columns, strict=True)
-        ]
-        law = (
-            "normal law" if np.isinf(self.df) else f"Student's t, {self.df:.4g} degrees of freedom"
-        )
-        who = f"{len(self.messages)} clients" if self.messages else "from the rounds alone"
-        lines = [align([head, *body], left=(0,)), f"{self.verdict}; {who}; {law}"]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _multiplier(self, level: float, side: Side = "both") -> float:
-        checks.level(level)
-        checks.choice("side", side, Side)
-        if side != "both" and level <= 0.5:
-            raise refusal("level", "be above 0.5 for an interval with one bound", level)
-        up = (1 + level) / 2 if side == "both" else level
-        return float(special.ndtri(up) if np.isinf(self.df) else special.stdtrit(self.df, up))
-
-    def _tail(self, statistic: FloatArray) -> FloatArray:
-        size = np.abs(statistic)
-        return 2 * (special.ndtr(-size) if np.isinf(self.df) else special.stdtr(self.df, -size))
-
-    def _joint(self) -> joint.Joint:
-        df = 1e9 if np.isinf(self.df) else self.df
-        law = JointLaw(
-            lambda level, q: float(q * special.fdtri(q, df, level)),
-            lambda w, q: (float(special.fdtrc(q, df, w / q)), 0.0),
-            normal=bool(np.isinf(self.df)),
-        )
-        x, V = (np.asarray(one, np.float64) for one in (self.estimate, self.covariance))
-        return joint.Joint(x, V, self._multiplier, law, one_sided=self._multiplier)
-
-
-def _from_rounds(
-    state: ServerState | None,
-    messages: Mapping[str, FinalMessage] | None,
-    about: str,
-    clients: str,
-    names: tuple[str, ...],
-    level: float,
-    remarks: Sequence[str],
-) -> FederationFit:
-    """Return what the rounds alone say."""
-    V, df = _run(state, "at")
-    assert state is not None
-    if clients == "sampled":
-        rule = 'be "given" for what the rounds alone say; sampled clients need final messages of reused rows'
-        raise refusal("clients", rule, clients, code="conflict")
-    if state.tracker.rows == "reused" and about == "population":
-        rule = (
-            "be final messages of clients, for intervals about the population: rows were reused, and "
-            "the rounds alone say nothing of how these rows came about"
-        )
-        raise refusal("messages", rule, messages, '; about="rows" needs none', code="missing")
-    if state.tracker.rows == "fresh" and about == "rows":
-        raise refusal("about", 'be "population" if rows are fresh', about, code="conflict")
-    if state.tracker.rows == "fresh" and messages:
-        rule = "be None if rows are fresh, since the rounds are about the population already"
-        raise refusal("messages", rule, sorted(messages), code="unwanted")
-    params = estimate(state)
-    return FederationFit(
-        names, flatten(params), V, df, about, clients, level, {}, {}, params, 0.0, tuple(remarks)
-    )
-
-
-def _run(state: ServerState | None, argument: str) -> tuple[FloatArray, float]:
-    """Return the covariance of the run's estimate and its degrees of freedom."""
-    if state is None:
-        rule = "be of a server's state, whose rounds have a variance of their own"
-        raise refusal(argument, rule, "parameters alone", code="missing")
-    V, df = state.tracker.covariance(state.tracked)
-    if not np.isfinite(V).all():
-        notes = "; ".join([*state.tracker.notes(state.tracked), *state.remarks]) or "too few rounds"
-        raise refusal("at", "have rounds that give a covariance", notes, code="data")
-    return V, df
-
-
-def _sum_of_variances(
-    V: FloatArray, df: float, own: FloatArray, own_df: float
-) -> tuple[FloatArray, float]:
-    """Add two covariances; degrees of freedom by Satterthwaite, the least of all parameters."""
-    a, b = np.diagonal(V), np.diagonal(own)
-    spread = a**2 / df + b**2 / own_df
-    with np.errstate(divide="ignore"):
-        return V + own, float(np.min((a + b) ** 2 / spread))
-
-
-def _sampled_notes(data: Stacked, names: tuple[str, ...], count: int) -> list[str]:
-    notes = []
-    for i, j in constant_within_clients(data):
-        notes.append(
-            f"{names[i]} and {names[j]} differ between clients only: what is said of them rests on {count} "
-            "clients and not on their rows"
-        )
-    if count < 10:
-        notes.append(
-            f"{count} clients are few for a sample: intervals rest on {count - 1} degrees of freedom"
-        )
-    if float(np.max(data.p)) > 0.5:
-        notes.append("one client has most of the weight: Student's t is optimistic")
-    return notes
-
-
-def _messages(data: Stacked, answers: int) -> dict[str, FinalMessage]:
-    parts = zip(data.names, data.n, data.score, data.covariance, data.hessian, strict=True)
-    return {name: FinalMessage(int(n), s, S, H, answers) for name, n, s, S, H in parts}
-
-
-def _usable_final(
-    messages: Mapping[str, Any],
-    params: Params,
-    due: Sequence[str],
-    rounds: Mapping[str, int],
-    named: bool,
-) -> tuple[dict[str, FinalMessage], list[str]]:
-    """Return the final messages that can be used, and notes: why the others cannot, and what is odd.
-
-    Args:
-      messages: by client.
-      params: where they were to be evaluated.
-      due: clients that are expected.
-      rounds: how many rows clients had in their rounds.
-      named: whether there are no other clients than those.
-    """
-    dim, asked = flatten(params).size, digest(params)
-    good, left_out = validate.usable(
-        messages,
-        lambda name, message: validate.final_message(message, dim, asked, rounds.get(name)),
-        due if named else (),
-    )
-    notes = [validate.left_out(name, why) for name, why in left_out.items()]
-    absent = [name for name in due if name not in messages]
-    notes += [validate.left_out(name, "it sent no final message") for name in absent]
-    sizes = {
-        name: {
-            "covariance's diagonal": np.diagonal(one.covariance),
-            "Hessian's diagonal": np.diagonal(one.hessian),
-        }
-        for name, one in good.items()
-    }
-    notes += validate.unlike(sizes).values()
-    for first, second in validate.equal({name: one[:4] for name, one in good.items()}):
-        words = f"its message equals that of {shown_name(first)}: one client under two names?"
-        if named:  # which have their weights, whoever is behind them
-            notes.append(f"client {shown_name(second)} is used, but {words}")
-        else:
-            del good[second]
-            notes.append(validate.left_out(second, words))
-    return good, notes
-
-
-def _place(params: Any) -> FloatArray:
-    """Return the numbers of `at`; refuse what is no place."""
-    try:
-        x = flatten(params)
-    except (TypeError, ValueError):
-        rule = "be parameters, or a server's state"
-        raise refusal("at", rule, type(params).__name__, code="type") from None
-    if not x.size:
-        raise refusal("at", "have at least one number", x.shape, code="shape")
-    checks.finite("at", x)
-    return x
-
-
-def _ridge(ridge: Any, dim: int) -> FloatArray:
-    """Return the penalty of every parameter."""
-    many = np.ndim(ridge) == 1 and not isinstance(ridge, str)
-    each = list(ridge) if many else [ridge]
-    found = [checks.scale(f"ridge[{j}]" if many else "ridge", one) for j, one in enumerate(each)]
-    if many and len(found) != dim:
-        raise refusal("ridge", f"be a number, or {dim} numbers", len(found), code="shape")
-    return np.broadcast_to(np.array(found), (dim,))
-
-
-def _check_variance(V: FloatArray, labels: tuple[str, ...]) -> None:
-    """Refuse variances that are not positive numbers."""
-    v = np.diagonal(V)
-    if not np.all(np.isfinite(V)) or np.any(v <= 0):
-        bad = [name for name, one in zip(labels, v, strict=True) if not one > 0]
-        rule = f"give a positive variance of {', '.join(bad or labels)}"
-        raise refusal("messages", rule, v.tolist(), code="data")
-
-
-def _inverse(G: FloatArray) -> FloatArray:
-    """Return the inverse of the mean Hessian; refuse one that is not positive definite."""
-    scale = np.sqrt(np.maximum(np.diagonal(G), 1e-300))
-    least = float(np.linalg.eigvalsh((G + G.T) / 2 / np.outer(scale, scale))[0])
-    if least < 1e-12:
-        rule = "have a positive definite mean Hessian (no collinear columns, and a minimum)"
-        raise refusal(
-            "messages",
-            rule,
-            f"a smallest eigenvalue of {least:.2g} of its correlations",
-            code="data",
-        )
-    return np.linalg.inv(G)
 
 
 def checked_weights(weights: Any) -> dict[str, float] | None:
@@ -816,7 +369,7 @@ def _at_next_anchor(state: ServerState) -> ServerState:
     # In the precision that clients evaluate it in.
     a = moved.now.a.astype(_dtype(state.params)).astype(np.float64)
     moved = moved._replace(now=moved.now._replace(a=a, move=a - own.now.a))
-    log = _logged(state, _twins(state), state.rounds)
+    log = _logged(state, _twins(state) | _decisive(state), state.rounds)
     return dataclasses.replace(state, stream=_with_anchored(state, moved), clients={}, log=log)
 
 
@@ -824,7 +377,8 @@ def _without_past(state: ServerState) -> ServerState:
     """Return the state without the sums at closed anchors, which are about fewer clients."""
     own = _anchored(state)
     past = jax.tree.map(np.zeros_like, own.past)
-    clock = own.clock._replace(past=jax.tree.map(np.zeros_like, own.clock.past))
+    none = jax.tree.map(np.zeros_like, own.clock.past)
+    clock = own.clock._replace(past=none, bin=np.ones_like(own.clock.bin))
     own = own._replace(past=past, clock=clock)
     return dataclasses.replace(state, stream=_with_anchored(state, own))
 
@@ -834,11 +388,38 @@ def _dtype(params: Params) -> Any:
     return np.result_type(np.float32, *(np.asarray(leaf).dtype for leaf in jax.tree.leaves(params)))
 
 
-def _median(values: Sequence[int], p: FloatArray) -> int:
-    """Return the weighted median, which less than half of the weight cannot move."""
-    order = np.argsort(values, kind="stable")
-    half = np.searchsorted(np.cumsum(p[order]), 0.5 - 1e-9)
-    return int(values[order[min(int(half), len(order) - 1)]])
+def _usual_steps(latest: Mapping[str, Latest], first: int, alone: bool) -> int:
+    """Return the median over clients of the last number of steps, the lower one of two.
+
+    It sets the pace of anchors only. Less than half of the clients cannot make it longer; one that reports before all
+    others has at most the length of the first bin, unless there are none.
+    """
+    steps = sorted(one.steps for one in latest.values())
+    E = steps[(len(steps) - 1) // 2]
+    return E if len(steps) > 1 or alone else min(E, first)
+
+
+def _most_move(latest: Mapping[str, Latest]) -> float:
+    """Return how far the model of a client may be from the server's, as many times as the lower median of all clients."""
+    sizes = np.sort([one.move for one in latest.values() if np.isfinite(one.move)])
+    usual = float(sizes[(len(sizes) - 1) // 2]) if len(sizes) else 0.0
+    return validate.UNLIKE * usual or np.inf
+
+
+def _named(state: ServerState, left_out: Mapping[str, Refusal]) -> tuple[dict[str, Refusal], int]:
+    """Return who is named of those that are left out: all known clients, and `MOST_STRANGERS` others; how many are not."""
+    known = set(state.names)
+    strangers = [name for name in left_out if name not in known]
+    old = {key[0] for key in state.log if strangers and key and key[0] not in known}
+    new = [name for name in strangers if name not in old]
+    hidden = set(new[max(MOST_STRANGERS - len(old), 0) :])
+    return {name: why for name, why in left_out.items() if name not in hidden}, len(hidden)
+
+
+def _a_state(state: Any) -> ServerState:
+    if not isinstance(state, ServerState):
+        raise refusal("state", "be made by begin", type(state).__name__, code="type")
+    return state
 
 
 def _logged(
@@ -850,33 +431,58 @@ def _logged(
         old = log.get(key)
         if old is not None:
             log[key] = old._replace(last=m, rounds=old.rounds + 1)
-        elif len(log) < MOST_REMARKS:
+        else:
             log[key] = Remark(m, m, 1, text)
     return log
 
 
-def _unlike_rounds(good: Mapping[str, RoundMessage], model: Params) -> dict[str, str]:
-    """Return notes on messages of a round that are implausible beside the others."""
-    before = flatten(model)
-    sizes = {
-        name: {"number of steps": np.float64(one.steps), "gradient": one.gradient_sum / one.steps}
-        for name, one in good.items()
-    }
-    moves = {
-        name: {"step of the model": flatten(one.params) - before}
-        for name, one in good.items()
-        if one.params is not None
-    }
-    hessians = {
-        name: {
-            "Hessian's diagonal": np.diagonal(one.hessian),
-            "Hessian's diagonal at the anchor before": np.diagonal(one.hessian_before),
-            "number of observations": np.float64(one.observations),
+def _unlike_rounds(state: ServerState) -> dict[str, str]:
+    """Return notes on clients whose sums at the open anchor, or last messages, are implausible beside the others."""
+    sums = state.clients
+    moves = {n: one.move for n, one in state.latest.items() if np.isfinite(one.move)}
+    with_hessians = {name: one for name, one in sums.items() if one.hessians}
+    hessians = {}
+    for name, one in with_hessians.items():
+        rows, H = one.seen.sum(), one.H.sum(0)
+        hessians[name] = {
+            "Hessian's diagonal": np.diagonal(H) / rows,
+            "Hessian's diagonal at the anchor before": np.diagonal(H - one.D) / rows,
+            "number of observations": rows / one.hessians,
         }
-        for name, one in good.items()
-        if one.hessian is not None and one.hessian_before is not None
-    }
-    return validate.unlike(moves) | validate.unlike(hessians) | validate.unlike(sizes)
+    return (
+        validate.unlike({name: {"step of the model": np.array([v])} for name, v in moves.items()})
+        | validate.unlike(hessians)
+        | validate.unlike(
+            {
+                name: {"gradient": np.sqrt(one.mean**2 + np.diagonal(one.square) / one.t)}
+                for name, one in sums.items()
+            }
+        )
+        | validate.unlike(
+            {
+                n: {"number of steps": np.array([float(one.steps)])}
+                for n, one in state.latest.items()
+            }
+        )
+    )
+
+
+def _decisive(state: ServerState) -> dict[tuple[str, ...], str]:
+    """Return notes on clients without which the open anchor would say something else, of those with complete sums."""
+    shares = dict(zip(state.names, state.shares, strict=True)) if state.names else {}
+    sums = {name: one for name, one in state.clients.items() if one.complete}
+    if len(sums) < 3:
+        return {}
+    notes = validate.decisive(
+        tuple(sums),
+        np.array([one.t for one in sums.values()], np.float64),
+        np.array([shares[name] for name in sums]),
+        np.stack([one.mean for one in sums.values()]),
+        np.stack([one.square / (one.n - 1) for one in sums.values()]),
+        np.stack([one.H.sum(0) / one.seen.sum() for one in sums.values()]),
+        noisy=True,
+    )
+    return {(name, "decides"): text for name, text in notes.items()}
 
 
 def _twins(state: ServerState) -> dict[tuple[str, ...], str]:
@@ -895,7 +501,7 @@ def _twins(state: ServerState) -> dict[tuple[str, ...], str]:
     }
 
 
-def _majority(names: Sequence[str], p: FloatArray) -> list[str]:
+def majority(names: Sequence[str], p: FloatArray) -> list[str]:
     """Return a note on a client with more than half of the weight."""
     if len(names) < 2 or np.max(p) <= 0.5:
         return []
@@ -903,18 +509,6 @@ def _majority(names: Sequence[str], p: FloatArray) -> list[str]:
     return [
         f"client {shown_name(name)} has {share:.3g} % of the weight: it decides more than all others"
     ]
-
-
-def _names(params: Params, names: Sequence[str] | None) -> tuple[str, ...]:
-    own = parameter_names(params)
-    if names is None:
-        return own
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise refusal("names", "be a list of names", names, code="type")
-    if len(names) != len(own):
-        raise refusal("names", f"be {len(own)}, one per parameter", len(names), code="shape")
-    checks.distinct("names", names)
-    return tuple(names)
 
 
 def _shaped(vector: Any, like: Params) -> Params:

@@ -27,7 +27,7 @@ from jaxlsgd.core.products import along, gram, times
 from jaxlsgd.federation import FederationFit, FinalMessage, final_message
 from jaxlsgd.federation.agreement import Stacked, stack
 from jaxlsgd.federation.client import Linear, linear
-from jaxlsgd.federation.server import minimiser
+from jaxlsgd.federation.final import minimiser
 from jaxlsgd.problems import losses
 from jaxlsgd.problems.solution import newton
 from jaxlsgd.regression.design import Design
