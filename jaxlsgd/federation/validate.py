@@ -295,6 +295,7 @@ def decisive(
     The worst is named first; the others are then compared without it. Two clients cannot be told apart by their minima.
     In 4,800 simulated federations of 3, 5 and 20 honest clients, with unequal sizes and minima that were equal or normal, none
     was named. With minima by Student's t with 3 degrees of freedom it was 0.3 % of 2,400, and 1.1 % far from the minimiser.
+    The thresholds were chosen on such simulations.
 
     Args:
       names: of clients, (K,).
