@@ -99,8 +99,8 @@ def dealt(
       algorithm: one that is `random`.
       state: as `start` makes it.
       words: key words of the replications' data, (R, 2).
-      weights: p_k of all clients, (K,), wherever they are.
-      client_index: the numbers of the clients here.
+      weights: p_k, (K,).
+      client_index: the numbers of the clients.
     """
     own, server, memory = jax.vmap(algorithm_words)(words), state.server, state.memory
     if algorithm.init_server is not None:
@@ -119,7 +119,6 @@ def local_step(
     data: ProblemData,
     functions: FlatFunctions,
     algorithm: Algorithm,
-    end_round: bool = True,
     anchors: tuple[Array, ...] = (),
 ) -> tuple[Federation, Array]:
     """One local step of every client in every replication.
@@ -131,7 +130,6 @@ def local_step(
       data: the problem's numbers.
       functions: the problem's functions.
       algorithm: what is run.
-      end_round: False where the caller ends rounds by itself; `state.moved` must then be there.
       anchors: of rounds that begin, (d, R) per statistic with an anchor.
 
     Returns:
@@ -155,13 +153,11 @@ def local_step(
         state = state._replace(total=so_far + jnp.where(at.active, mean, 0))
     if state.anchors is not None:
         state = _at_anchors(state, observations, at, data, functions, algorithm, anchors)
-    if folded(algorithm) and end_round:
+    if folded(algorithm):
         params = state.params - at.eta * mean
         clients = jnp.where(at.ends, params, state.clients - at.eta * full)
         return state._replace(clients=clients, params=params), mean
     state = advance(state, full, mean, at, weights, algorithm)
-    if not end_round:
-        return state, mean
     if not algorithm.averages:
         return xla.where_flagged(at.ends, lambda s: turn(algorithm, s, at, weights), state), mean
     params = jnp.where(at.ends, state.params + state.moved, state.params)
@@ -243,7 +239,7 @@ def turn(
 
 
 def sent(algorithm: Algorithm, state: Federation, at: Step, weights: Array) -> tuple[Any, Any]:
-    """Σ_k p_k message_k over the clients here, and what they keep."""
+    """Σ_k p_k message_k, and what clients keep."""
     if algorithm.send is None:
         return None, state.memory
     known = Client(state.clients, state.local, state.memory)
