@@ -390,10 +390,9 @@ def test_links_lead_somewhere(path: Path) -> None:
         if target.startswith("https://"):
             continue
         name, _, part = target.partition("#")
-        assert (path.parent / name).exists(), target
-        titles = (
-            re.findall(r"^#+ (.*)$", (path.parent / name).read_text("utf-8"), re.M) if part else []
-        )
+        page = path.parent / name if name else path
+        assert page.exists(), target
+        titles = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M) if part else []
         slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
         assert not part or part in slugs, target
 
